@@ -1,0 +1,109 @@
+"""What a plan decides: the types behind the ``weights``, ``kv`` and ``experts`` sections of a plan file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Tier(StrEnum):
+    """Where bytes live. On a machine without a GPU the CPU computes from ``dram``."""
+
+    vram = "vram"
+    dram = "dram"
+    ssd = "ssd"
+
+
+class CachePolicy(StrEnum):
+    """How the DRAM cache treats layers: some kept still, or all rolling through."""
+
+    pinned = "pinned"
+    rolling = "rolling"
+
+
+@dataclass(frozen=True)
+class ResidentUnits:
+    """Units kept in VRAM for the whole run, per kind."""
+
+    attn: int
+    ffn: int
+    head: int
+
+
+@dataclass(frozen=True)
+class VramWeights:
+    resident_units: ResidentUnits
+    slots: int
+    """Ring slots for streamed units; half serve attention units, half FFN units and LM-head blocks."""
+    prefetch_distance: int
+    """Units that may be copied ahead of the one that computes."""
+
+
+@dataclass(frozen=True)
+class DramWeights:
+    cap_layers: int
+    hwm_layers: int
+    prefetch_distance: int
+    """Layers that may be read ahead of the current one."""
+    resident_layers: int
+    """Layers that never leave DRAM: ``cap_layers`` under ``pinned``, 0 under ``rolling``."""
+
+
+@dataclass(frozen=True)
+class SsdReads:
+    block_bytes: int
+    queue_depth: int
+    staging_bytes: int
+
+
+@dataclass(frozen=True)
+class H2dCopies:
+    chunk_bytes: int
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class WeightDecisions:
+    policy: CachePolicy
+    embedding: Tier
+    """Where embedding rows are looked up: ``vram`` or ``dram``."""
+    head_blocks: int
+    """Equal row blocks that the LM head is cut into, so that a block fits a ring slot (1 without a GPU)."""
+    vram: VramWeights
+    dram: DramWeights
+    ssd: SsdReads
+    h2d: H2dCopies
+
+
+@dataclass(frozen=True)
+class KvPages:
+    """Pages of all layers' K and V for ``page_tokens`` tokens of one sequence."""
+
+    page_tokens: int
+    vram_pages: int
+    dram_pages: int
+    ssd_pages: int
+
+    @property
+    def pages(self) -> int:
+        return self.vram_pages + self.dram_pages + self.ssd_pages
+
+
+@dataclass(frozen=True)
+class ExpertSlots:
+    """Experts held at once per tier, ring and cache headroom included. An FFN unit carries all experts of its layer."""
+
+    vram_slots: int
+    dram_slots: int
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Everything that the solver chooses, and nothing that follows from it."""
+
+    weights: WeightDecisions
+    kv: KvPages
+    experts: ExpertSlots | None
+    batch: int
+    prefill_chunk_tokens: int
+    """Prompt tokens per sequence in one pass over the weights."""

@@ -1,0 +1,16 @@
+"""The one error type that a user sees: a line naming the value, what is allowed and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Printed as one line without a traceback; the program exits with status 2."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """``; did you mean X?`` when one of ``allowed`` is spelled like ``word``, else an empty string."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,30 @@
+"""The plan: the one door between planner and runtime. Decisions, what they assume, and what they promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.cost import Prediction
+from planner.decisions import Decisions
+from planner.hardware import HardwareProfile
+from planner.model import ModelSpec
+from planner.placement import Placement, place
+from planner.workload import Workload
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions for one model on one machine under one workload, with their prediction."""
+
+    hardware: HardwareProfile
+    model: ModelSpec
+    workload: Workload
+    decisions: Decisions
+    predicted: Prediction
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def placement(self) -> Placement:
+        return place(self.model, self.decisions.weights, self.hardware.gpu is not None)

@@ -1,0 +1,217 @@
+"""The configuration's schema: what a user may set, its types, and what each key means.
+
+OmegaConf checks against these; ``planner.resolve`` turns them, once, into the frozen types that everything else uses.
+Sizes are bytes (an override may say ``6GiB``), GB = 1e9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from planner.decisions import CachePolicy, Tier
+from planner.workload import Objective
+
+
+@dataclass
+class SsdConfig:
+    read: list[list[Any]] = MISSING
+    """Read rates: rows of [block_bytes, queue_depth, GB/s], cold, O_DIRECT."""
+    write_gbps: float = MISSING
+    """Sequential write."""
+
+
+@dataclass
+class DramConfig:
+    copy_gbps: float = MISSING
+    """Bytes copied per second from DRAM to DRAM."""
+    read_gbps: float = MISSING
+    """Bytes read per second, all cores."""
+    pin_s_per_gb: float = MISSING
+    """Seconds to fault in and page-lock 1 GB."""
+
+
+@dataclass
+class CpuConfig:
+    cores: int = MISSING
+    matvec_gbps: float = MISSING
+    """Bytes of BF16 weights multiplied by one vector per second."""
+    dense_tflops: float = MISSING
+    """BF16 matrix products at prefill shapes."""
+
+
+@dataclass
+class GpuConfig:
+    name: str = MISSING
+    context_bytes: int = MISSING
+    """VRAM taken by the CUDA context and its libraries."""
+    dense_tflops: float = MISSING
+    """BF16 matrix products at prefill shapes."""
+    memory_gbps: float = MISSING
+    """Bytes of weights read per second at decode shapes."""
+    h2d: list[list[Any]] = MISSING
+    """Page-locked host to device: rows of [chunk_bytes, GB/s]."""
+    d2h: list[list[Any]] = MISSING
+    """Device to page-locked host: rows of [chunk_bytes, GB/s]."""
+    h2d_pageable_gbps: float = MISSING
+    h2d_while_ssd_gbps: float = MISSING
+    """Host to device while the SSD is read at full rate."""
+    h2d_with_d2h_gbps: float = MISSING
+    """Host to device while the other direction is busy too."""
+
+
+@dataclass
+class HardwareConfig:
+    name: str = MISSING
+    vram_bytes: int = MISSING
+    """VRAM that a plan may use, the CUDA context included; 0 computes on the CPU."""
+    dram_bytes: int = MISSING
+    """DRAM that a plan may use."""
+    ssd_bytes: int = MISSING
+    """SSD space that a plan may use for weights and KV."""
+    ssd: SsdConfig = field(default_factory=SsdConfig)
+    dram: DramConfig = field(default_factory=DramConfig)
+    cpu: CpuConfig = field(default_factory=CpuConfig)
+    gpu: GpuConfig | None = None
+    """None on a machine without a GPU."""
+    layer_launch_s: float = MISSING
+    """Host seconds to issue one decoder layer's kernels."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Figure -> `measured DATE: how` or `datasheet: where`; a group's name covers all its figures."""
+
+
+@dataclass
+class ModelConfig:
+    """A decoder's geometry. With ``checkpoint`` everything is read from there instead."""
+
+    name: str = MISSING
+    checkpoint: str | None = None
+    """Directory of a Hugging Face checkpoint or of a packed store."""
+    source: str = ""
+    """Where the geometry comes from."""
+    model_type: str = ""
+    layers: int | None = None
+    """Decoder layers; fewer than the model's own make a shortened model."""
+    hidden: int = 0
+    ffn: int = 0
+    """Intermediate size of a dense FFN."""
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocab: int = 0
+    tied: bool = False
+    """Whether the LM head is the embedding table."""
+    qk_norm: bool = False
+    """RMSNorm over head_dim on queries and keys (Qwen3)."""
+    qkv_bias: bool = False
+    dtype_bytes: int = 2
+    experts: int = 0
+    """Routed experts a layer; 0 is a dense model."""
+    top_k: int = 0
+    expert_ffn: int = 0
+    """Intermediate size of one routed expert."""
+    rope_theta: float = 10000.0
+    """Base of the rotary position embedding."""
+    rope_scaling: dict[str, Any] = field(default_factory=dict)
+    """Scaled rotary embedding as Hugging Face names it (`rope_type`, `factor`, ...); empty is unscaled."""
+    norm_eps: float = 1e-5
+    max_positions: int = 4096
+    """Longest sequence that the model is made for, in tokens."""
+
+
+@dataclass
+class WorkloadConfig:
+    name: str = MISSING
+    batch: int = 1
+    """Sequences decoded together; a menu is solved when the objective is throughput and this is 0."""
+    prompt_tokens: int = 512
+    new_tokens: int = 128
+    requests: int = 1
+    shared_prefix_tokens: int = 0
+    """Tokens at the head of every prompt that all requests share."""
+    objective: Objective = Objective.latency
+    vram_guard_bytes: int = 134217728
+    """VRAM to leave alone."""
+    dram_reserve_bytes: int = 0
+    """DRAM to leave alone, on top of what the hardware's budget leaves."""
+    kv_spill: bool = False
+    """Plan KV pages outside the compute device's tier (planned, not yet executed by the runtime)."""
+    source: str = ""
+
+
+@dataclass
+class ForceConfig:
+    """Decisions to fix; the rest is solved around them."""
+
+    policy: CachePolicy | None = None
+    cap_layers: int | None = None
+    hwm_layers: int | None = None
+    prefetch_distance: int | None = None
+    resident_attn: int | None = None
+    """Attention units resident in VRAM."""
+    resident_ffn: int | None = None
+    """FFN units resident in VRAM."""
+    resident_head: int | None = None
+    """LM-head blocks resident in VRAM."""
+    embedding: Tier | None = None
+    vram_slots: int | None = None
+    vram_prefetch_distance: int | None = None
+    block_bytes: int | None = None
+    queue_depth: int | None = None
+    staging_bytes: int | None = None
+    chunk_bytes: int | None = None
+    in_flight: int | None = None
+    page_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
+
+
+@dataclass
+class SolveConfig:
+    """`planner solve`"""
+
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    force: ForceConfig = field(default_factory=ForceConfig)
+    out: str = "plan.yaml"
+    """The plan file to write."""
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+@dataclass
+class ProbeSettings:
+    path: str = "."
+    """A directory on the file system that holds the checkpoint."""
+    quick: bool = False
+    """15 s at most instead of 60."""
+    name: str = "local"
+    """The profile's name: `hardware=NAME` finds it."""
+    gpu: int = 0
+    """Index of the GPU that plans will use."""
+
+
+@dataclass
+class ProbeConfig:
+    """`planner probe`"""
+
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+
+
+@dataclass
+class PlanFile:
+    """The plan as a file; ``planner.plan`` checks it section by section."""
+
+    penstock: int = MISSING
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    model: dict[str, Any] = field(default_factory=dict)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    weights: dict[str, Any] = field(default_factory=dict)
+    kv: dict[str, Any] = field(default_factory=dict)
+    experts: dict[str, Any] | None = None
+    batch: int = MISSING
+    prefill_chunk_tokens: int = MISSING
+    predicted: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,38 @@
+"""What is asked of a model on a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Objective(StrEnum):
+    """What a plan minimises: seconds of the workload, seconds per token of all, or time to first token."""
+
+    latency = "latency"
+    throughput = "throughput"
+    ttft = "ttft"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``requests`` requests in batches of ``batch``, each ``prompt_tokens`` in and ``new_tokens`` out."""
+
+    name: str
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    requests: int
+    shared_prefix_tokens: int
+    objective: Objective
+    vram_guard_bytes: int
+    """VRAM to leave alone."""
+    dram_reserve_bytes: int
+    """DRAM to leave alone, on top of what the hardware's budget already leaves."""
+    kv_spill: bool
+    """Whether KV pages may live outside the compute device's tier."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of one sequence at its end."""
+        return self.prompt_tokens + self.new_tokens
