@@ -1,0 +1,142 @@
+"""The `transformers` model around the stream: built without weights, its blocks bound to whatever bytes lie there this turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from planner.errors import UserError
+from planner.placement import Unit
+from runtime.store.base import TensorLayout
+
+
+class WeightStream(Protocol):
+    """Units as compute meets them, in forward order, pass after pass: those that stay where they are feed no parameters."""
+
+    def begin_pass(self) -> None: ...
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        """The unit's parameters by name; valid until :meth:`leave`."""
+
+    def leave(self, unit: Unit) -> None: ...
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules made inside keep their buffers real (rotary frequencies are computed) and their parameters empty."""
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(module, name, None if param is None else nn.Parameter(param.to("meta"), requires_grad=False))
+
+    nn.Module.register_parameter = register
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original
+
+
+def build_skeleton(directory: Path) -> nn.Module:
+    """The checkpoint's causal LM with every parameter on the meta device; takes no memory for weights."""
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        with _parameters_on_meta():
+            model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+    except (ValueError, KeyError, OSError) as error:
+        raise UserError(f"{directory}: transformers cannot build this model: {str(error).splitlines()[0]}") from error
+    model.tie_weights()
+    return model.eval()
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers: modules with ``self_attn`` and ``mlp``."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) and all(hasattr(m, "self_attn") and hasattr(m, "mlp") for m in module):
+            return module
+    raise UserError(f"{type(model).__name__} has no decoder layers with self_attn and mlp; such models cannot be streamed")
+
+
+def submodule(layers: nn.ModuleList, unit: Unit) -> nn.Module:
+    """The module that ``unit`` feeds."""
+    return layers[unit.layer].self_attn if unit.kind == "attn" else layers[unit.layer].mlp
+
+
+def parameters(tensors: Sequence[TensorLayout], buffer: torch.Tensor) -> dict[str, nn.Parameter]:
+    """Parameters over ``buffer`` (uint8), sharing its memory."""
+    return {
+        t.name: nn.Parameter(buffer[t.offset : t.offset + t.nbytes].view(t.dtype).view(t.shape), requires_grad=False) for t in tensors
+    }
+
+
+def bind(module: nn.Module, params: Mapping[str, nn.Parameter]) -> None:
+    """Point ``module``'s parameters, by relative name, at ``params``."""
+    for name, param in params.items():
+        owner, _, leaf = name.rpartition(".")
+        module.get_submodule(owner)._parameters[leaf] = param
+
+
+class Binder:
+    """Forward hooks around every block: a streamed unit is bound before it runs and given back after.
+
+    The parameter dictionaries of each block are looked up once; binding on the hot path is one assignment a parameter.
+    """
+
+    def __init__(self, layers: nn.ModuleList, units: Sequence[Unit], stream: WeightStream):
+        self._stream = stream
+        self._handles = []
+        for unit in units:
+            if unit.kind != "head":
+                module = submodule(layers, unit)
+                self._handles.append(module.register_forward_pre_hook(self._entering(unit, module)))
+                self._handles.append(module.register_forward_hook(self._leaving(unit)))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _entering(self, unit: Unit, module: nn.Module):
+        owners = {name: (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2]) for name, _ in module.named_parameters()}
+
+        def hook(_module: nn.Module, _args: tuple) -> None:
+            for name, param in self._stream.enter(unit).items():
+                owner, leaf = owners[name]
+                owner[leaf] = param
+
+        return hook
+
+    def _leaving(self, unit: Unit):
+        def hook(_module: nn.Module, _args: tuple, _output: object) -> None:
+            self._stream.leave(unit)
+
+        return hook
+
+
+class BlockedHead(nn.Module):
+    """An LM head whose row blocks come one after the other: ``resident`` blocks lie in VRAM, the rest are streamed.
+
+    Input [..., hidden], output [..., vocab]; costs one block's logits beside the output.
+    """
+
+    def __init__(self, rows: Sequence[tuple[int, int]], resident: Mapping[int, torch.Tensor], stream: WeightStream, replaced: nn.Module):
+        super().__init__()
+        self._rows = rows
+        self._resident = resident
+        self._stream = stream
+        self.register_parameter("bias", getattr(replaced, "bias", None))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = hidden.new_empty(*hidden.shape[:-1], self._rows[-1][1])
+        for j, (first, last) in enumerate(self._rows):
+            block, unit = self._resident.get(j), Unit("head", j)
+            weight = self._stream.enter(unit)["weight"] if block is None else block
+            out[..., first:last] = F.linear(hidden, weight)
+            if block is None:
+                self._stream.leave(unit)
+        return out if self.bias is None else out + self.bias

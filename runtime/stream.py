@@ -1,0 +1,98 @@
+"""The two ways in which compute meets streamed units: straight from DRAM on the CPU, through the VRAM ring on a GPU."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from planner.placement import Unit
+from runtime.device import CopyDevice, Event
+from runtime.dram import DramTier
+from runtime.ledger import Ledger
+from runtime.model import parameters
+from runtime.ring import VramRing
+from runtime.store.base import TensorLayout
+
+
+class HostStream:
+    """Two tiers: a unit's parameters are views of its DRAM slot."""
+
+    def __init__(self, dram: DramTier, layouts: Mapping[Unit, Sequence[TensorLayout]], ledger: Ledger):
+        self._dram = dram
+        self._layouts = layouts
+        self._ledger = ledger
+        self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
+        self._entered_at = 0.0
+
+    def begin_pass(self) -> None:
+        """Nothing to do: the cache's window wraps by itself."""
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        slot, buffer = self._dram.acquire(unit)
+        views = self._views.get((unit, slot))
+        if views is None:
+            views = self._views[unit, slot] = parameters(self._layouts[unit], buffer)
+        self._entered_at = self._ledger.now()
+        return views
+
+    def leave(self, unit: Unit) -> None:
+        self._ledger.add("compute", str(unit), self._entered_at, self._ledger.now())
+        self._dram.release(unit)
+
+    def settle(self) -> None:
+        """Nothing is outstanding: the CPU has finished what it was asked."""
+
+    def close(self) -> None:
+        self._dram.cache.close()
+        self._views.clear()
+
+
+class RingStream:
+    """Three tiers: a streamed unit's parameters are views of its ring slot, a resident one's were bound for good.
+
+    Times every unit's kernels by events that nobody waits for.
+    """
+
+    def __init__(
+        self, ring: VramRing, dram: DramTier, layouts: Mapping[Unit, Sequence[TensorLayout]], device: CopyDevice, ledger: Ledger
+    ):
+        self._ring = ring
+        self._dram = dram
+        self._layouts = layouts
+        self._device = device
+        self._ledger = ledger
+        self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
+        self._started: Event | None = None
+        self._timing: deque[tuple[Unit, Event, Event]] = deque()
+
+    def begin_pass(self) -> None:
+        self.settle()
+        self._ring.begin_pass()
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        views: dict[str, nn.Parameter] = {}
+        if unit in self._layouts:
+            index, buffer = self._ring.enter(unit)
+            found = self._views.get((unit, index))
+            views = self._views[unit, index] = parameters(self._layouts[unit], buffer) if found is None else found
+        self._started = self._device.compute_event()
+        return views
+
+    def leave(self, unit: Unit) -> None:
+        end = self._device.compute_event()
+        if unit in self._layouts:
+            self._ring.leave(unit, end)
+        self._timing.append((unit, self._started, end))
+
+    def settle(self) -> None:
+        """Book the kernels that have finished; never blocks."""
+        while self._timing and self._device.done(self._timing[0][2]):
+            unit, start, end = self._timing.popleft()
+            self._ledger.add("compute", str(unit), self._device.time_of(start), self._device.time_of(end))
+
+    def close(self) -> None:
+        self._dram.cache.close()
+        self._ring.close()
+        self._views.clear()

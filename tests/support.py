@@ -1,0 +1,155 @@
+"""Small machines, plans and checkpoints that tests of both wings use."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from planner.checkpoint import spec_from_checkpoint
+from planner.cost import predict
+from planner.decisions import (
+    CachePolicy,
+    Decisions,
+    DramWeights,
+    H2dCopies,
+    KvPages,
+    ResidentUnits,
+    SsdReads,
+    Tier,
+    VramWeights,
+    WeightDecisions,
+)
+from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from planner.plan import Plan
+from planner.workload import Objective, Workload
+
+GPU = Gpu(
+    name="a card",
+    context_bytes=0,
+    dense_tflops=100.0,
+    memory_gbps=500.0,
+    h2d=Curve(((1 << 20, 20.0), (64 << 20, 25.0))),
+    d2h=Curve(((1 << 20, 20.0), (64 << 20, 25.0))),
+    h2d_pageable_gbps=5.0,
+    h2d_while_ssd_gbps=24.0,
+    h2d_with_d2h_gbps=20.0,
+)
+
+
+def machine(gpu: bool = False, **changes: object) -> HardwareProfile:
+    """A plausible machine; ``changes`` replace its fields."""
+    profile = HardwareProfile(
+        name="test",
+        vram_bytes=8 << 30 if gpu else 0,
+        dram_bytes=16 << 30,
+        ssd_bytes=256 << 30,
+        ssd_read=(SsdPoint(1 << 20, 4, 2.0), SsdPoint(4 << 20, 4, 3.0)),
+        ssd_write_gbps=1.0,
+        dram_copy_gbps=10.0,
+        dram_read_gbps=20.0,
+        pin_s_per_gb=0.2,
+        cpu_cores=2,
+        cpu_matvec_gbps=15.0,
+        cpu_dense_tflops=0.2,
+        layer_launch_s=2e-4,
+        gpu=GPU if gpu else None,
+    )
+    return replace(profile, **changes)
+
+
+def workload(**changes: object) -> Workload:
+    """Batch 1, 16 tokens in, 8 out."""
+    base = Workload("test", 1, 16, 8, 1, 0, Objective.latency, 0, 0, False)
+    return replace(base, **changes)
+
+
+def decisions(
+    resident: tuple[int, int, int] = (0, 0, 0),
+    slots: int = 4,
+    vram_distance: int = 2,
+    cap: int = 1,
+    hwm: int = 4,
+    distance: int = 3,
+    policy: CachePolicy = CachePolicy.pinned,
+    embedding: Tier = Tier.dram,
+    head_blocks: int = 1,
+    batch: int = 1,
+    pages: int = 64,
+    gpu: bool = False,
+    prefill_chunk_tokens: int = 1 << 20,
+) -> Decisions:
+    """Decisions written down by hand, for runs whose plan is not the point."""
+    return Decisions(
+        weights=WeightDecisions(
+            policy=policy,
+            embedding=embedding,
+            head_blocks=head_blocks,
+            vram=VramWeights(ResidentUnits(*resident), slots if gpu else 0, vram_distance if gpu else 0),
+            dram=DramWeights(cap, hwm, distance, cap if policy is CachePolicy.pinned else 0),
+            ssd=SsdReads(1 << 18, 2, 1 << 20),
+            h2d=H2dCopies(1 << 16, 2),
+        ),
+        kv=KvPages(16, pages if gpu else 0, 0 if gpu else pages, 0),
+        experts=None,
+        batch=batch,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+    )
+
+
+def plan_for(checkpoint: Path, made: Decisions, gpu: bool = False, work: Workload | None = None) -> Plan:
+    """A plan for a checkpoint with decisions made by hand."""
+    hardware, model, work = machine(gpu), spec_from_checkpoint(checkpoint), work or workload()
+    return Plan(hardware, model, work, made, predict(hardware, model, work, made))
+
+
+def save_tiny(directory: Path, model_type: str = "llama", tied: bool = False, layers: int = 6, seed: int = 0, shard: str = "50GB") -> Path:
+    """A random BF16 checkpoint of a few hundred kB, saved by transformers; returns ``directory``."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": tied, "eos_token_id": None,
+        "bos_token_id": None, "pad_token_id": 0,
+    }
+    moe = {
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True},
+    }
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **sizes, **moe.get(model_type, {}))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for name, p in model.named_parameters():
+        torch.nn.init.normal_(p, std=0.05) if "norm" not in name else torch.nn.init.normal_(p, mean=1.0, std=0.05)
+    model.save_pretrained(directory, max_shard_size=shard)
+    return directory
+
+
+class HostCopier:
+    """A copy device whose VRAM is host memory: copies happen at once, so a wrong order shows as wrong bytes."""
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        dst.copy_(src)
+
+    def copy_event(self) -> float:
+        return time.perf_counter()
+
+    def compute_event(self) -> float:
+        return time.perf_counter()
+
+    def copy_waits(self, event: float) -> None:
+        pass
+
+    def compute_waits(self, event: float) -> None:
+        pass
+
+    def host_waits(self, event: float) -> None:
+        pass
+
+    def done(self, event: float) -> bool:
+        return True
+
+    def time_of(self, event: float) -> float:
+        return event
