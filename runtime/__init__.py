@@ -1,0 +1,1 @@
+"""The runtime: executes a plan on a real checkpoint, measures, and says where the plan was wrong."""

@@ -1,0 +1,165 @@
+"""The manifest of a packed store: what lies where in its weights file, with checksums, and the superblock that it must match.
+
+``weights.bin`` (or a block device): 4096 bytes of superblock, then the units in forward order and the other parameters,
+each 4096-aligned, parameters 256-byte aligned inside. The manifest is written last, so a store without one, or whose
+superblock has another uuid, is no store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from planner.errors import UserError
+from planner.units import ALIGN
+from runtime.store.errors import StoreError
+from runtime.store.layout import Extent, TensorLayout, UnitLayout
+from runtime.store.parameters import DTYPE_NAMES, DTYPES
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.bin"
+FORMAT = 1
+_MAGIC = b"PENSTOCK"
+_SUPERBLOCK = struct.Struct("<8sI16s")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One run of the weights file: a unit (``attn.3``) or another parameter (its full name)."""
+
+    name: str
+    offset: int
+    nbytes: int
+    """Multiple of 4096, padding (zeros) included in the checksum."""
+    checksum: str
+    """xxh3_128 of the ``nbytes`` bytes, in hexadecimal."""
+    tensors: tuple[TensorLayout, ...]
+
+    def layout(self, weights: Path) -> UnitLayout:
+        """The whole section as one direct read."""
+        extent = Extent(weights, self.offset, self.nbytes, 0, owns_pages=True)
+        return UnitLayout(self.nbytes, self.tensors, (extent,), sum(t.nbytes for t in self.tensors))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that is known of a packed store without reading its weights."""
+
+    uuid: str
+    digest: str
+    """The checkpoint's."""
+    weights: Path
+    """Relative to the directory, or a block device."""
+    units: tuple[Section, ...]
+    others: tuple[Section, ...]
+    tensors: Mapping[str, Mapping[str, Any]]
+    """The checkpoint's tensors, by their own names: dtype, shape, nbytes."""
+
+    @property
+    def end(self) -> int:
+        """Bytes of the weights file."""
+        return max((s.offset + s.nbytes for s in (*self.units, *self.others)), default=ALIGN)
+
+    def weights_path(self, directory: Path) -> Path:
+        return directory / self.weights
+
+    def to_json(self) -> str:
+        body = {
+            "penstock_pack": FORMAT,
+            "uuid": self.uuid,
+            "digest": self.digest,
+            "weights": str(self.weights),
+            "units": [_section_to_json(s) for s in self.units],
+            "others": [_section_to_json(s) for s in self.others],
+            "tensors": {name: dict(entry) for name, entry in self.tensors.items()},
+        }
+        return json.dumps(body | {"checksum": _checksum(body)}, indent=1)
+
+
+def superblock(identity: str) -> bytes:
+    """The first 4096 bytes of a weights file."""
+    return _SUPERBLOCK.pack(_MAGIC, FORMAT, uuid.UUID(identity).bytes).ljust(ALIGN, b"\0")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest in ``directory``, once its checksum, the superblock and the weights' size agree. Reads 4096 bytes of weights.
+
+    UserError, in one line, for whatever does not: such a store must be packed again.
+    """
+    path = directory / MANIFEST
+    again = "pack the checkpoint again"
+    try:
+        body = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {again}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: damaged or truncated ({error}); {again}") from error
+    if not isinstance(body, dict) or body.get("penstock_pack") != FORMAT:
+        found = body.get("penstock_pack") if isinstance(body, dict) else None
+        raise UserError(f"{path}: penstock_pack is {found!r}, this version reads {FORMAT}; {again}")
+    claimed = body.pop("checksum", None)
+    if claimed != _checksum(body):
+        raise UserError(f"{path}: its checksum does not match its content; {again}")
+    try:
+        manifest = Manifest(
+            uuid=str(uuid.UUID(body["uuid"])),
+            digest=body["digest"],
+            weights=Path(body["weights"]),
+            units=tuple(_section_from_json(s) for s in body["units"]),
+            others=tuple(_section_from_json(s) for s in body["others"]),
+            tensors=body["tensors"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a manifest of this version ({error!r}); {again}") from error
+    _check_weights(manifest, manifest.weights_path(directory), again)
+    return manifest
+
+
+def _check_weights(manifest: Manifest, path: Path, again: str) -> None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(ALIGN)
+            size = file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror}); {again}") from error
+    if head != superblock(manifest.uuid):
+        raise StoreError(f"{path}: its superblock is not that of the manifest's pack {manifest.uuid}; {again}")
+    if size < manifest.end:
+        raise StoreError(f"{path}: truncated, {size} bytes of {manifest.end}; {again}")
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _section_to_json(section: Section) -> dict[str, Any]:
+    return {
+        "name": section.name,
+        "offset": section.offset,
+        "nbytes": section.nbytes,
+        "xxh3_128": section.checksum,
+        "parameters": [[t.name, DTYPE_NAMES[t.dtype], list(t.shape), t.offset, t.nbytes] for t in section.tensors],
+    }
+
+
+def _section_from_json(body: Mapping[str, Any]) -> Section:
+    tensors = tuple(
+        TensorLayout(name, tuple(int(n) for n in shape), _dtype(dtype), int(offset), int(nbytes))
+        for name, dtype, shape, offset, nbytes in body["parameters"]
+    )
+    return Section(body["name"], int(body["offset"]), int(body["nbytes"]), body["xxh3_128"], tensors)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name}")
+    return DTYPES[name]

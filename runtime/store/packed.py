@@ -1,0 +1,64 @@
+"""A packed store: every unit one aligned, contiguous run of a file or of a block device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from planner.errors import UserError
+from planner.placement import Unit
+from runtime.store.layout import UnitLayout
+from runtime.store.manifest import Manifest, Section, read_manifest
+from runtime.store.parameters import Slot, model_slots
+
+
+@dataclass(frozen=True)
+class PackedStore:
+    """Layouts over a packed weights file."""
+
+    directory: Path
+    manifest: Manifest
+    _units: Mapping[str, UnitLayout]
+    _others: Mapping[str, UnitLayout]
+
+    @classmethod
+    def open(cls, directory: Path, model: torch.nn.Module) -> PackedStore:
+        """Check manifest and superblock and hold the sections against ``model``. UserError names the first that differs."""
+        manifest = read_manifest(directory)
+        sections = {s.name: s for s in (*manifest.units, *manifest.others)}
+        slots = model_slots(model)
+        for unit, group in slots.units.items():
+            _match(directory, str(unit), sections.get(str(unit)), group)
+        for slot in slots.others:
+            _match(directory, slot.name, sections.get(slot.name), (slot,))
+        weights = manifest.weights_path(directory)
+        return cls(
+            directory,
+            manifest,
+            {s.name: s.layout(weights) for s in manifest.units},
+            {slot.name: sections[slot.name].layout(weights) for slot in slots.others},
+        )
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    def unit(self, unit: Unit) -> UnitLayout:
+        return self._units[str(unit)]
+
+    def others(self) -> Mapping[str, UnitLayout]:
+        return self._others
+
+
+def _match(directory: Path, name: str, section: Section | None, slots: tuple[Slot, ...]) -> None:
+    stored = {t.name: (t.shape, t.dtype) for t in section.tensors} if section else {}
+    for slot in slots:
+        if stored.get(slot.name) != (slot.shape, slot.dtype):
+            found = f"has {stored[slot.name]}" if slot.name in stored else "lacks it"
+            raise UserError(
+                f"{directory}: parameter {slot.full_name} is {(slot.shape, slot.dtype)} in the model and section {name} of the "
+                f"packed store {found}; pack this model's checkpoint again"
+            )

@@ -1,0 +1,300 @@
+"""A packed store holds the checkpoint's parameters, and nothing but a whole one is ever accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.checkpoint import spec_from_checkpoint
+from planner.errors import UserError
+from planner.placement import Unit
+from planner.units import ALIGN
+from runtime.model import build_skeleton
+from runtime.store import pack as pack_module
+from runtime.store.base import open_store
+from runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
+from runtime.store.pack import pack_checkpoint
+from runtime.store.verify import verify_store
+from tests.runtime.test_store_inplace import SHARED, assert_same_as_loaded
+from tests.support import save_tiny
+
+ROOT = Path(__file__).parents[2]
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 <= done <= total
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("pack") / "a model=x", "mixtral", layers=2, shard="150kB")
+
+
+@pytest.fixture(scope="module")
+def packed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("packed") / "out"
+    pack_checkpoint(checkpoint, out, None, False, quiet)
+    return out
+
+
+@pytest.fixture
+def store(packed: Path, tmp_path: Path) -> Path:
+    """A packed store that a test may damage."""
+    shutil.copytree(packed, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def accepted(path: Path, checkpoint: Path) -> bool:
+    """Whether anything would run from ``path``."""
+    for attempt in (lambda: open_store(path, build_skeleton(checkpoint)), lambda: verify_store(path, quiet)):
+        try:
+            attempt()
+        except UserError as error:
+            assert "\n" not in str(error)
+        else:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("model_type", "tied"), [("llama", True), ("gemma3_text", True), ("mixtral", False), ("qwen3_moe", False)])
+def test_a_packed_store_holds_what_transformers_loads(tmp_path: Path, model_type: str, tied: bool) -> None:
+    directory = save_tiny(tmp_path / "model", model_type, tied, layers=2, shard="150kB")
+    pack_checkpoint(directory, tmp_path / "out", None, False, quiet)
+    assert_same_as_loaded(open_store(tmp_path / "out", build_skeleton(tmp_path / "out")), directory)
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mixtral"])
+def test_trained_models_pack(tmp_path: Path, name: str) -> None:
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"no {SHARED / name}")
+    pack_checkpoint(SHARED / name, tmp_path / "out", None, False, quiet)
+    assert_same_as_loaded(open_store(tmp_path / "out", build_skeleton(tmp_path / "out")), SHARED / name, block_bytes=1 << 20)
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (SHARED / name / "tokenizer.json").read_bytes()
+
+
+def test_every_unit_is_one_aligned_extent_in_forward_order(checkpoint: Path, packed: Path) -> None:
+    manifest = read_manifest(packed)
+    assert [s.name for s in manifest.units] == ["attn.0", "ffn.0", "attn.1", "ffn.1"]
+    position = ALIGN
+    for section in (*manifest.units, *manifest.others):
+        assert section.offset == position and section.nbytes % ALIGN == 0
+        assert all(t.offset % 256 == 0 for t in section.tensors)
+        position += section.nbytes
+    assert position == manifest.end == (packed / WEIGHTS).stat().st_size
+    (extent,) = open_store(packed, build_skeleton(packed)).unit(Unit("ffn", 1)).extents
+    assert extent.owns_pages and extent.dest == 0 and extent.offset % ALIGN == 0
+
+
+def test_a_packed_store_describes_the_same_model_as_its_checkpoint(checkpoint: Path, packed: Path) -> None:
+    from dataclasses import replace
+
+    whole, source = spec_from_checkpoint(packed), spec_from_checkpoint(checkpoint)
+    assert replace(whole, name=source.name, checkpoint=source.checkpoint) == source
+    assert open_store(packed, build_skeleton(packed)).digest == source.digest
+
+
+def test_packing_twice_gives_the_same_weights(checkpoint: Path, packed: Path, tmp_path: Path) -> None:
+    pack_checkpoint(checkpoint, tmp_path / "again", None, False, quiet)
+    assert (tmp_path / "again" / WEIGHTS).read_bytes()[ALIGN:] == (packed / WEIGHTS).read_bytes()[ALIGN:]
+
+
+def test_progress_counts_all_bytes_once(checkpoint: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    summary = pack_checkpoint(checkpoint, tmp_path / "out", None, False, lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen) and seen[-1] == (summary["nbytes"], summary["nbytes"])
+    seen.clear()
+    verify_store(tmp_path / "out", lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen) and seen[0][0] == 0 and seen[-1][0] == seen[-1][1]
+
+
+def test_an_old_store_is_replaced_only_with_force(checkpoint: Path, store: Path) -> None:
+    before = (store / MANIFEST).read_bytes()
+    with pytest.raises(UserError, match="force=true"):
+        pack_checkpoint(checkpoint, store, None, False, quiet)
+    assert (store / MANIFEST).read_bytes() == before
+    pack_checkpoint(checkpoint, store, None, True, quiet)
+    assert (store / MANIFEST).read_bytes() != before
+    verify_store(store, quiet)
+
+
+def test_a_checkpoint_is_never_packed_over(checkpoint: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    for out in (checkpoint, other):
+        with pytest.raises(UserError, match="name another directory"):
+            pack_checkpoint(checkpoint, out, None, True, quiet)
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match="a file is there"):
+        pack_checkpoint(checkpoint, tmp_path / "file", None, True, quiet)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
+@pytest.mark.parametrize("after", [0, 1, 3, 99])
+def test_an_interrupted_pack_removes_what_it_wrote(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseException]
+) -> None:
+    calls = iter(range(1000))
+
+    def progress(done: int, total: int) -> None:
+        if next(calls) == after:
+            raise error
+
+    if after == 99:
+        monkeypatch.setattr(pack_module, "_write_manifest", lambda out, manifest: (_ for _ in ()).throw(error()))
+    with pytest.raises(error):
+        pack_checkpoint(checkpoint, tmp_path / "out", None, False, progress)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_replacement_leaves_no_store(checkpoint: Path, store: Path) -> None:
+    def progress(done: int, total: int) -> None:
+        if done:
+            raise Stop
+
+    (store / "notes.md").write_text("mine")
+    with pytest.raises(Stop):
+        pack_checkpoint(checkpoint, store, None, True, progress)
+    assert not accepted(store, checkpoint)
+    assert (store / "notes.md").read_text() == "mine"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from runtime.store import manifest, pack
+
+point = int(sys.argv[3])
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+calls = 0
+
+def progress(done, total):
+    global calls
+    calls += 1
+    if calls == point:
+        die()
+
+if point == 100:
+    pack._write_manifest = lambda out, m: die()
+if point == 101:
+    os.replace = lambda a, b: die()
+pack.pack_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), None, True, progress)
+"""
+
+
+@pytest.mark.parametrize(("point", "over"), [(1, False), (3, False), (3, True), (100, True), (101, True)])
+def test_a_killed_pack_leaves_nothing_that_a_run_accepts(checkpoint: Path, store: Path, tmp_path: Path, point: int, over: bool) -> None:
+    out = store if over else tmp_path / "new"
+    command = [sys.executable, "-c", KILLED, str(checkpoint), str(out), str(point)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert out.exists() and not accepted(out, checkpoint)
+    pack_checkpoint(checkpoint, out, None, False, quiet)
+    assert accepted(out, checkpoint)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
+    checkpoint: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(UserError, match=r"out=.*: 1 kB free, the packed store needs .* free space"):
+        pack_checkpoint(checkpoint, tmp_path / "deep" / "out", None, False, quiet)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_disk_that_fills_up_on_the_way_is_one_line_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., int] = os.pwrite
+
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        if position > 100_000:
+            raise OSError(28, "No space left on device")
+        return real(fd, data, position)
+
+    monkeypatch.setattr(pack_module.os, "pwrite", pwrite)
+    with pytest.raises(UserError, match=r"weights\.bin: the disk is full \(No space left on device\)") as caught:
+        pack_checkpoint(checkpoint, tmp_path / "out", None, False, quiet)
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_may_not_be_written_is_one_line(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_module.os, "open", lambda *a: (_ for _ in ()).throw(PermissionError(13, "Permission denied", str(a[0]))))
+    with pytest.raises(UserError, match="writing failed.*Permission denied"):
+        pack_checkpoint(checkpoint, tmp_path / "out", None, False, quiet)
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_verify_names_the_first_bad_section(store: Path, where: str) -> None:
+    manifest = read_manifest(store)
+    section = manifest.units[1] if where == "first" else manifest.others[-1]
+    with open(store / WEIGHTS, "r+b") as file:
+        file.seek(section.offset + section.tensors[0].nbytes // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(UserError, match=rf"weights\.bin: {section.name} at offset {section.offset} .*does not match its checksum"):
+        verify_store(store, quiet)
+
+
+def test_a_corrupt_manifest_is_refused_in_one_line(checkpoint: Path, store: Path) -> None:
+    text = (store / MANIFEST).read_text()
+    offset = str(read_manifest(store).units[1].offset)
+    edited = (text.replace(offset, "8192", 1), text.replace('"penstock_pack": 1', '"penstock_pack": 2'))
+    for damaged in (text[: len(text) // 2], "", "[]", "{}", *edited):
+        assert damaged != text
+        (store / MANIFEST).write_text(damaged)
+        assert not accepted(store, checkpoint)
+    (store / MANIFEST).write_bytes(b"\xff\xfe\x00")
+    assert not accepted(store, checkpoint)
+
+
+def test_a_manifest_of_another_pack_is_refused(checkpoint: Path, store: Path, tmp_path: Path) -> None:
+    pack_checkpoint(checkpoint, tmp_path / "other", None, False, quiet)
+    shutil.copy(tmp_path / "other" / MANIFEST, store / MANIFEST)
+    with pytest.raises(UserError, match="superblock"):
+        open_store(store, build_skeleton(checkpoint))
+
+
+def test_truncated_weights_are_refused(checkpoint: Path, store: Path) -> None:
+    os.truncate(store / WEIGHTS, (store / WEIGHTS).stat().st_size - 1)
+    with pytest.raises(UserError, match="truncated"):
+        open_store(store, build_skeleton(checkpoint))
+    (store / WEIGHTS).unlink()
+    assert not accepted(store, checkpoint)
+
+
+def test_a_packed_store_of_another_model_names_the_parameter(store: Path, tmp_path: Path) -> None:
+    other = save_tiny(tmp_path / "other", "mixtral", layers=3)
+    with pytest.raises(UserError, match=r"parameter model\.layers\.2\.self_attn\.q_proj\.weight .* lacks it"):
+        open_store(store, build_skeleton(other))
+
+
+def test_the_manifest_is_plain_json_that_names_the_original_tensors(packed: Path) -> None:
+    body = json.loads((packed / MANIFEST).read_text())
+    assert body["penstock_pack"] == 1 and len(body["checksum"]) == 32
+    entry = body["tensors"]["model.layers.0.block_sparse_moe.experts.0.w1.weight"]
+    assert entry == {"dtype": "BF16", "shape": [160, 64], "nbytes": 160 * 64 * torch.bfloat16.itemsize}
+
+
+def test_verify_says_what_is_missing(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such directory"):
+        verify_store(tmp_path / "nowhere", quiet)
+    with pytest.raises(UserError, match="no manifest.json"):
+        verify_store(checkpoint, quiet)
