@@ -1,0 +1,158 @@
+"""Every preset is whole, says where its figures come from, and holds the bytes of the real model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from planner.errors import UserError
+from planner.geometry import hf_config_dict, spec_from_geometry
+from planner.hardware import HardwareProfile
+from planner.resolve import hardware_from, model_from
+from planner.schema import HardwareConfig, ModelConfig
+from tests.planner.test_geometry import meta_bytes, spec_bytes
+
+PARAMETERS = {
+    "llama8b": 8_030_261_248,
+    "llama70b": 70_553_706_496,
+    "qwen3-32b": 32_762_123_264,
+    "mixtral8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+}
+"""As the models' publishers count them."""
+
+HARDWARE = ("rtx5080", "rtx4090", "rtx3060", "t4", "a100-80g", "h100", "h200", "cpu")
+MODELS = (*PARAMETERS, "demo")
+
+
+def names(group: str) -> set[str]:
+    return {entry.name.removesuffix(".yaml") for entry in (resources.files("conf") / group).iterdir() if entry.name.endswith(".yaml")}
+
+
+def load(group: str, name: str, schema: type) -> Any:
+    """A preset merged onto its schema, as Hydra does it: a wrong key or type raises."""
+    plain = OmegaConf.create((resources.files("conf") / group / f"{name}.yaml").read_text())
+    assert plain.pop("defaults") == ["schema", "_self_"]
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+
+
+def model(name: str) -> ModelConfig:
+    return load("model", name, ModelConfig)
+
+
+def hardware(name: str) -> HardwareConfig:
+    return load("hardware", name, HardwareConfig)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of everything below ``value``; a table of rows is one leaf."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}" if path else key)
+    else:
+        yield path, value
+
+
+def test_the_presets_that_are_promised_are_there():
+    assert names("hardware") >= set(HARDWARE)
+    assert names("model") >= {*MODELS, "hf"}
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+class TestHardware:
+    def test_it_makes_a_profile(self, name):
+        profile = hardware_from(hardware(name))
+        assert profile.name == name
+        assert (profile.gpu is None) == (name == "cpu")
+
+    def test_every_figure_says_where_it_comes_from(self, name):
+        cfg = dataclasses.asdict(hardware(name))
+        origin = cfg.pop("origin")
+        figures = {path for path, value in leaves(cfg) if isinstance(value, int | float | list)}
+        assert len(figures) >= 12
+        uncovered = {path for path in figures if not any(path == key or path.startswith(f"{key}.") for key in origin)}
+        assert not uncovered
+        groups = {path.rsplit(".", depth)[0] for path in figures for depth in range(path.count(".") + 1)}
+        assert set(origin) <= figures | groups, "an origin names nothing"
+        assert all(text.partition(":")[0].split()[0] in ("datasheet", "measured", "derived") for text in origin.values())
+
+    def test_its_rates_are_possible(self, name):
+        """Nothing beats the link that it goes through, and curves grow with size."""
+        p = hardware_from(hardware(name))
+        assert p.dram_copy_gbps < p.dram_read_gbps
+        assert p.cpu_matvec_gbps <= p.dram_read_gbps
+        assert max(point.gbps for point in p.ssd_read) < p.dram_copy_gbps
+        if p.gpu:
+            assert_gpu_is_possible(p)
+
+
+def assert_gpu_is_possible(p: HardwareProfile) -> None:
+    gpu = p.gpu
+    for curve in (gpu.h2d, gpu.d2h):
+        sizes, rates = zip(*curve.points, strict=True)
+        assert list(sizes) == sorted(set(sizes)) and list(rates) == sorted(rates)
+        assert curve.peak < 63.0, "PCIe 5 x16 carries 63 GB/s"
+    assert gpu.h2d_pageable_gbps < gpu.h2d.peak
+    assert gpu.h2d_with_d2h_gbps <= gpu.h2d_while_ssd_gbps <= gpu.h2d.peak
+    assert gpu.memory_gbps > gpu.h2d.peak
+    assert gpu.context_bytes < p.vram_bytes / 10
+
+
+@pytest.mark.parametrize("name, gib", [("rtx5080", 16), ("rtx4090", 24), ("rtx3060", 12), ("t4", 16), ("a100-80g", 80), ("h100", 80)])
+def test_a_card_offers_a_little_less_than_its_nominal_memory(name, gib):
+    assert 0.9 < hardware(name).vram_bytes / (gib * 2**30) < 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+class TestModel:
+    def test_it_has_its_publishers_parameters(self, name):
+        spec = spec_from_geometry(model(name))
+        if name in PARAMETERS:
+            assert spec.weight_bytes == 2 * PARAMETERS[name]
+        assert spec.name == name
+
+    def test_every_unit_has_the_bytes_that_transformers_gives_it(self, name):
+        assert spec_bytes(spec_from_geometry(model(name))) == meta_bytes(model(name))
+
+    def test_it_cites_its_source(self, name):
+        assert model(name).source
+
+    def test_its_config_is_read_back_by_transformers_as_it_was_written(self, name):
+        from transformers import AutoConfig
+
+        written = hf_config_dict(model(name))
+        read = AutoConfig.for_model(**written)
+        for key in ("num_hidden_layers", "max_position_embeddings", "rms_norm_eps", "vocab_size", "tie_word_embeddings"):
+            assert getattr(read, key) == written[key]
+        assert written["rope_parameters"].items() <= read.rope_parameters.items()
+
+
+def test_the_demo_is_about_1_2_gb():
+    assert 1.15e9 < spec_from_geometry(model("demo")).weight_bytes < 1.25e9
+
+
+def test_a_llama_70b_layer_is_855_654_400_parameters():
+    spec = spec_from_geometry(model("llama70b"))
+    norms = 2 * spec.hidden * spec.dtype_bytes
+    assert spec.attn_bytes[0] + spec.ffn_bytes[0] + norms == 2 * 855_654_400
+
+
+def test_a_mixtral_expert_is_352_mb():
+    assert spec_from_geometry(model("mixtral8x7b")).experts.expert_bytes == 352_321_536
+
+
+def test_a_model_from_a_checkpoint_asks_for_its_directory():
+    with pytest.raises(UserError, match=r"model\.checkpoint: missing, model=hf .* set model\.checkpoint=DIR"):
+        model_from(model("hf"))
+
+
+def test_a_preset_can_be_shortened_and_refuses_no_layers():
+    assert model_from(dataclasses.replace(model("llama70b"), layers=4)).layers == 4
+    with pytest.raises(UserError, match=r"model\.layers=0"):
+        model_from(dataclasses.replace(model("llama70b"), layers=0))
