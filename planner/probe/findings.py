@@ -1,0 +1,69 @@
+"""What a probe finds: figures with their origin, and what could not be measured and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+UNMEASURED = "not measured: "
+"""How the origin of a figure begins that could not be measured; the figure itself is then 0, or a table without rows."""
+
+
+class CannotMeasure(Exception):
+    """Why a figure cannot be had here. The probe records the reason and goes on."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure: the dotted path in the hardware profile, its value and how it was measured."""
+
+    path: str
+    value: Any
+    how: str
+
+
+class Findings:
+    """Figures by dotted path, and the origin of each."""
+
+    def __init__(self, date: str) -> None:
+        self._date = date
+        self._values: dict[str, Any] = {}
+        self.origin: dict[str, str] = {}
+
+    def add(self, figure: Figure) -> None:
+        self._values[figure.path] = figure.value
+        self.origin[figure.path] = f"measured {self._date}: {figure.how}"
+
+    def lack(self, paths: Iterable[str], why: str) -> None:
+        """Record that ``paths`` could not be measured."""
+        for path in paths:
+            self.origin[path] = UNMEASURED + why
+
+    def attempt(self, paths: tuple[str, ...], measure: Callable[[], Iterable[Figure]]) -> bool:
+        """Add what ``measure`` yields; what fails is recorded for those of ``paths`` still without a figure.
+
+        Returns whether all went well. An interrupt passes through.
+        """
+        try:
+            for figure in measure():
+                self.add(figure)
+        except (CannotMeasure, OSError, RuntimeError, MemoryError, ValueError) as error:
+            why = str(error) if isinstance(error, CannotMeasure) else f"{type(error).__name__}: {error}"
+            first_line = why.strip().splitlines()[0] if why.strip() else type(error).__name__
+            self.lack((path for path in paths if path not in self._values), first_line)
+            return False
+        return True
+
+    def number(self, path: str) -> float:
+        """The figure, or 0 where it was not measured."""
+        return self._values.get(path, 0.0)
+
+    def rows(self, path: str) -> list[list[float]]:
+        """The table, without rows where it was not measured."""
+        return self._values.get(path, [])
+
+
+def unmeasured(origin: dict[str, str]) -> dict[str, str]:
+    """Figure -> why, for those that ``origin`` says were not measured."""
+    return {path: text.removeprefix(UNMEASURED) for path, text in origin.items() if text.startswith(UNMEASURED)}

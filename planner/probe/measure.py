@@ -1,0 +1,219 @@
+"""All measurements in their order, and the profile made of them.
+
+Order: what is only read from the kernel, then DRAM, the processor, the GPU, the SSD with all the time that is left, and
+last H2D while the SSD is read. One measurement's failure is recorded in its figure's origin and the rest goes on. An
+unmeasured rate is 0, an unmeasured table has no rows, and its origin begins with ``findings.UNMEASURED``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+
+from rich.console import Console
+
+from planner.errors import UserError
+from planner.probe.cpu import measure_cpu
+from planner.probe.dram import Arena, mlock
+from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
+from planner.probe.gpu import Gpu, host_register
+from planner.probe.interrupt import terminate_as_interrupt
+from planner.probe.layer import measure_launch
+from planner.probe.memory import last_level_cache_bytes, memory_facts, usable_cores
+from planner.probe.meter import FULL, QUICK, Meter, Shares
+from planner.probe.scratch import Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
+from planner.probe.ssd import Buffers, ReadLoad, fill_scratch, read_sampler
+from planner.probe.sweep import best_point, sweep, table
+from planner.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, ProbeSettings, SsdConfig
+from planner.units import show_bytes
+
+ARENA_SHARE = 4
+"""The DRAM mapping takes at most one part in this many of what a plan could use."""
+_LINK = ("gpu.h2d", "gpu.d2h")
+_DRAM = ("dram.pin_s_per_gb", "dram.copy_gbps", "dram.read_gbps")
+_CPU = ("cpu.matvec_gbps", "cpu.dense_tflops")
+
+
+def probe(settings: ProbeSettings, console: Console, shares: Shares | None = None) -> HardwareConfig:
+    """Measure the machine within ``shares`` (by default 60 s in all, 15 s when ``settings.quick``).
+
+    ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. Memory: the
+    arena (2.1 GB, or a quarter of the DRAM that is free) and 0.3 GB of read buffers. Leaves no file behind.
+    """
+    directory = Path(settings.path).expanduser()
+    if not directory.is_dir():
+        raise UserError(f"probe.path={settings.path} is not a directory; name a directory on the file system that holds the checkpoint")
+    shares = shares or (QUICK if settings.quick else FULL)
+    found = Findings(datetime.date.today().isoformat())
+    with terminate_as_interrupt(), Meter(console, shares.total_s) as meter, ExitStack() as held:
+        meter.say("memory")
+        facts = memory_facts()
+        found.add(Figure("dram_bytes", facts.plan_bytes, facts.describe()))
+        found.add(Figure("cpu.cores", usable_cores(), "affinity and cgroup quota"))
+        meter.say("loading torch, looking for a GPU")
+        gpu = _open_gpu(settings.gpu, found)
+        arena = _measure_dram(found, meter, shares, facts.plan_bytes, gpu, held)
+        _measure_compute(found, meter, shares, arena, gpu)
+        _measure_ssd(found, meter, shares, directory, arena, gpu)
+        return _profile(settings.name, found, gpu)
+
+
+def _open_gpu(index: int, found: Findings) -> Gpu | None:
+    """The GPU, or None with the reason in the findings."""
+    opened: list[Gpu] = []
+
+    def start() -> Iterator[Figure]:
+        try:
+            opened.append(Gpu(index))
+        except ImportError as error:
+            raise CannotMeasure(f"torch cannot be imported: {error}") from error
+        yield from opened[0].identity()
+
+    found.attempt(("gpu",), start)
+    if not opened:
+        return None
+    found.origin.pop("gpu", None)
+    return opened[0]
+
+
+def _measure_dram(found: Findings, meter: Meter, shares: Shares, plan_bytes: int, gpu: Gpu | None, held: ExitStack) -> Arena | None:
+    """Page-locking, copy and read; the mapping stays until ``held`` closes."""
+    meter.say("DRAM: page-locking, copy, read")
+    made: list[Arena] = []
+
+    def measure() -> Iterator[Figure]:
+        arena = Arena(min(shares.arena_bytes, plan_bytes // ARENA_SHARE), int(found.number("cpu.cores")))
+        lock = host_register() if gpu else mlock()
+        held.callback(arena.close, lock)
+        made.append(arena)
+        yield from arena.pinning(lock)
+        yield from arena.rates(shares.dram_s)
+
+    found.attempt(_DRAM, measure)
+    return made[0] if made else None
+
+
+def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena | None, gpu: Gpu | None) -> None:
+    """The processor's rates, then the GPU's and its link's."""
+    no_arena = CannotMeasure("no DRAM mapping to measure on")
+    device = gpu.device if gpu else "cpu"
+    synchronize = gpu.synchronize if gpu else lambda: None
+
+    def cpu() -> Iterator[Figure]:
+        if arena is None:
+            raise no_arena
+        yield from _with_torch(lambda: measure_cpu(arena, shares.cpu_s, last_level_cache_bytes()))
+
+    meter.say("CPU: matrix-vector and matrix rate")
+    found.attempt(_CPU, cpu)
+    meter.say("launching a decoder layer")
+    found.attempt(("layer_launch_s",), lambda: _with_torch(lambda: measure_launch(device, shares.cpu_s / 3, synchronize)))
+    if gpu is None:
+        return
+    meter.say("GPU: link and compute")
+    found.attempt(("gpu.dense_tflops", "gpu.memory_gbps"), lambda: gpu.compute(shares.gpu_s))
+    found.attempt(("gpu.h2d_pageable_gbps",), lambda: gpu.pageable(shares.gpu_s))
+    if arena is None:
+        found.lack((*_LINK, "gpu.h2d_with_d2h_gbps"), str(no_arena))
+        return
+    found.attempt(_LINK, lambda: gpu.link(arena, shares.gpu_s))
+    found.attempt(("gpu.h2d_with_d2h_gbps",), lambda: gpu.both_ways(arena, shares.gpu_s))
+    found.attempt(("gpu.name",), gpu.identity)
+
+
+def _with_torch(measure):
+    try:
+        yield from measure()
+    except ImportError as error:
+        raise CannotMeasure(f"torch cannot be imported: {error}") from error
+
+
+def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path, arena: Arena | None, gpu: Gpu | None) -> None:
+    """Write and read rates, then H2D while the SSD is read; the scratch file is gone when this returns."""
+    kind = file_system(directory)
+    free, present = free_bytes(directory), sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    how = f"{show_bytes(free)} free on {kind}" + (f" and {show_bytes(present)} of safetensors in the directory" if present else "")
+    found.add(Figure("ssd_bytes", free + present, how))
+
+    with ExitStack() as files:
+        targets: list[Target] = []
+
+        def write() -> Iterator[Figure]:
+            size = scratch_bytes(directory, shares.scratch_bytes)
+            fd, direct = files.enter_context(scratch_file(directory))
+            target, gbps = fill_scratch(fd, direct, size, shares.write_s, f"nameless scratch file of random bytes on {kind}")
+            targets.append(target)
+            yield Figure("ssd.write_gbps", gbps, f"{target.how}, {show_bytes(target.nbytes)}, {target.what}, flush included")
+
+        def read() -> Iterator[Figure]:
+            target, note = _read_target(directory, targets, files, found)
+            cursor = Cursor(target)
+            buffers = Buffers(max(shares.ssd_depths), max(shares.ssd_blocks))
+            together_s = shares.together_s if gpu else 0.0
+            sample = read_sampler(target, cursor, buffers, shares.sample_s)
+            end = time.monotonic() + max(shares.read_least_s, meter.left_s - together_s)
+            samples = sweep(shares.ssd_blocks, shares.ssd_depths, sample, shares.sample_s, lambda: end - time.monotonic(), meter.tick)
+            counts = [len(rates) for rates in samples.values()]
+            how = (
+                f"{target.how}, preadv by a thread for each read in flight, from {show_bytes(target.nbytes)} of {target.what}, "
+                f"cache dropped, median of {min(counts)} to {max(counts)} samples of {shares.sample_s} s{note}"
+            )
+            yield Figure("ssd.read", table(samples), how)
+            if gpu:
+                meter.say("H2D while the SSD is read")
+                load = ReadLoad(target, cursor, buffers, *best_point(samples))
+                found.attempt(("gpu.h2d_while_ssd_gbps",), lambda: _together(gpu, arena, load, together_s))
+
+        meter.say("SSD: write")
+        found.attempt(("ssd.write_gbps",), write)
+        meter.say("SSD: read over block size and queue depth")
+        if not found.attempt(("ssd.read",), read) and gpu and "gpu.h2d_while_ssd_gbps" not in found.origin:
+            found.lack(("gpu.h2d_while_ssd_gbps",), "the SSD could not be read")
+
+
+def _read_target(directory: Path, targets: list[Target], files: ExitStack, found: Findings) -> tuple[Target, str]:
+    """The scratch file, or where there is none the directory's own large files; and a note for the origin."""
+    if targets:
+        return targets[0], ""
+    why = unmeasured(found.origin)["ssd.write_gbps"]
+    try:
+        return files.enter_context(existing_files(directory)), f"; {why}"
+    except CannotMeasure as error:
+        raise CannotMeasure(f"{why}; {error}") from error
+
+
+def _together(gpu: Gpu, arena: Arena | None, load: ReadLoad, seconds: float) -> Iterator[Figure]:
+    if arena is None:
+        raise CannotMeasure("no DRAM mapping to measure on")
+    with load if seconds else nullcontext():
+        rate = gpu.feeding(arena, seconds)
+    yield Figure("gpu.h2d_while_ssd_gbps", rate, f"two copies in flight while {load.gbps:.2f} GB/s came from the SSD")
+
+
+def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
+    number, rows = found.number, found.rows
+    return HardwareConfig(
+        name=name,
+        vram_bytes=int(number("vram_bytes")),
+        dram_bytes=int(number("dram_bytes")),
+        ssd_bytes=int(number("ssd_bytes")),
+        ssd=SsdConfig(read=rows("ssd.read"), write_gbps=number("ssd.write_gbps")),
+        dram=DramConfig(number("dram.copy_gbps"), number("dram.read_gbps"), number("dram.pin_s_per_gb")),
+        cpu=CpuConfig(int(number("cpu.cores")), number("cpu.matvec_gbps"), number("cpu.dense_tflops")),
+        gpu=None if gpu is None else GpuConfig(
+            name=gpu.name,
+            context_bytes=gpu.context_bytes,
+            dense_tflops=number("gpu.dense_tflops"),
+            memory_gbps=number("gpu.memory_gbps"),
+            h2d=rows("gpu.h2d"),
+            d2h=rows("gpu.d2h"),
+            h2d_pageable_gbps=number("gpu.h2d_pageable_gbps"),
+            h2d_while_ssd_gbps=number("gpu.h2d_while_ssd_gbps"),
+            h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
+        ),
+        layer_launch_s=number("layer_launch_s"),
+        origin=dict(sorted(found.origin.items())),
+    )

@@ -1,0 +1,193 @@
+"""The whole probe in small: seconds of budget in tenths, files of megabytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import signal
+import threading
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from planner.errors import UserError
+from planner.probe import measure, probe, scratch, ssd
+from planner.probe.dram import Arena, Lock
+from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
+from planner.probe.meter import QUICK
+from planner.probe_verb import probe_verb
+from planner.schema import HardwareConfig, ProbeSettings
+
+MIB = 2**20
+TINY = dataclasses.replace(
+    QUICK, total_s=1.0, dram_s=0.01, cpu_s=0.02, gpu_s=0.01, write_s=1.0, read_least_s=0.3, together_s=0.05, sample_s=0.02,
+    arena_bytes=128 * MIB, scratch_bytes=8 * MIB, ssd_blocks=(MIB // 4, MIB), ssd_depths=(1, 2),
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_CONFIG_DIR", str(tmp_path / "config"))
+    for module in (scratch, ssd):
+        monkeypatch.setattr(module, "LEAST_BYTES", MIB)
+    monkeypatch.setattr(ssd, "WRITE_BYTES", MIB)
+    monkeypatch.setattr(measure, "QUICK", TINY)
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    directory = tmp_path / "a disk=x"
+    directory.mkdir()
+    return directory
+
+
+def measured(disk) -> HardwareConfig:
+    return probe(ProbeSettings(path=str(disk), quick=True), Console(file=open(os.devnull, "w")))  # noqa: SIM115
+
+
+def test_every_figure_has_an_origin_and_the_profile_fits_the_schema(disk):
+    found = measured(disk)
+    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HardwareConfig), OmegaConf.structured(found))) == found
+    assert {(block, depth) for block, depth, _ in found.ssd.read} <= {(b, d) for b in TINY.ssd_blocks for d in TINY.ssd_depths}
+    for path in ("dram_bytes", "ssd_bytes", "ssd.read", "ssd.write_gbps", "dram.copy_gbps", "dram.read_gbps", "dram.pin_s_per_gb",
+                 "cpu.cores", "cpu.matvec_gbps", "cpu.dense_tflops", "layer_launch_s"):
+        value = OmegaConf.select(OmegaConf.structured(found), path)
+        assert value and found.origin[path].startswith("measured 2"), path
+    assert list(disk.iterdir()) == []
+
+
+def test_without_a_gpu_the_profile_computes_on_the_cpu_and_says_why(disk):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    found = measured(disk)
+    assert found.gpu is None and found.vram_bytes == 0
+    assert "no CUDA GPU" in unmeasured(found.origin)["gpu"]
+
+
+def test_no_room_for_a_scratch_file_is_said_and_the_rest_is_measured(disk, monkeypatch):
+    monkeypatch.setattr(scratch, "free_bytes", lambda _: 1000)
+    found = measured(disk)
+    assert found.ssd.read == [] and found.ssd.write_gbps == 0.0
+    assert "no room" in unmeasured(found.origin)["ssd.write_gbps"]
+    assert "no room" in unmeasured(found.origin)["ssd.read"]
+    assert found.cpu.matvec_gbps > 0
+
+
+def test_no_room_but_a_checkpoint_there_measures_reads_on_the_checkpoint(disk, monkeypatch):
+    (disk / "model.safetensors").write_bytes(os.urandom(4 * MIB))
+    os.sync()
+    monkeypatch.setattr(scratch, "free_bytes", lambda _: 1000)
+    found = measured(disk)
+    assert found.ssd.read and "1 files that were there" in found.origin["ssd.read"] and "no room" in found.origin["ssd.read"]
+    assert "ssd.write_gbps" in unmeasured(found.origin)
+
+
+def test_a_checkpoint_in_the_directory_counts_as_space_for_weights(disk, monkeypatch):
+    (disk / "model.safetensors").write_bytes(bytes(4 * MIB))
+    monkeypatch.setattr(measure, "free_bytes", lambda _: 10**9)
+    assert measured(disk).ssd_bytes == 10**9 + 4 * MIB
+
+
+def test_a_failing_measurement_costs_its_own_figures_only(disk, monkeypatch):
+    def failing(*_):
+        raise RuntimeError("no such instruction\nwith a traceback below")
+        yield
+
+    monkeypatch.setattr(measure, "measure_cpu", failing)
+    found = measured(disk)
+    assert unmeasured(found.origin)["cpu.matvec_gbps"] == "RuntimeError: no such instruction"
+    assert found.cpu.matvec_gbps == 0.0 and found.ssd.read and found.dram.copy_gbps > 0
+
+
+@pytest.mark.parametrize("where", ["fill_scratch", "sweep", "measure_cpu"])
+def test_an_interrupt_leaves_no_file_no_profile_and_no_thread(disk, tmp_path, monkeypatch, where):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(measure, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        probe_verb(ProbeSettings(path=str(disk), quick=True))
+    assert list(disk.iterdir()) == []
+    assert list((tmp_path / "config" / "hardware").iterdir()) == []
+    assert {thread for thread in threading.enumerate() if not thread.daemon} <= threads
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_sigterm_in_the_middle_of_reading_ends_like_an_interrupt(disk, monkeypatch):
+    real = os.preadv
+    reads = iter(range(10**9))
+
+    def terminating(*arguments):
+        if next(reads) == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "preadv", terminating)
+    with pytest.raises(KeyboardInterrupt):
+        measured(disk)
+    assert list(disk.iterdir()) == [] and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_path_that_is_no_directory_is_refused_in_one_line(disk):
+    with pytest.raises(UserError, match="probe.path=.*nowhere is not a directory"):
+        measured(disk / "nowhere")
+
+
+def test_the_verb_writes_the_profile_and_ends_with_one_json_line(disk, tmp_path, capsys):
+    probe_verb(ProbeSettings(path=str(disk), quick=True, name="mine"))
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["profile"] == str(tmp_path / "config" / "hardware" / "mine.yaml")
+    assert OmegaConf.load(last["profile"]).name == "mine"
+
+
+def test_page_locking_that_is_refused_counts_the_fault_in_alone_and_says_so():
+    arena = Arena(64 * MIB, 2)
+    refused = Lock("mlock", lambda *_: "Operation not permitted", lambda *_: pytest.fail("nothing to unlock"))
+    (figure,) = arena.pinning(refused)
+    arena.close(refused)
+    assert figure.value > 0 and "fault-in alone: mlock refused (Operation not permitted)" in figure.how
+
+
+def test_locked_memory_is_unlocked_when_the_arena_closes():
+    unlocked = []
+    lock = Lock("mlock", lambda *_: None, lambda address, nbytes: unlocked.append(nbytes))
+    arena = Arena(64 * MIB, 2)
+    list(arena.pinning(lock))
+    arena.close(lock)
+    assert unlocked == [64 * MIB]
+
+
+def test_the_shares_of_an_arena_cover_every_byte_once():
+    arena = Arena(70 * MIB, 3)
+    shares: list[tuple[int, int]] = []
+    arena.each(lambda offset, length: shares.append((offset, length)))
+    arena.close(Lock("", lambda *_: None, lambda *_: None))
+    shares.sort()
+    assert shares[0][0] == 0 and sum(length for _, length in shares) == 70 * MIB
+    assert all(a + n == b for (a, n), (b, _) in zip(shares, shares[1:], strict=False))
+
+
+def test_too_little_memory_to_measure_on_is_a_reason():
+    with pytest.raises(CannotMeasure, match="too little"):
+        Arena(MIB, 2)
+
+
+def test_figures_found_before_a_failure_are_kept():
+    found = Findings("2026-11-21")
+
+    def partly():
+        yield Figure("a", 1.0, "how")
+        raise OSError("gone")
+
+    assert not found.attempt(("a", "b"), partly)
+    assert found.number("a") == 1.0 and found.origin["a"] == "measured 2026-11-21: how"
+    assert unmeasured(found.origin) == {"b": "OSError: gone"}
