@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -28,12 +29,9 @@ class Arena:
         try:
             self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise UserError(f"cannot map {show_bytes(nbytes)} of DRAM: {error.strerror}; lower hardware.dram_bytes and solve again") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without transparent huge pages: small pages serve
+            raise UserError(f"{show_bytes(nbytes)} of DRAM: {error.strerror}; lower hardware.dram_bytes and solve again") from error
+        with contextlib.suppress(OSError, AttributeError):  # a kernel without transparent huge pages: small ones serve
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         self.view = memoryview(self._map)
         self._used = 0

@@ -60,7 +60,9 @@ class LayerCache:
     never for another load, so the SSD queue does not drain between layers.
     """
 
-    def __init__(self, policy: LayerPolicy, slots: int, read: LayerReader, say: Callable[[str], None] | None = None, keep_log: bool = False):
+    def __init__(
+        self, policy: LayerPolicy, slots: int, read: LayerReader, say: Callable[[str], None] | None = None, keep_log: bool = False
+    ):
         self.stats = CacheStats()
         self._policy = policy
         self._read = read

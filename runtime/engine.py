@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -17,13 +17,14 @@ from runtime.arena import Arena
 from runtime.device import CopyDevice
 from runtime.dram import DramTier
 from runtime.fixtures import Fixture, device_fixtures, head_rows, host_fixtures
+from runtime.generate import Batch, Sequences
 from runtime.ledger import Ledger
 from runtime.load import Fill, Filler, read_all
-from runtime.model import Binder, BlockedHead, build_skeleton, decoder_layers, parameters
+from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
 from runtime.ring import VramRing
-from runtime.store.base import UnitLayout, open_store
+from runtime.store.base import UnitLayout
 from runtime.store.reader import ReadPool
-from runtime.stream import HostStream, RingStream
+from runtime.stream import HostStream, Rehearsal, RingStream
 from runtime.vram import VramPool, device_layout
 
 BOUNCE_BYTES = 16 << 20
@@ -63,38 +64,39 @@ class Engine:
     def __init__(
         self,
         plan: Plan,
-        checkpoint: Path,
+        skeleton: Skeleton,
         copier: CopyDevice | None,
         device: torch.device,
         options: EngineOptions,
         say: Callable[[str], None] | None = None,
     ):
         self.device = device
+        self.model = skeleton.model
         self.ledger = Ledger(options.keep_spans)
         self.ring: VramRing | None = None
         self._copier = copier
         self._options = options
         self._placement = plan.placement
         self._stack = ExitStack()
-        self.model = build_skeleton(checkpoint)
-        self.store = open_store(checkpoint, self.model)
-        self._layers = decoder_layers(self.model)
-        self._blocks = [u for u, _ in self._placement.units if u.kind != "head"]
-        self._layouts: dict[Unit, UnitLayout] = {u: self.store.unit(u) for u in self._blocks}
+        blocks = [u for u, _ in self._placement.units if u.kind != "head"]
+        self._layouts: dict[Unit, UnitLayout] = {u: skeleton.store.unit(u) for u in blocks}
         if copier is None:
-            self._fixtures = host_fixtures(self.store, self.model)
-            self._streamed = ()
+            self._fixtures = host_fixtures(skeleton.store, self.model)
         else:
-            self._fixtures = device_fixtures(self._placement, self.store, self.model, self._layers)
-            self._streamed = self._placement.streamed_units
+            self._fixtures = device_fixtures(self._placement, skeleton.store, self.model, skeleton.layers)
             self._layouts |= {f.unit: f.layout for f in self._fixtures if f.unit and f.unit.kind == "head"}
         try:
             self._take_dram(plan, say)
             if copier is None:
-                self.stream = HostStream(self.dram, {u: x.tensors for u, x in self._layouts.items()}, self.ledger)
+                tensors = {u: x.tensors for u, x in self._layouts.items()}
+                self.stream = HostStream(self.dram, tensors, self.ledger)
+                slot = self.arena.slice(self._cache_at, self.dram.slot_bytes)
+                self._rehearsal = Rehearsal(tensors, lambda _: slot)
             else:
                 self._take_vram(plan, copier)
             self._stack.callback(self.stream.close)
+            self._binder = Binder(skeleton.layers, blocks, self._rehearsal)
+            self._bind_fixtures()
         except BaseException:
             self.close()
             raise
@@ -114,20 +116,23 @@ class Engine:
         self._cache_at, _ = self.arena.take(bounce_bytes)
         heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self._dram_at if f.unit}
         policy = make_policy(self._placement, self._options.wrap_around)
-        self.dram = DramTier(self._placement, self._layouts, self.arena, self._cache_at, self.pool, policy, heads, say, self._options.keep_log)
+        self.dram = DramTier(
+            self._placement, self._layouts, self.arena, self._cache_at, self.pool, policy, heads, say, self._options.keep_log
+        )
 
     def _take_vram(self, plan: Plan, copier: CopyDevice) -> None:
         weights = plan.decisions.weights
-        streamed = {u: device_layout(self._layouts[u]) for u in self._streamed}
+        streamed = {u: device_layout(self._layouts[u]) for u in self._placement.streamed_units}
         fixed = [(f, device_layout(f.layout)) for f in self._fixtures if f.tier is Tier.vram]
         size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
-        slots = {name: (count, size[name]) for name, (count, _) in self._placement.ring_classes.items()}
-        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + sum(count * nbytes for count, nbytes in slots.values()), self.device)
+        counts = {name: count for name, (count, _) in self._placement.ring_classes.items()}
+        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + sum(count * size[name] for name, count in counts.items()), self.device)
         self._vram_at = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
+        slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
         self.ring = VramRing(
-            units=self._streamed,
+            units=self._placement.streamed_units,
             segments={u: x.segments for u, x in streamed.items()},
-            slots={name: [self.vram.take(nbytes) for _ in range(count)] for name, (count, nbytes) in slots.items()},
+            slots=slots,
             source=self.dram,
             device=copier,
             distance=weights.vram.prefetch_distance,
@@ -136,7 +141,31 @@ class Engine:
             ledger=self.ledger,
             wrap=self._options.wrap_around,
         )
-        self.stream = RingStream(self.ring, self.dram, {u: x.tensors for u, x in streamed.items()}, copier, self.ledger)
+        tensors = {u: x.tensors for u, x in streamed.items()}
+        self.stream = RingStream(self.ring, self.dram, tensors, copier, self.ledger)
+        self._rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
+
+    def _bind_fixtures(self) -> None:
+        """Point the model at what never moves; its bytes come with :meth:`load`."""
+        bound = [(f, parameters(f.layout.tensors, self.arena.slice(at, f.layout.nbytes))) for f, at in self._dram_at]
+        if self._copier is not None:
+            on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self._vram_at]
+            resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
+            rows = head_rows(self._placement.model.vocab, self._placement.weights.head_blocks)
+            self.model.set_output_embeddings(BlockedHead(rows, resident, self._binder, self.model.get_output_embeddings()))
+            bound += on_card
+        for f, params in bound:
+            if f.bind:
+                f.bind(params)
+        move_buffers(self.model, self.device)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Run a prefill and a decode pass of ``batch``'s shape over meaningless weights, so that the real ones find kernels and memory."""
+        shape = replace(batch, prompts=[[0] * max(map(len, batch.prompts))] * len(batch.prompts))
+        with torch.inference_mode():
+            sequences = Sequences(self.model, self.device, shape, self._rehearsal.begin_pass)
+            sequences.prefill()
+            sequences.step(torch.zeros(len(shape.prompts), 1, dtype=torch.long)).cpu()
 
     def load(self, progress: Progress) -> None:
         """Fill every fixed place, then start the stream; returns when the cache's first layers have arrived (unless told not to wait)."""
@@ -149,33 +178,33 @@ class Engine:
             progress("load", min(done, total), total)
 
         read_all(self.pool, ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self._dram_at), loaded)
-        for f, at in self._dram_at:
-            if f.bind:
-                f.bind(parameters(f.layout.tensors, self.arena.slice(at, f.layout.nbytes)))
         if self._copier is not None:
-            self._load_vram(self._copier, loaded)
+            starts = [self._cache_at + k * BOUNCE_BYTES for k in range(BOUNCES)]
+            bounces = [(self.arena.view[at : at + BOUNCE_BYTES], self.arena.slice(at, BOUNCE_BYTES)) for at in starts]
+            Filler(self.pool, bounces, self._copier).run((Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at), loaded)
         self.dram.cache.preload(not self._options.skip_preload_wait, lambda arrived, layers: progress("preload", arrived, layers))
-        self._binder = Binder(self._layers, self._blocks, self.stream)
+        self._binder.stream = self.stream
         if self.ring is not None:
             self.ring.start()
 
-    def _load_vram(self, copier: CopyDevice, loaded: Callable[[int], None]) -> None:
-        starts = [self._cache_at + k * BOUNCE_BYTES for k in range(BOUNCES)]
-        bounces = [(self.arena.view[at : at + BOUNCE_BYTES], self.arena.slice(at, BOUNCE_BYTES)) for at in starts]
-        Filler(self.pool, bounces, copier).run((Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at), loaded)
-        resident = {}
-        for f, layout, buffer in self._vram_at:
-            params = parameters(layout.tensors, buffer)
-            if f.bind:
-                f.bind(params)
-            else:
-                resident[f.unit.layer] = params["weight"]
-        rows = head_rows(self._placement.model.vocab, self._placement.weights.head_blocks)
-        self.model.set_output_embeddings(BlockedHead(rows, resident, self.stream, self.model.get_output_embeddings()))
-        embed = self.model.get_input_embeddings()
-        for module in self.model.modules():
-            home = embed.weight.device if module is embed else self.device
-            module._buffers.update({name: b.to(home) for name, b in module._buffers.items() if b is not None})
+    def stage_totals(self) -> dict[str, tuple[int, float]]:
+        """Stage -> (bytes, busy seconds) since the engine was made."""
+        self.stream.settle()
+        totals = {name: (t.bytes, t.busy_s) for name, t in self.ledger.totals().items()}
+        return {"ssd": (self.pool.meter.bytes, self.pool.meter.busy_seconds), **totals}
+
+    def facts(self) -> dict[str, Any]:
+        """Counters for the report: the cache's hits, loads, evictions and waits, the ring's waits, the reader's retries."""
+        return {
+            "cache": asdict(self.dram.cache.stats),
+            "ring": asdict(self.ring.stats) if self.ring else None,
+            "ssd": {
+                "reads": self.pool.meter.reads,
+                "retries": self.pool.meter.retries,
+                "direct_files": [str(f) for f in self.pool.direct_files],
+                "buffered_files": [str(f) for f in self.pool.buffered_files],
+            },
+        }
 
     def close(self) -> None:
         """Stop threads, free page-locked memory. Safe to call twice, and after a failure in the middle."""

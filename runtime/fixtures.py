@@ -64,7 +64,8 @@ def host_fixtures(store: Store, model: nn.Module) -> list[Fixture]:
         def both(params: Mapping[str, nn.Parameter]) -> None:
             embed._parameters["weight"] = head._parameters["weight"] = params[table]
 
-        fixtures = [replace(f, bind=both) if f.name == table else f for f in fixtures if not f.name.startswith(module_name(model, head) + ".w")]
+        untied = [f for f in fixtures if f.name != module_name(model, head) + ".weight"]
+        fixtures = [replace(f, bind=both) if f.name == table else f for f in untied]
     return fixtures
 
 

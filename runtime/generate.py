@@ -1,4 +1,4 @@
-"""Prefill and decode over a streamed model: the loop that a run times."""
+"""Prefill and decode over a model: the loop that a run times."""
 
 from __future__ import annotations
 
@@ -22,18 +22,32 @@ class Sampling:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Prompts (token ids, any lengths) that are decoded together, and the room that they have."""
+
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int
+    capacity: int
+    """Tokens of KV for each sequence."""
+    chunk_tokens: int
+    """Prompt tokens a sequence in one prefill pass."""
+    stop_ids: frozenset[int] = frozenset()
+    pad: int = 0
+
+
 @dataclass
 class Generation:
     """What one batch produced, with host times in seconds. ``tokens`` end before the stop token."""
 
     tokens: list[list[int]]
-    prefill_s: float
-    first_token_s: float
-    step_s: list[float]
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    step_s: list[float] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     """Last-position logits of each pass on the CPU, [batch, vocab], kept only when asked for."""
     fed: list[torch.Tensor] = field(default_factory=list)
-    """Input ids of each pass, beside ``logits``."""
+    """Input ids [batch, 1] of each decode pass, beside ``logits`` but for the prefill's."""
 
     @property
     def decode_s(self) -> float:
@@ -59,30 +73,52 @@ class Sampler:
         return torch.multinomial(probs, 1, generator=self._generator).squeeze(-1)
 
 
-class Forward:
-    """One pass of the model over new tokens; embedding rows are looked up where the table lies."""
+class Sequences:
+    """One batch on its way through ``model``: left-padded ids, their mask and positions, and the KV cache.
 
-    def __init__(self, model: nn.Module, device: torch.device, begin_pass: Callable[[], None]):
+    Costs the KV cache of ``batch.capacity`` tokens a sequence and, in each pass, that pass's activations. ``begin_pass`` is
+    told before every pass over the weights.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, batch: Batch, begin_pass: Callable[[], None]):
         self._model = model
         self._device = device
+        self._batch = batch
         self._begin_pass = begin_pass
         self._embed = model.get_input_embeddings()
-        self._embed_device = self._embed.weight.device
-        accepted = inspect.signature(model.forward).parameters
-        self._extra = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._extra = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        self._ids, self._mask = pad_left(batch.prompts, batch.pad)
+        self._padded = bool((self._mask == 0).any())
+        self._cache = make_cache(model.config, batch.capacity)
 
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, cache) -> torch.Tensor:
-        """ids, positions [batch, tokens]; mask [batch, all tokens so far] or None when nothing is padded -> logits [batch, vocab]."""
+    def prefill(self, progress: Callable[[int, int], None] | None = None) -> torch.Tensor:
+        """All prompts, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""
+        length = self._ids.shape[1]
+        positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
+        for start in range(0, length, self._batch.chunk_tokens):
+            end = min(start + self._batch.chunk_tokens, length)
+            logits = self._forward(self._ids[:, start:end], self._mask[:, :end], positions[:, start:end])
+            if progress:
+                progress(end, length)
+        return logits
+
+    def step(self, fed: torch.Tensor) -> torch.Tensor:
+        """One token a sequence, [batch, 1] -> logits [batch, vocab]."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(fed), 1)], 1)
+        return self._forward(fed, self._mask, self._mask.sum(-1, keepdim=True) - 1)
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self._begin_pass()
-        if self._embed_device == self._device:
+        home = self._embed.weight.device
+        if home == self._device:
             inputs = {"input_ids": ids.to(self._device)}
         else:
-            inputs = {"inputs_embeds": self._embed(ids.to(self._embed_device)).to(self._device, non_blocking=True)}
+            inputs = {"inputs_embeds": self._embed(ids.to(home)).to(self._device, non_blocking=True)}
         out = self._model(
             **inputs,
-            attention_mask=None if mask is None else mask.to(self._device),
+            attention_mask=mask.to(self._device) if self._padded else None,
             position_ids=positions.to(self._device),
-            past_key_values=cache,
+            past_key_values=self._cache,
             use_cache=True,
             **self._extra,
         )
@@ -99,68 +135,45 @@ def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, 
 
 @torch.inference_mode()
 def generate(
-    model: nn.Module,
-    device: torch.device,
-    begin_pass: Callable[[], None],
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    capacity: int,
-    chunk_tokens: int,
+    sequences: Sequences,
+    batch: Batch,
     sampler: Sampler,
-    stop_ids: frozenset[int],
-    pad: int,
     finished: Callable[[list[list[int]]], list[bool]] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     keep_logits: bool = False,
 ) -> Generation:
-    """Generate for one batch of prompts (lists of token ids, any lengths).
+    """Generate up to ``max_new_tokens`` for each prompt of ``batch``.
 
-    ``finished`` may end sequences by their text; ``progress(phase, done, total)`` is told of every pass. Memory: the KV cache of
-    ``capacity`` tokens a sequence and one pass's activations.
+    ``finished`` may end sequences by what they say; ``progress(phase, done, total)`` is told of every pass. A finished sequence is
+    fed padding until the others are done, as transformers does.
     """
-    ids, mask = pad_left(prompts, pad)
-    padded = bool((mask == 0).any())
-    batch, length = ids.shape
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    cache = make_cache(model.config, capacity)
-    forward = Forward(model, device, begin_pass)
-    done = [False] * batch
-    result = Generation([[] for _ in range(batch)], 0.0, 0.0, [])
-
+    result = Generation([[] for _ in batch.prompts])
+    done = [False] * len(batch.prompts)
     begun = time.perf_counter()
-    for start in range(0, length, chunk_tokens):
-        end = min(start + chunk_tokens, length)
-        logits = forward(ids[:, start:end], mask[:, :end] if padded else None, positions[:, start:end], cache)
-        if progress:
-            progress("prefill", end, length)
+    logits = sequences.prefill((lambda d, n: progress("prefill", d, n)) if progress else None)
     token = sampler(logits).cpu()
     result.prefill_s = time.perf_counter() - begun
-    _keep(result, keep_logits, logits, ids)
-    result.first_token_s = time.perf_counter() - begun - result.prefill_s
-
-    for step in range(max_new_tokens):
-        for i, t in enumerate(token.tolist()):
-            if not done[i]:
-                done[i] = t in stop_ids
-                if not done[i]:
-                    result.tokens[i].append(t)
+    if keep_logits:
+        result.logits.append(logits.cpu())
+    for step in range(batch.max_new_tokens):
+        done = [d or t in batch.stop_ids for d, t in zip(done, token.tolist(), strict=True)]
+        for tokens, over, t in zip(result.tokens, done, token.tolist(), strict=True):
+            if not over:
+                tokens.append(t)
         if finished:
             done = [a or b for a, b in zip(done, finished(result.tokens), strict=True)]
         if progress:
-            progress("decode", step + 1, max_new_tokens)
-        if all(done) or step + 1 == max_new_tokens:
+            progress("decode", step + 1, batch.max_new_tokens)
+        if step == 0:
+            result.first_token_s = time.perf_counter() - begun - result.prefill_s
+        if all(done) or step + 1 == batch.max_new_tokens:
             break
         begun = time.perf_counter()
-        fed = torch.where(torch.tensor(done), pad, token)[:, None]
-        mask = torch.cat([mask, mask.new_ones(batch, 1)], 1)
-        logits = forward(fed, mask if padded else None, mask.sum(-1, keepdim=True) - 1, cache)
+        fed = torch.where(torch.tensor(done), batch.pad, token)[:, None]
+        logits = sequences.step(fed)
         token = sampler(logits).cpu()
         result.step_s.append(time.perf_counter() - begun)
-        _keep(result, keep_logits, logits, fed)
+        if keep_logits:
+            result.logits.append(logits.cpu())
+            result.fed.append(fed)
     return result
-
-
-def _keep(result: Generation, keep: bool, logits: torch.Tensor, fed: torch.Tensor) -> None:
-    if keep:
-        result.logits.append(logits.cpu())
-        result.fed.append(fed)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-import psutil
 import torch
 
 from planner.errors import UserError
@@ -14,22 +14,26 @@ from planner.units import show_bytes
 
 
 class PeakDram:
-    """Resident bytes of this process over what it had at the start: the kernel's own high-water mark."""
+    """Bytes that this process holds over what it held at the start, at their peak.
+
+    The kernel's own high-water mark of resident bytes (reset at the start where it allows), less the file-backed pages that came
+    since: libraries loaded on demand are the interpreter's, and the kernel drops them when memory is short.
+    """
 
     def __init__(self) -> None:
-        self._reset = True
-        try:
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            self._reset = False
-        self.base_bytes = psutil.Process().memory_info().rss
+        self._base = _status()
 
     def peak_bytes(self) -> int:
-        """Most bytes resident since the start, the interpreter's own left out."""
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return max(0, int(line.split()[1]) * 1024 - self.base_bytes)
-        return max(0, psutil.Process().memory_info().rss - self.base_bytes)
+        now = _status()
+        return max(0, now["VmHWM"] - self._base["VmRSS"] - max(0, now["RssFile"] - self._base["RssFile"]))
+
+
+def _status() -> dict[str, int]:
+    """Sizes of /proc/self/status in bytes."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
 
 
 def refuse_if_short(plan: Plan, device: torch.device) -> None:
@@ -45,11 +49,11 @@ def refuse_if_short(plan: Plan, device: torch.device) -> None:
         budget = plan.hardware.vram_bytes
         if budget > total:
             raise UserError(
-                f"hardware.vram_bytes={budget} is more than the card's {show_bytes(total)}; solve again with hardware.vram_bytes={total}"
+                f"hardware.vram_bytes={budget} is more than the card's {show_bytes(total)}; solve with hardware.vram_bytes={total}"
             )
         context = plan.hardware.gpu.context_bytes if plan.hardware.gpu else 0
         if plan.predicted.vram_bytes - context > free_vram:
             raise UserError(
-                f"the plan takes {show_bytes(plan.predicted.vram_bytes - context)} of VRAM beside its context and {show_bytes(free_vram)} is"
-                f" free; end the other process or solve again with hardware.vram_bytes={free_vram}"
+                f"the plan takes {show_bytes(plan.predicted.vram_bytes - context)} of VRAM beside its context and"
+                f" {show_bytes(free_vram)} is free; end the other process or solve again with hardware.vram_bytes={free_vram}"
             )

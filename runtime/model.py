@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from planner.errors import UserError
 from planner.placement import Unit
-from runtime.store.base import TensorLayout
+from runtime.store.base import Store, TensorLayout, open_store
 
 
 class WeightStream(Protocol):
@@ -41,6 +42,24 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = original
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A checkpoint's model on the meta device, with the store that its weights come from."""
+
+    model: nn.Module
+    store: Store
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return decoder_layers(self.model)
+
+
+def open_skeleton(directory: Path) -> Skeleton:
+    """Build the model of ``directory`` and open its weights; reads headers only."""
+    model = build_skeleton(directory)
+    return Skeleton(model, open_store(directory, model))
 
 
 def build_skeleton(directory: Path) -> nn.Module:
@@ -82,38 +101,44 @@ def bind(module: nn.Module, params: Mapping[str, nn.Parameter]) -> None:
         module.get_submodule(owner)._parameters[leaf] = param
 
 
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Bring buffers (rotary frequencies, scales) to ``device``; the embedding's own stay beside its table."""
+    embed = model.get_input_embeddings()
+    for module in model.modules():
+        home = embed.weight.device if module is embed else device
+        module._buffers.update({name: b.to(home) for name, b in module._buffers.items() if b is not None})
+
+
 class Binder:
     """Forward hooks around every block: a streamed unit is bound before it runs and given back after.
 
-    The parameter dictionaries of each block are looked up once; binding on the hot path is one assignment a parameter.
+    ``stream`` may be exchanged between passes. The parameter dictionaries of each block are looked up once; binding on the hot
+    path is one assignment a parameter.
     """
 
     def __init__(self, layers: nn.ModuleList, units: Sequence[Unit], stream: WeightStream):
-        self._stream = stream
-        self._handles = []
+        self.stream = stream
         for unit in units:
-            if unit.kind != "head":
-                module = submodule(layers, unit)
-                self._handles.append(module.register_forward_pre_hook(self._entering(unit, module)))
-                self._handles.append(module.register_forward_hook(self._leaving(unit)))
+            module = submodule(layers, unit)
+            module.register_forward_pre_hook(self._entering(unit, module))
+            module.register_forward_hook(self._leaving(unit))
 
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _entering(self, unit: Unit, module: nn.Module):
-        owners = {name: (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2]) for name, _ in module.named_parameters()}
+    def _entering(self, unit: Unit, module: nn.Module) -> Callable[[nn.Module, tuple], None]:
+        owners = {
+            name: (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2])
+            for name, _ in module.named_parameters()
+        }
 
         def hook(_module: nn.Module, _args: tuple) -> None:
-            for name, param in self._stream.enter(unit).items():
+            for name, param in self.stream.enter(unit).items():
                 owner, leaf = owners[name]
                 owner[leaf] = param
 
         return hook
 
-    def _leaving(self, unit: Unit):
+    def _leaving(self, unit: Unit) -> Callable[[nn.Module, tuple, object], None]:
         def hook(_module: nn.Module, _args: tuple, _output: object) -> None:
-            self._stream.leave(unit)
+            self.stream.leave(unit)
 
         return hook
 
@@ -124,19 +149,19 @@ class BlockedHead(nn.Module):
     Input [..., hidden], output [..., vocab]; costs one block's logits beside the output.
     """
 
-    def __init__(self, rows: Sequence[tuple[int, int]], resident: Mapping[int, torch.Tensor], stream: WeightStream, replaced: nn.Module):
+    def __init__(self, rows: Sequence[tuple[int, int]], resident: Mapping[int, torch.Tensor], binder: Binder, replaced: nn.Module):
         super().__init__()
         self._rows = rows
         self._resident = resident
-        self._stream = stream
+        self._binder = binder
         self.register_parameter("bias", getattr(replaced, "bias", None))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         out = hidden.new_empty(*hidden.shape[:-1], self._rows[-1][1])
         for j, (first, last) in enumerate(self._rows):
             block, unit = self._resident.get(j), Unit("head", j)
-            weight = self._stream.enter(unit)["weight"] if block is None else block
+            weight = self._binder.stream.enter(unit)["weight"] if block is None else block
             out[..., first:last] = F.linear(hidden, weight)
             if block is None:
-                self._stream.leave(unit)
+                self._binder.stream.leave(unit)
         return out if self.bias is None else out + self.bias

@@ -4,94 +4,95 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
 
 from planner.cost import Prediction
 from planner.errors import UserError
+from planner.memory import ssd_use, used_bytes
 from planner.units import show_bytes, show_seconds
 from runtime.generate import Generation
+from runtime.job import Job
+from runtime.stages import StageClock, StageUse
 
-FIGURES = (
-    ("load_s", show_seconds), ("ttft_s", show_seconds), ("prefill_s", show_seconds), ("decode_s_per_token", show_seconds),
-    ("decode_tokens_per_s", "{:.4g}".format), ("ssd_bytes_per_token", show_bytes), ("h2d_bytes_per_token", show_bytes),
-    ("vram_bytes", show_bytes), ("dram_bytes", show_bytes), ("ssd_bytes", show_bytes),
-)
+FIGURES: dict[str, Callable[[Any], str]] = {
+    "load_s": show_seconds,
+    "ttft_s": show_seconds,
+    "prefill_s": show_seconds,
+    "decode_s_per_token": show_seconds,
+    "decode_tokens_per_s": "{:.4g}".format,
+    "ssd_bytes_per_token": show_bytes,
+    "h2d_bytes_per_token": show_bytes,
+    "vram_bytes": show_bytes,
+    "dram_bytes": show_bytes,
+    "ssd_bytes": show_bytes,
+}
 """Predicted figures that a run measures, with how each is shown."""
+BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 
 @dataclass(frozen=True)
-class StageUse:
-    """What a stage did in a phase. ``mbps`` is None when it did nothing."""
+class Outcome:
+    """Everything that a finished run knows."""
 
-    bytes: int
-    busy_s: float
-    mbps: float | None
+    job: Job
+    generations: list[Generation]
+    load_s: float
+    clock: StageClock
+    dram_bytes: int
+    vram_bytes: int
+    engine: Mapping[str, Any]
+    rules_broken: list[str]
+    logits: Mapping[str, Any] | None
+    """The comparison with the unstreamed model, None when it was not asked for."""
 
 
-def stage_use(nbytes: int, busy_s: float) -> StageUse:
-    """Bytes and busy seconds with their rate."""
-    return StageUse(nbytes, busy_s, nbytes / busy_s / 1e6 if busy_s and nbytes else None)
-
-
-def measured_figures(
-    batches: list[Generation], load_s: float, decode_stages: Mapping[str, StageUse], prefill_stages: Mapping[str, StageUse], tiers: Mapping[str, int]
-) -> dict[str, Any]:
-    """The measured twin of ``Prediction``: medians over batches and steps, bytes per decode step, peak bytes per tier."""
-    steps = [s for b in batches for s in b.step_s]
-    step = median(steps) if steps else None
-    per_step = {name: round(use.bytes / len(steps)) if steps else None for name, use in decode_stages.items()}
-    width = len(batches[0].tokens)
+def make_report(outcome: Outcome) -> dict[str, Any]:
+    """The report as plain JSON values."""
+    job = outcome.job
+    measured = _measured(outcome)
+    decode = outcome.clock.phases["decode"]
+    streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "h2d")}
+    cuda = job.device.type == "cuda"
     return {
-        "load_s": load_s,
-        "ttft_s": median(b.prefill_s + b.first_token_s for b in batches),
-        "prefill_s": median(b.prefill_s for b in batches),
-        "decode_s_per_token": step,
-        "decode_tokens_per_s": width / step if step else None,
-        "bottleneck_prefill": _busiest(prefill_stages),
-        "bottleneck_decode": _busiest(decode_stages) if steps else None,
-        "ssd_bytes_per_token": per_step.get("ssd"),
-        "h2d_bytes_per_token": per_step.get("h2d", 0),
-        **tiers,
-    }
-
-
-def ratios(predicted: Prediction, measured: Mapping[str, Any]) -> dict[str, float | None]:
-    """Predicted over measured; None where nothing was measured, 1 where both are nothing."""
-    out: dict[str, float | None] = {}
-    for key, _ in FIGURES:
-        want, got = getattr(predicted, key), measured.get(key)
-        out[key] = 1.0 if not want and got == 0 else want / got if got else None
-    return out
-
-
-def seeds_keys(batches: list[Generation], prompt_lens: list[int], max_new_tokens: int, bandwidth: Mapping[str, float | None]) -> dict[str, Any]:
-    """The keys of the seeds' benchmark JSON, milliseconds and MB/s, summed over batches."""
-    prefill = sum(b.prefill_s for b in batches)
-    first = sum(b.first_token_s for b in batches)
-    decode = sum(b.decode_s for b in batches)
-    new = sum(len(t) for b in batches for t in b.tokens)
-    stepped = sum(len(b.step_s) * len(b.tokens) for b in batches)
-    return {
-        "batch_size": len(batches[0].tokens),
-        "max_new_tokens": max_new_tokens,
-        "prompt_lens": prompt_lens,
-        "prefill_tokens_total": sum(prompt_lens),
-        "decode_tokens_total": new,
-        "prefill_ms": prefill * 1e3,
-        "first_token_decode_ms": first * 1e3,
-        "ttft_ms": (prefill + first) / len(batches) * 1e3,
-        "decode_ms": decode * 1e3,
-        "e2e_ms": (prefill + first + decode) * 1e3,
-        "throughput_tok_s": stepped / decode if decode else None,
-        "end_to_end_tok_s": new / (prefill + first + decode),
-        "io_bw_MBps": dict(bandwidth),
+        **_seeds_keys(outcome),
+        "io_bw_MBps": {
+            "weight_h2d_MBps": streams["h2d"].mbps,
+            "weight_ssd_MBps": streams["ssd"].mbps,
+            "kv_h2d_MBps": None,
+            "kv_d2h_MBps": None,
+        },
+        "gpu_mem_GB": {
+            "allocated_GB": torch.cuda.max_memory_allocated(job.device) / 1e9 if cuda else None,
+            "reserved_GB": torch.cuda.max_memory_reserved(job.device) / 1e9 if cuda else None,
+        },
+        "mode": "mixed" if streams["ssd"].bytes else "stream" if streams["h2d"].bytes else "full",
+        "device": str(job.device),
+        "wsm": {
+            "enabled": bool(streams["ssd"].bytes or streams["h2d"].bytes),
+            "ssd_enabled": bool(streams["ssd"].bytes),
+            "gpu_max_groups": job.plan.decisions.weights.vram.slots,
+        },
+        "predicted": asdict(job.plan.predicted),
+        "measured": measured,
+        "ratio": _ratios(job.plan.predicted, measured),
+        "stages": outcome.clock.as_json(),
+        **outcome.engine,
+        "rules_broken": outcome.rules_broken,
+        "logits": outcome.logits,
+        "step_s": [s for g in outcome.generations for s in g.step_s],
+        "texts": [job.vocabulary.text(t) for g in outcome.generations for t in g.tokens],
+        "tokens": [t for g in outcome.generations for t in g.tokens],
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 
@@ -108,34 +109,115 @@ def write_report(report: Mapping[str, Any], path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def show(console: Console, predicted: Prediction, measured: Mapping[str, Any], stages: Mapping[str, Mapping[str, StageUse]]) -> None:
-    """Predicted against measured, then what each stage did while decoding."""
-    table = Table(title="predicted against measured", title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("figure", "left"), ("predicted", "right"), ("measured", "right"), ("ratio", "right")):
-        table.add_column(name, justify=justify)
-    for (key, fmt), ratio in zip(FIGURES, ratios(predicted, measured).values(), strict=True):
-        got = measured.get(key)
-        colour = "" if ratio is None else "green" if 0.8 <= ratio <= 1.25 else "yellow"
-        text = "-" if ratio is None else f"{ratio:.2f}"
-        table.add_row(key, fmt(getattr(predicted, key)), "-" if got is None else fmt(got), f"[{colour}]{text}[/]" if colour else text)
-    for phase in ("prefill", "decode"):
-        key = f"bottleneck_{phase}"
-        table.add_row(key, str(getattr(predicted, key)), str(measured.get(key) or "-"), "")
-    console.print(table)
-    table = Table(title="stages", title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("phase", "left"), ("stage", "left"), ("bytes", "right"), ("busy", "right"), ("MB/s", "right")):
-        table.add_column(name, justify=justify)
-    for phase, uses in stages.items():
-        for stage, use in uses.items():
+def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Path) -> None:
+    """Texts, predicted against measured, stages, checks, and last one JSON line."""
+    for k, (text, request) in enumerate(zip(report["texts"], outcome.job.requests, strict=True)):
+        cut = f" (the prompt's first {request.cut} tokens were cut)" if request.cut else ""
+        console.rule(f"text {k}{cut}", align="left", style="dim")
+        console.print(text, markup=False)
+    console.rule(style="dim")
+    console.print(_comparison(outcome.job.plan.predicted, report["measured"], report["ratio"]))
+    console.print(_stage_table(outcome.clock))
+    cache = report["cache"]
+    console.print(
+        f"DRAM cache: {cache['hits']} hits, {cache['misses']} misses, {cache['loads']} loads,"
+        f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
+    )
+    if outcome.logits:
+        same = "bit-identical" if outcome.logits["identical"] else "largest difference {max_abs_error:.3g} of {max_abs_logit:.3g}"
+        text = f"logits of {{passes}} passes against the unstreamed model: {same}, same top token {{same_argmax:.1%}}"
+        console.print(text.format(**outcome.logits), style="bold")
+    for line in outcome.rules_broken:
+        console.print(f"rule broken at run time: {line}", style="bold red", markup=False)
+    console.print(f"report: {path}", style="dim", soft_wrap=True)
+    keys = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s")
+    line = {"report": str(path), **{k: report["measured"][k] for k in keys}, "ratio": report["ratio"]}
+    print(json.dumps(line | {"logits": outcome.logits, "rules_broken": outcome.rules_broken}, separators=(",", ":")))
+
+
+def _measured(outcome: Outcome) -> dict[str, Any]:
+    """The measured twin of ``Prediction``: medians over batches and steps, bytes per decode step, peak bytes per tier."""
+    generations, phases, plan = outcome.generations, outcome.clock.phases, outcome.job.plan
+    steps = [s for g in generations for s in g.step_s]
+    step = median(steps) if steps else None
+    per_step = {stage: round(use.bytes / len(steps)) for stage, use in phases["decode"].items()} if steps else {}
+    return {
+        "load_s": outcome.load_s,
+        "ttft_s": median(g.prefill_s + g.first_token_s for g in generations),
+        "prefill_s": median(g.prefill_s for g in generations),
+        "decode_s_per_token": step,
+        "decode_tokens_per_s": len(generations[0].tokens) / step if step else None,
+        "bottleneck_prefill": _busiest(phases["prefill"]),
+        "bottleneck_decode": _busiest(phases["decode"]) if steps else None,
+        "ssd_bytes_per_token": per_step.get("ssd", 0) if steps else None,
+        "h2d_bytes_per_token": per_step.get("h2d", 0) if steps else None,
+        "vram_bytes": outcome.vram_bytes,
+        "dram_bytes": outcome.dram_bytes,
+        "ssd_bytes": used_bytes(ssd_use(plan.hardware, plan.model, plan.workload, plan.decisions)),
+    }
+
+
+def _ratios(predicted: Prediction, measured: Mapping[str, Any]) -> dict[str, float | None]:
+    """Predicted over measured; None where nothing was measured, 1 where both are nothing."""
+    out: dict[str, float | None] = {}
+    for key in FIGURES:
+        want, got = getattr(predicted, key), measured[key]
+        out[key] = 1.0 if not want and got == 0 else want / got if got else None
+    return out
+
+
+def _seeds_keys(outcome: Outcome) -> dict[str, Any]:
+    """The keys of the seeds' benchmark JSON: milliseconds, summed over batches."""
+    generations, job = outcome.generations, outcome.job
+    prefill = sum(g.prefill_s for g in generations)
+    first = sum(g.first_token_s for g in generations)
+    decode = sum(g.decode_s for g in generations)
+    new = sum(len(t) for g in generations for t in g.tokens)
+    stepped = sum(len(g.step_s) * len(g.tokens) for g in generations)
+    lens = [len(r.ids) for r in job.requests]
+    return {
+        "batch_size": job.plan.decisions.batch,
+        "max_new_tokens": job.max_new_tokens,
+        "prompt_lens": lens,
+        "prefill_tokens_total": sum(lens),
+        "decode_tokens_total": new,
+        "prefill_ms": prefill * 1e3,
+        "first_token_decode_ms": first * 1e3,
+        "ttft_ms": (prefill + first) / len(generations) * 1e3,
+        "decode_ms": decode * 1e3,
+        "e2e_ms": (prefill + first + decode) * 1e3,
+        "throughput_tok_s": stepped / decode if decode else None,
+        "end_to_end_tok_s": new / (prefill + first + decode),
+    }
+
+
+def _comparison(predicted: Prediction, measured: Mapping[str, Any], ratio: Mapping[str, float | None]) -> Table:
+    table = _table("predicted against measured", "predicted", "measured", "ratio")
+    for key, fmt in FIGURES.items():
+        got, r = measured[key], ratio[key]
+        colour = "green" if r is not None and 0.8 <= r <= 1.25 else "yellow"
+        table.add_row(key, fmt(getattr(predicted, key)), "-" if got is None else fmt(got), "-" if r is None else f"[{colour}]{r:.2f}[/]")
+    for key in BOTTLENECKS:
+        table.add_row(key, str(getattr(predicted, key)), measured[key] or "-", "")
+    return table
+
+
+def _stage_table(clock: StageClock) -> Table:
+    table = _table("stages", "bytes", "busy", "MB/s")
+    for phase, stages in clock.phases.items():
+        for stage, use in stages.items():
             if use.busy_s:
                 rate = "" if use.mbps is None else f"{use.mbps:,.0f}"
-                table.add_row(phase, stage, show_bytes(use.bytes) if use.bytes else "", show_seconds(use.busy_s), rate)
-    console.print(table)
+                table.add_row(f"{phase} {stage}", show_bytes(use.bytes) if use.bytes else "", show_seconds(use.busy_s), rate)
+    return table
 
 
-def as_json(stages: Mapping[str, Mapping[str, StageUse]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Stage uses as plain mappings."""
-    return {phase: {stage: asdict(use) for stage, use in uses.items()} for phase, uses in stages.items()}
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
 
 
 def _busiest(stages: Mapping[str, StageUse]) -> str | None:

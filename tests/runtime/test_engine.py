@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from planner.decisions import CachePolicy, Tier
 from runtime.engine import Engine, EngineOptions
-from runtime.generate import Sampler, Sampling, generate
+from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from runtime.model import open_skeleton
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
-PROMPTS = [[5, 9, 200, 31, 7], [17, 250]]
-MODELS = [("llama", False), ("llama", True), ("qwen3", False), ("mistral", False), ("gemma2", True), ("gemma3_text", True), ("mixtral", False), ("qwen3_moe", False)]
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=6, capacity=64, chunk_tokens=1 << 20)
+TIED = ("gemma2", "gemma3_text", "llama")
+MODELS = [("llama", False), ("qwen3", False), ("mistral", False), ("mixtral", False), ("qwen3_moe", False), *((m, True) for m in TIED)]
 
 TWO_TIERS = {
     "pinned": {},
@@ -33,15 +37,19 @@ THREE_TIERS = {
 }
 
 
-def _run(engine: Engine, prompts: list[list[int]], steps: int, chunk: int = 1 << 20):
-    return generate(
-        engine.model, CPU, engine.stream.begin_pass, prompts, steps, 64, chunk, Sampler(Sampling(), CPU), frozenset(), 0, keep_logits=True
-    )
+def _generate(model: torch.nn.Module, begin_pass: Callable[[], None], batch: Batch) -> Generation:
+    return generate(Sequences(model, CPU, batch, begin_pass), batch, Sampler(Sampling(), CPU), keep_logits=True)
 
 
-def _expect(checkpoint: Path, prompts: list[list[int]], steps: int):
+def _run(engine: Engine, batch: Batch = BATCH) -> Generation:
+    engine.rehearse(batch)
+    engine.load(lambda *_: None)
+    return _generate(engine.model, engine.stream.begin_pass, batch)
+
+
+def _expect(checkpoint: Path, batch: Batch = BATCH) -> Generation:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
-    return generate(model, CPU, lambda: None, prompts, steps, 64, 1 << 20, Sampler(Sampling(), CPU), frozenset(), 0, keep_logits=True)
+    return _generate(model, lambda: None, batch)
 
 
 def _same(got, want) -> None:
@@ -57,10 +65,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", TWO_TIERS)
 def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
-    engine = Engine(plan_for(checkpoint, decisions(**TWO_TIERS[case])), checkpoint, None, CPU, EngineOptions())
+    engine = Engine(plan_for(checkpoint, decisions(**TWO_TIERS[case])), open_skeleton(checkpoint), None, CPU, EngineOptions())
     try:
-        engine.load(lambda *_: None)
-        _same(_run(engine, PROMPTS, 6), _expect(checkpoint, PROMPTS, 6))
+        _same(_run(engine), _expect(checkpoint))
         assert engine.dram.cache.stats.peak_layers <= engine.dram.cache._slots
     finally:
         engine.close()
@@ -69,10 +76,9 @@ def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> No
 @pytest.mark.parametrize("case", THREE_TIERS)
 def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
     plan = plan_for(checkpoint, decisions(gpu=True, **THREE_TIERS[case]), gpu=True)
-    engine = Engine(plan, checkpoint, HostCopier(), CPU, EngineOptions())
+    engine = Engine(plan, open_skeleton(checkpoint), HostCopier(), CPU, EngineOptions())
     try:
-        engine.load(lambda *_: None)
-        _same(_run(engine, PROMPTS, 6), _expect(checkpoint, PROMPTS, 6))
+        _same(_run(engine), _expect(checkpoint))
     finally:
         engine.close()
 
@@ -82,19 +88,16 @@ def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> 
 def test_every_supported_decoder_streams(tmp_path: Path, model_type: str, tied: bool, gpu: bool) -> None:
     checkpoint = save_tiny(tmp_path, model_type, tied, shard="300KB")
     made = decisions(gpu=gpu, resident=(2, 1, 0), head_blocks=2 if gpu else 1)
-    engine = Engine(plan_for(checkpoint, made, gpu), checkpoint, HostCopier() if gpu else None, CPU, EngineOptions())
+    engine = Engine(plan_for(checkpoint, made, gpu), open_skeleton(checkpoint), HostCopier() if gpu else None, CPU, EngineOptions())
     try:
-        engine.load(lambda *_: None)
-        _same(_run(engine, PROMPTS, 6), _expect(checkpoint, PROMPTS, 6))
+        _same(_run(engine), _expect(checkpoint))
     finally:
         engine.close()
 
 
 def test_closing_in_the_middle_leaves_no_thread(checkpoint: Path) -> None:
-    import threading
-
     before = set(threading.enumerate())
-    engine = Engine(plan_for(checkpoint, decisions(gpu=True), gpu=True), checkpoint, HostCopier(), CPU, EngineOptions())
+    engine = Engine(plan_for(checkpoint, decisions(gpu=True), gpu=True), open_skeleton(checkpoint), HostCopier(), CPU, EngineOptions())
     engine.load(lambda *_: None)
     engine.close()
     assert set(threading.enumerate()) <= before

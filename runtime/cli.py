@@ -1,0 +1,61 @@
+"""The ``runtime`` program: execute a plan on a real checkpoint, and make the checkpoints and stores that it reads."""
+
+from __future__ import annotations
+
+import hydra
+
+from planner.app import CONFIG, Program, Verb, job
+from runtime.schema import PackConfig, RunConfig, SynthConfig, VerifyConfig
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="run")
+@job
+def run(cfg: RunConfig) -> None:
+    """generate text by a plan, and report predicted against measured"""
+    from runtime.run import run as execute
+
+    execute(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="pack")
+@job
+def pack(cfg: PackConfig) -> None:
+    """rewrite a checkpoint as a packed store: units contiguous, aligned and checksummed"""
+    from runtime.verbs import pack_verb
+
+    pack_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="verify")
+@job
+def verify(cfg: VerifyConfig) -> None:
+    """read a packed store and compare every unit with its checksum"""
+    from runtime.verbs import verify_verb
+
+    verify_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="synth")
+@job
+def synth(cfg: SynthConfig) -> None:
+    """make a checkpoint of a model's geometry with random weights"""
+    from runtime.verbs import synth_verb
+
+    synth_verb(cfg)
+
+
+PROGRAM = Program(
+    "runtime",
+    "executes a plan on a real checkpoint, measures, and says where the plan was wrong.",
+    (
+        Verb(run, RunConfig, 'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64', reads_wsm=True),
+        Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
+        Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
+        Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama"),
+    ),
+)
+
+
+def main() -> None:
+    """Entry point of the ``runtime`` console script."""
+    PROGRAM.main()

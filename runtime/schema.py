@@ -1,0 +1,121 @@
+"""The configuration schema of the runtime's verbs: what a user may set, its types, and what each key means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from omegaconf import MISSING
+
+from planner.schema import ForceConfig, ModelConfig
+
+
+class Validation(StrEnum):
+    """What a run compares beyond the rules and the prediction, which every run checks."""
+
+    none = "none"
+    full = "full"
+    """The streamed logits against the unstreamed model's; loads the whole model a second time."""
+
+
+@dataclass
+class EngineConfig:
+    """How the engine moves; none of it changes what is computed."""
+
+    wrap_around: bool = True
+    """At the last layers, prefetch the first ones for the next pass."""
+    roll_sync: bool = False
+    """Advance the DRAM window only when the layer that computes has finished, instead of as soon as it is queued."""
+    skip_preload_wait: bool = False
+    """Start computing before the DRAM cache's first fill is complete."""
+    evict_finished: bool = True
+    """Free a unit's VRAM slot as soon as the unit has computed; otherwise when its slot is needed."""
+    warmup_passes: int = 0
+    """Forward passes before the measured ones."""
+    balance_prefetch: bool = True
+    """Keep the attention and FFN units that are copied ahead in step with each other."""
+    balance_tolerance: int = 1
+    """Units by which one kind may be ahead of the other when balanced."""
+    pair_ahead: int | None = None
+    """Layers whose two units are copied ahead together; null follows the plan's distance."""
+    kind_ahead_cap: int | None = None
+    """Units of one kind that may be copied ahead; null follows the plan's distance."""
+    kv_throttle_threshold: int | None = None
+    """Queued KV copies above which weight copies pause; null never pauses."""
+    kv_throttle_ms: int = 16
+    """Milliseconds of one such pause."""
+    read_retries: int = 2
+    """Times that a failed or short SSD read is tried again before the run stops."""
+
+
+@dataclass
+class RunConfig:
+    """`runtime run`"""
+
+    plan: str = MISSING
+    """The plan file, written by `planner solve`."""
+    checkpoint: str | None = None
+    """Hugging Face checkpoint or packed store to run; null takes the plan's."""
+    prompt: str | None = field(default=None, metadata={"literal": True})
+    """Text to continue."""
+    prompts: str | None = None
+    """File of prompts, one a line; over-long ones keep their tail."""
+    prompt_tokens: int | None = None
+    """Length of random prompts when no text is given; null takes the plan's."""
+    batch: int | None = None
+    """Sequences together; null takes the plan's, or the number of prompts when fewer."""
+    max_new_tokens: int | None = None
+    """Tokens to generate for each prompt; null takes the plan's."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Share of probability that sampling keeps."""
+    seed: int = 0
+    """Of sampling and of random prompts."""
+    stop: list[str] = field(default_factory=list, metadata={"literal": True})
+    """Texts that end a sequence, besides the model's own stop tokens."""
+    validate: Validation = Validation.none
+    """`full` compares the logits with the unstreamed model's."""
+    out: str = "run.json"
+    """The report to write."""
+    verbose: bool = False
+    """Log each load and eviction."""
+    force: ForceConfig = field(default_factory=ForceConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+@dataclass
+class PackConfig:
+    """`runtime pack`"""
+
+    checkpoint: str = MISSING
+    """Hugging Face checkpoint to read."""
+    out: str = MISSING
+    """Directory of the packed store."""
+    device: str | None = None
+    """Raw block device to write the weights to instead of a file in `out`; needs force=true."""
+    force: bool = False
+    """Overwrite: an existing store, or a block device that is not mounted."""
+
+
+@dataclass
+class VerifyConfig:
+    """`runtime verify`"""
+
+    store: str = MISSING
+    """Directory of a packed store."""
+
+
+@dataclass
+class SynthConfig:
+    """`runtime synth`"""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    out: str = MISSING
+    """Directory of the checkpoint to make."""
+    seed: int = 0
+    """Of the random weights."""
+    shard_bytes: int = 2147483648
+    """Bytes of one safetensors file, at most (a tensor is never split)."""

@@ -1,0 +1,52 @@
+"""On a real card: three tiers give the unstreamed model's logits, and the allocator stays as it was after warm-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from planner.decisions import CachePolicy, Tier
+from runtime.device import CudaDevice
+from runtime.engine import Engine, EngineOptions
+from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from runtime.model import open_skeleton
+from tests.support import decisions, plan_for, save_tiny
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=12, capacity=64, chunk_tokens=1 << 20)
+CASES = {
+    "all streamed": {},
+    "some resident": {"resident": (3, 2, 0), "embedding": Tier.vram},
+    "head in blocks": {"resident": (1, 4, 1), "head_blocks": 3, "slots": 6, "vram_distance": 3},
+    "rolling": {"policy": CachePolicy.rolling, "cap": 1, "hwm": 4, "distance": 3, "resident": (1, 1, 1)},
+    "all in VRAM": {"resident": (6, 6, 1), "embedding": Tier.vram, "cap": 0, "hwm": 3, "distance": 0},
+}
+
+
+def _generate(model: torch.nn.Module, device: torch.device, begin_pass) -> Generation:
+    return generate(Sequences(model, device, BATCH, begin_pass), BATCH, Sampler(Sampling(), device), keep_logits=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral"])
+def test_logits_on_the_card_are_the_unstreamed_models(tmp_path: Path, case: str, model_type: str) -> None:
+    device = torch.device("cuda", 0)
+    checkpoint = save_tiny(tmp_path, model_type, tied=model_type == "gemma2")
+    want = _generate(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval(), device, lambda: None)
+    engine = Engine(
+        plan_for(checkpoint, decisions(gpu=True, **CASES[case]), gpu=True), open_skeleton(checkpoint), CudaDevice(0), device, EngineOptions()
+    )
+    try:
+        engine.rehearse(BATCH)
+        engine.load(lambda *_: None)
+        for _ in range(3):
+            got = _generate(engine.model, device, engine.stream.begin_pass)
+            assert got.tokens == want.tokens
+            for a, b in zip(got.logits, want.logits, strict=True):
+                assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+    finally:
+        engine.close()
