@@ -1,0 +1,45 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv beside this file first.
+#
+#   TORCH    what pip installs for torch; the default needs no GPU. A GPU user's own torch: `make test TORCH=` with PYTHON
+#            set to the interpreter that has it; .venv then sees that interpreter's packages.
+#   PYTHON   the interpreter that makes .venv (3.11 or newer)
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SITE := $(if $(strip $(TORCH)),,--system-site-packages)
+DEMO := demo
+CHECKPOINT := $(DEMO)/checkpoint
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test lint clean
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
+	printf '%s\n' $(TORCH) > $(VENV)/constraints.txt
+	$(if $(strip $(TORCH)),$(BIN)/python -m pip install --disable-pip-version-check -q "$(TORCH)")
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(VENV)/constraints.txt -e '.[dev]'
+	touch $@
+
+# `hardware=demo` is found in ./demo, so the demo leaves the user's own profile alone.
+demo: export PENSTOCK_CONFIG_DIR := $(CURDIR)/$(DEMO)
+demo: $(STAMP)
+	mkdir -p $(DEMO)
+	planner probe probe.quick=true probe.name=demo probe.path=$(DEMO)
+	test -d $(CHECKPOINT) || runtime synth model=demo out=$(CHECKPOINT)
+	weights=$$(du -bc $(CHECKPOINT)/*.safetensors | tail -n 1 | cut -f 1) && set -x && \
+	planner solve hardware=demo model=hf model.checkpoint=$(CHECKPOINT) hardware.dram_bytes=$$((weights * 40 / 100)) \
+	    workload.prompt_tokens=128 workload.new_tokens=16 out=$(DEMO)/plan.yaml
+	runtime run plan=$(DEMO)/plan.yaml validate=full out=$(DEMO)/run.json
+
+test: $(STAMP)
+	pytest -q
+
+lint: $(STAMP)
+	ruff check .
+
+clean:
+	rm -rf $(DEMO) $(VENV) build dist *.egg-info

@@ -1,0 +1,232 @@
+"""A plan in words and bars for a terminal: what was assumed, what each stage allows, what was decided, what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+from rich.text import Text
+
+from planner.cost import Stage, ssd_gbps
+from planner.decisions import Decisions
+from planner.hardware import HardwareProfile
+from planner.memory import LEFT_ALONE, dram_use, ssd_use, vram_use
+from planner.plan import Plan
+from planner.units import GB, show_bytes, show_seconds
+
+WIDTH = 80
+"""Columns that the output needs at most; a wider terminal is not filled."""
+
+_BAR = 58
+_GLYPHS = "█▓▒░▚▪▫◦"
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
+_FREE, _KEPT = "·", "x"
+_STAGES = {Stage.ssd: "SSD read", Stage.h2d: "H2D", Stage.d2h: "D2H", Stage.compute: "compute"}
+
+
+def make_console() -> Console:
+    """A console on stdout, at most ``WIDTH`` columns, with colours only on a terminal."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print ``plan`` for a person."""
+    _title(plan, console)
+    _table(console, "Assumed", _assumed(plan.hardware))
+    _stages(plan, console)
+    _table(console, "Decided", _decided(plan))
+    _tiers(plan, console)
+    _prediction(plan, console)
+    for note in plan.notes:
+        _line(console, Text(f"  note: {note}", style="dim"))
+
+
+def _title(plan: Plan, console: Console) -> None:
+    model, work = plan.model, plan.workload
+    title = Text(f"{model.name} on {plan.hardware.name}", style="bold")
+    title.append(f"  {model.layers} layers, {show_bytes(model.weight_bytes)} of weights", style="not bold")
+    _line(console, title)
+    _line(console, Text(
+        f"{work.name}: {work.prompt_tokens} prompt + {work.new_tokens} new tokens, batch {plan.decisions.batch}, "
+        f"{work.requests} request{'s' * (work.requests != 1)}, for {work.objective}", style="dim",
+    ))
+
+
+def _head(console: Console, name: str, rest: str = "") -> None:
+    console.print()
+    _line(console, Text(name, style="bold").append(rest, style="not bold dim"))
+
+
+def _line(console: Console, text: Text) -> None:
+    text.rstrip()
+    console.print(text, overflow="ellipsis", no_wrap=True, crop=True)
+
+
+def _table(console: Console, name: str, rows: Iterator[tuple[str, str, str]]) -> None:
+    _head(console, name)
+    for label, value, remark in rows:
+        _line(console, Text(f"  {label:<11} ").append(f"{value:<22} ").append(remark, style="dim"))
+
+
+def _assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:
+    gpu, origin = hardware.gpu, hardware.origin
+
+    def from_(path: str) -> str:
+        parts = path.split(".")
+        return next((origin[key] for n in range(len(parts), 0, -1) if (key := ".".join(parts[:n])) in origin), "")
+
+    best = max(hardware.ssd_read, key=lambda p: p.gbps)
+    if gpu:
+        yield "VRAM", show_bytes(hardware.vram_bytes), from_("vram_bytes")
+    yield "DRAM", show_bytes(hardware.dram_bytes), from_("dram_bytes")
+    yield "SSD", show_bytes(hardware.ssd_bytes), from_("ssd_bytes")
+    yield "SSD read", f"up to {best.gbps:.3g} GB/s", from_("ssd.read")
+    if gpu:
+        yield "H2D", f"{gpu.h2d.peak:.3g} GB/s", from_("gpu.h2d")
+        yield "  with SSD", f"{gpu.h2d_while_ssd_gbps:.3g} GB/s", from_("gpu.h2d_while_ssd_gbps")
+        yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
+        yield "matrices", f"{gpu.dense_tflops:.3g} TFLOP/s", from_("gpu.dense_tflops")
+    else:
+        yield "weights", f"{hardware.cpu_matvec_gbps:.3g} GB/s from DRAM", from_("cpu.matvec_gbps")
+        yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
+    yield "locking", f"{hardware.pin_s_per_gb:.2g} s/GB", from_("dram.pin_s_per_gb")
+
+
+def _stages(plan: Plan, console: Console) -> None:
+    predicted, batch = plan.predicted, plan.decisions.batch
+    _head(console, "Ceilings", ", each stage alone")
+    _line(console, Text(f"  {'':<11} {'prefill':>10} {'decode/token':>13} {'tokens/s':>10} {'bytes/token':>12} {'GB/s':>7}", style="dim"))
+    moved = {Stage.ssd: predicted.ssd_bytes_per_token, Stage.h2d: predicted.h2d_bytes_per_token}
+    for stage, name in _STAGES.items():
+        prefill, decode = predicted.prefill_stages[stage], predicted.decode_stages[stage]
+        if not prefill and not decode:
+            continue
+        nbytes = moved.get(stage, 0)
+        rate = f"{batch / decode:.3g}" if decode else "-"
+        flow = f"{show_bytes(nbytes):>12} {nbytes / decode / GB:>7.3g}" if nbytes and decode else ""
+        row = Text(f"  {name:<11} ").append(f"{show_seconds(prefill):>10}", _slowest(stage == predicted.bottleneck_prefill))
+        row.append(f" {show_seconds(decode):>13} {rate:>10}", _slowest(stage == predicted.bottleneck_decode))
+        _line(console, row.append(f" {flow}".rstrip()))
+
+
+def _slowest(slowest: bool) -> str:
+    return "bold yellow" if slowest else ""
+
+
+def _decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    d, layers = plan.decisions, plan.model.layers
+    w, placement, gpu = d.weights, plan.placement, plan.hardware.gpu is not None
+    through, from_ssd = len(placement.dram_layers), len(placement.ssd_layers)
+    yield "policy", str(w.policy), f"{layers - through} layers in VRAM, {through - from_ssd} in DRAM, {from_ssd} from SSD"
+    if gpu:
+        kept = w.vram.resident_units
+        head = f"{kept.head} of {w.head_blocks} LM-head blocks; embedding in {w.embedding}"
+        yield "VRAM", f"{kept.attn} attn + {kept.ffn} ffn kept", head
+        yield "VRAM ring", f"{w.vram.slots} slots", f"{w.vram.prefetch_distance} units ahead"
+    cache = w.dram
+    ahead = f"{cache.prefetch_distance} layers ahead, {cache.resident_layers} kept"
+    yield "DRAM cache", f"cap {cache.cap_layers}, HWM {cache.hwm_layers}", ahead
+    ssd, rate = w.ssd, ssd_gbps(plan.hardware, w.ssd.block_bytes, w.ssd.queue_depth)
+    yield "SSD reads", f"{_binary(ssd.block_bytes)} x {ssd.queue_depth}", f"{rate:.3g} GB/s, staging {_binary(ssd.staging_bytes)}"
+    if gpu:
+        yield "H2D copies", f"{_binary(w.h2d.chunk_bytes)} x {w.h2d.in_flight}", ""
+    tiers = (("VRAM", d.kv.vram_pages), ("DRAM", d.kv.dram_pages), ("SSD", d.kv.ssd_pages))
+    yield "KV", f"pages of {d.kv.page_tokens} tokens", ", ".join(f"{n} in {tier}" for tier, n in tiers if n)
+    if d.experts:
+        yield "experts", f"{d.experts.vram_slots} slots in VRAM", f"{d.experts.dram_slots} in DRAM"
+    yield "prefill", f"{d.prefill_chunk_tokens} tokens a pass", f"batch {d.batch}"
+
+
+def _binary(nbytes: int) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.4g} {unit}"
+    return f"{nbytes} B"
+
+
+def _tiers(plan: Plan, console: Console) -> None:
+    _head(console, "Tiers", ", each filled to scale")
+    h, args = plan.hardware, (plan.hardware, plan.model, plan.workload, plan.decisions)
+    tiers = [("DRAM", h.dram_bytes, dram_use(*args)), ("SSD", h.ssd_bytes, ssd_use(*args))]
+    if h.gpu:
+        tiers.insert(0, ("VRAM", h.vram_bytes, vram_use(*args)))
+    for name, capacity, use in tiers:
+        items = [(item, n) for item, n in sorted(use.items(), key=lambda pair: -pair[1]) if n]
+        taken = sum(n for _, n in items)
+        bar, legend = _bar(dict(items), capacity)
+        _line(console, Text(f"  {name:<5}").append(bar).append(f" {taken / GB:.3g}/{capacity / GB:.4g} GB"))
+        for text in legend:
+            _line(console, Text(" " * 7).append(text))
+
+
+def _bar(use: Mapping[str, int], capacity: int) -> tuple[Text, list[Text]]:
+    """The bar of one tier and the lines of its legend. Cells are shared out by cumulated bytes, so they never overflow."""
+    bar, legend, line = Text(), [], Text()
+    total, end = 0, 0
+    looks = iter(zip(_GLYPHS, _COLOURS, strict=True))
+    for item, nbytes in use.items():
+        glyph, colour = (_KEPT, "dim") if item in LEFT_ALONE else next(looks)
+        total += nbytes
+        cells = min(_BAR, round(_BAR * total / capacity)) if capacity else 0
+        bar.append(glyph * (cells - end), colour)
+        end = max(end, cells)
+        entry = Text(glyph, colour).append(f" {item.replace('_', ' ')} {show_bytes(nbytes)}  ", "default")
+        if len(line) + len(entry) > WIDTH - 8:
+            legend.append(line)
+            line = Text()
+        line.append(entry)
+    bar.append(_FREE * (_BAR - end), "dim")
+    return bar, [*legend, line]
+
+
+def _prediction(plan: Plan, console: Console) -> None:
+    p = plan.predicted
+    _head(console, "Predicted")
+    rows = (
+        ("load", show_seconds(p.load_s), "once, before the first request"),
+        ("first token", show_seconds(p.ttft_s), f"prefill {show_seconds(p.prefill_s)}, bound by {_STAGES[p.bottleneck_prefill]}"),
+        ("decode", f"{show_seconds(p.decode_s_per_token)} a token", f"bound by {_STAGES[p.bottleneck_decode]}"),
+        ("", f"{p.decode_tokens_per_s:.3g} tokens/s", f"all {plan.decisions.batch} sequences together" if plan.decisions.batch > 1 else ""),
+    )
+    for label, value, remark in rows:
+        _line(console, Text(f"  {label:<11} ").append(f"{value:<22} ", "bold green").append(remark, style="dim"))
+    verdict = _verdict(plan)
+    if verdict:
+        _line(console, Text(f"  {verdict}"))
+
+
+def _verdict(plan: Plan) -> str:
+    """What to say when nothing is streamed."""
+    placement = plan.placement
+    if plan.hardware.gpu and not placement.streamed_units:
+        return "Everything fits in VRAM: streaming buys nothing here. The plan loads once."
+    if not placement.ssd_layers:
+        return "Everything fits in DRAM: nothing is read from the SSD after loading."
+    return ""
+
+
+def summary(plan: Plan, out: str) -> dict[str, object]:
+    """The JSON line: what was asked, and what is promised."""
+    p, d = plan.predicted, plan.decisions
+    return {
+        "plan": out,
+        "hardware": plan.hardware.name,
+        "model": plan.model.name,
+        "workload": plan.workload.name,
+        "batch": d.batch,
+        "policy": str(d.weights.policy),
+        "layers": _layers(d, plan),
+        "predicted": {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in vars(p).items() if not isinstance(value, dict)
+        },
+        "notes": list(plan.notes),
+    }
+
+
+def _layers(decisions: Decisions, plan: Plan) -> dict[str, int]:
+    placement = plan.placement
+    through, from_ssd = len(placement.dram_layers), len(placement.ssd_layers)
+    return {"vram": plan.model.layers - through, "dram": through - from_ssd, "ssd": from_ssd}

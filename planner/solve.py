@@ -1,0 +1,38 @@
+"""`planner solve`: from the configuration to a plan file, told on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from planner.cost import predict
+from planner.errors import UserError
+from planner.force import Force
+from planner.plan import Plan
+from planner.planfile import write_plan
+from planner.program import solve
+from planner.render import make_console, print_plan, summary
+from planner.resolve import hardware_from, model_from, workload_from
+from planner.schema import SolveConfig
+
+
+def make_plan(cfg: SolveConfig) -> Plan:
+    """Solve for ``cfg``. Raises UserError for a value that cannot be, and ``planner.explain.Infeasible`` when there is no plan."""
+    hardware, workload, model = hardware_from(cfg.hardware), workload_from(cfg.workload), model_from(cfg.model)
+    if workload.kv_spill and not hardware.ssd_write_gbps:
+        raise UserError("hardware.ssd.write_gbps=0: KV pages that spill are written to the SSD; set its rate, or workload.kv_spill=false")
+    decisions = solve(hardware, model, workload, Force.from_config(cfg.force))
+    predicted = predict(hardware, model, workload, decisions)
+    return Plan(hardware, model, workload, decisions, predicted, tuple(cfg.notes))
+
+
+def solve_plan(cfg: SolveConfig) -> None:
+    """Write the plan to ``cfg.out`` and print it; the last line is one JSON document. An older file survives a failure."""
+    plan = make_plan(cfg)
+    write_plan(plan, Path(cfg.out))
+    console = make_console()
+    print_plan(plan, console)
+    console.print(f"\nwrote {os.path.relpath(cfg.out)}; edit it if you know better, then: runtime run plan={os.path.relpath(cfg.out)}",
+                  soft_wrap=True)
+    print(json.dumps(summary(plan, cfg.out), separators=(",", ":")))

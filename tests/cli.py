@@ -1,0 +1,41 @@
+"""Running the programs as a user does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """``program args`` as a process of its own in ``cwd``, with ``env`` on top of the environment, against this checkout."""
+    code = f"import sys; sys.argv[0] = {program!r}; from {program}.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def refusal(program: str, *args: str, cwd: Path, **env: str) -> str:
+    """The one line that refuses ``args``: exit status 2, nothing else on stderr, no file written. In this process, for speed."""
+    before = sorted(cwd.rglob("*"))
+    said = io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(cwd))
+        stack.enter_context(mock.patch.dict(os.environ, env))
+        stack.enter_context(mock.patch.object(sys, "argv", [program, *args]))
+        stack.enter_context(contextlib.redirect_stderr(said))
+        left = stack.enter_context(pytest.raises(SystemExit))
+        importlib.import_module(f"{program}.cli").main()
+    line = said.getvalue()
+    assert left.value.code == 2
+    assert line.count("\n") == 1, line
+    assert sorted(cwd.rglob("*")) == before
+    return line.strip()

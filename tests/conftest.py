@@ -1,0 +1,28 @@
+"""Every test sees an empty user configuration and none of the seeds' variables, whatever the machine has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's config directory of this test: an empty one."""
+    directory = tmp_path_factory.mktemp("config")
+    monkeypatch.setenv("PENSTOCK_CONFIG_DIR", str(directory))
+    for name in [name for name in os.environ if name.startswith("WSM_")]:
+        monkeypatch.delenv(name)
+    return directory
+
+
+@pytest.fixture
+def shared_models() -> Path:
+    """The trained checkpoints beside the checkout; the test is skipped where they are absent."""
+    if not (SHARED / "models").is_dir():
+        pytest.skip("no ../shared/models beside this checkout")
+    return SHARED / "models"

@@ -1,0 +1,114 @@
+"""The boundary to Hydra: what a verb's task receives, and what of its failures a user sees."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, command
+
+PROGRAM = """
+import sys, hydra
+from dataclasses import dataclass, field
+from omegaconf import MISSING
+from planner.app import Program, Verb, job
+from planner.errors import UserError
+
+@dataclass
+class Config:
+    what: str = MISSING
+    number: int = 1
+    out: str = "out.txt"
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="verify")
+@job
+def verify(cfg):
+    '''fail as asked'''
+    if cfg.what == "mistake":
+        raise UserError("a mistake")
+    if cfg.what == "interrupt":
+        raise KeyboardInterrupt
+    if cfg.what == "bug":
+        raise RuntimeError("a bug")
+    print(type(cfg).__name__, cfg.what, cfg.number, cfg.out)
+
+sys.argv[0] = "prog"
+Program("prog", "tries.", (Verb(verify, Config, "prog verify"),)).main()
+"""
+
+
+Prog = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def prog(tmp_path: Path) -> Prog:
+    script = tmp_path / "prog.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "work").mkdir()
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        line, env = [sys.executable, str(script), *args], {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(line, cwd=tmp_path / "work", env=env, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_the_task_receives_its_schemas_dataclass(prog: Prog) -> None:
+    result = prog("verify", "what=thing", "number=3")
+    assert (result.returncode, result.stdout) == (0, "Config thing 3 out.txt\n")
+
+
+def test_a_missing_key_is_asked_for(prog: Prog) -> None:
+    result = prog("verify")
+    assert result.returncode == 2
+    assert "what=... is required" in result.stderr
+
+
+def test_a_users_mistake_is_one_line_and_status_2(prog: Prog) -> None:
+    result = prog("verify", "what=mistake")
+    assert (result.returncode, result.stderr) == (2, "prog: a mistake\n")
+
+
+def test_an_interrupt_is_one_line_and_status_130(prog: Prog) -> None:
+    result = prog("verify", "what=interrupt")
+    assert (result.returncode, result.stderr) == (130, "prog: interrupted\n")
+
+
+def test_a_bug_keeps_its_traceback(prog: Prog) -> None:
+    result = prog("verify", "what=bug")
+    assert result.returncode == 1
+    assert "RuntimeError: a bug" in result.stderr
+    assert "Traceback" in result.stderr
+
+
+def test_a_sweep_goes_on_after_a_mistake_and_fails_at_its_end(prog: Prog) -> None:
+    result = prog("verify", "-m", "what=one,mistake,three")
+    assert result.returncode == 2
+    assert "Config one 1 sweeps/0/0/out.txt" in result.stdout
+    assert "Config three 1 sweeps/0/2/out.txt" in result.stdout
+    assert result.stderr == "[1] a mistake\n"
+
+
+def test_an_absolute_output_stays_where_it_is_in_a_sweep(prog: Prog, tmp_path: Path) -> None:
+    result = prog("verify", "-m", "what=one,two", f"out={tmp_path}/x")
+    assert result.stdout.count("Config") == 2
+    assert "sweeps" not in result.stdout
+
+
+def test_flags_may_stand_between_overrides(prog: Prog) -> None:
+    result = prog("verify", "what=one", "--multirun", "number=1,2")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Config one") == 2
+
+
+def test_every_verb_of_the_runtime_answers_help_and_cfg(tmp_path: Path) -> None:
+    for verb in ("run", "pack", "verify", "synth"):
+        assert command("runtime", verb, "--help", cwd=tmp_path).stdout.startswith(f"runtime {verb}: ")
+        assert command("runtime", verb, "--cfg", "job", cwd=tmp_path).returncode == 0
+    assert list(tmp_path.iterdir()) == []

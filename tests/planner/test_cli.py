@@ -1,0 +1,223 @@
+"""`planner` from the outside: verbs, configuration, refusals, sweeps, completion."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli import ROOT, command, refusal
+
+SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
+
+
+def test_alone_the_program_lists_its_verbs_with_a_line_each(tmp_path: Path) -> None:
+    result = command("planner", cwd=tmp_path)
+    assert result.returncode == 0
+    assert {line.split()[1] for line in result.stdout.splitlines() if line.startswith("  planner ")} == {"probe", "solve"}
+
+
+def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) -> None:
+    result = command("planner", *SOLVE, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["plan"] == "plan.yaml"
+    assert summary["predicted"]["decode_tokens_per_s"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_solve_output_fits_80_columns_and_has_no_colours_in_a_pipe(tmp_path: Path) -> None:
+    result = command("planner", "solve", "hardware=rtx5080", "model=qwen3-235b-a22b", "workload=batch", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout
+    picture = result.stdout.splitlines()[:-3]
+    assert max(map(len, picture)) <= 80
+
+
+def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    code = (
+        "import sys, atexit; sys.argv = ['planner', 'solve', 'hardware=rtx5080', 'model=llama8b'];"
+        "atexit.register(lambda: print(sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'transformers'})));"
+        "from planner.cli import main; main()"
+    )
+    env = {"PYTHONPATH": str(ROOT), "PENSTOCK_CONFIG_DIR": str(tmp_path / "none"), "PATH": "/usr/bin:/bin"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("hardware.vram_byte=1", ["hardware.vram_byte=1", "vram_bytes", "did you mean hardware.vram_bytes?"]),
+        ("dram_bytes=6GiB", ["did you mean hardware.dram_bytes?"]),
+        ("+workload.bach=1", ["+workload.bach=1", "did you mean workload.batch?"]),
+        ("workload.batch=abc", ["workload.batch=abc", "a whole number"]),
+        ("workload.batch=null", ["workload.batch=null", "a whole number"]),
+        ("hardware.ssd.write_gbps=fast", ["hardware.ssd.write_gbps=fast", "a number"]),
+        ("workload.kv_spill=maybe", ["workload.kv_spill=maybe", "true, false"]),
+        ("workload.objective=latncy", ["workload.objective=latncy", "latency, throughput, ttft", "did you mean latency?"]),
+        ("force.policy=rollin", ["force.policy=rollin", "pinned, rolling", "did you mean rolling?"]),
+        ("hardware=rtx5008", ["hardware=rtx5008", "rtx4090", "did you mean rtx5080?"]),
+        ("workload=chta", ["workload=chta", "long-prompt", "did you mean chat?"]),
+        ("hardware=local", ["hardware=local", "run `planner probe` first"]),
+        ("hardware=rtx5080,t4", ["--multirun"]),
+        ("hardware.dram_bytes=6GX", ["hardware.dram_bytes=6GX", "6GiB"]),
+        ("hardware.dram_bytes=-1", ["hardware.dram_bytes=-1", "1 or more"]),
+        ("workload.prompt_tokens=0", ["workload.prompt_tokens=0", "1 or more"]),
+        ("hardware.ssd.read=[[4096,1,2.0],[4096,1,3.0]]", ["hardware.ssd.read", "two rows"]),
+        ("hardware.gpu.h2d=[[65536,2.0],[4096,3.0]]", ["hardware.gpu.h2d", "ascend"]),
+        ("workload.batch=[1", ["workload.batch=[1", "a whole number"]),
+        ("t4", ["t4", "key=value", "did you mean hardware=t4?"]),
+        ("~workload.batch", ["~workload.batch", "key=null"]),
+        ("--bogus", ["--bogus", "--multirun"]),
+        ("hydra.foo=1", ["hydra.foo"]),
+        ("workload.name=${nowhere}", ["workload.name", "nowhere"]),
+        ("out=/proc/plan.yaml", ["out=/proc/plan.yaml", "cannot write"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_that_names_it(argument: str, words: list[str], tmp_path: Path) -> None:
+    line = refusal("planner", *SOLVE, argument, cwd=tmp_path)
+    for word in words:
+        assert word in line
+
+
+def test_an_unknown_verb_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    assert "did you mean solve?" in refusal("planner", "slove", cwd=tmp_path)
+
+
+def test_hardware_and_model_are_asked_for_with_their_choices(tmp_path: Path) -> None:
+    assert "rtx5080" in refusal("planner", "solve", "model=llama8b", cwd=tmp_path)
+    line = refusal("planner", "solve", "hardware=rtx5080", cwd=tmp_path)
+    assert "model is required" in line
+    assert "llama70b" in line
+
+
+def test_setting_a_gpu_figure_of_a_machine_without_gpu_is_refused(tmp_path: Path) -> None:
+    line = refusal("planner", "solve", "hardware=cpu", "model=llama8b", "hardware.gpu.context_bytes=1", cwd=tmp_path)
+    assert "hardware.gpu is null" in line
+
+
+def test_an_infeasible_problem_leaves_an_older_plan_alone(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("older")
+    line = refusal("planner", *SOLVE, "hardware.vram_bytes=1GiB", cwd=tmp_path)
+    assert "VRAM is short by" in line
+    assert (tmp_path / "plan.yaml").read_text() == "older"
+
+
+def test_a_measured_profile_is_found_by_name_and_local_is_the_default(tmp_path: Path, clean_environment: Path) -> None:
+    preset = yaml.safe_load((ROOT / "conf/hardware/rtx5080.yaml").read_text())
+    (clean_environment / "hardware").mkdir()
+    for name in ("local", "attic"):
+        (clean_environment / "hardware" / f"{name}.yaml").write_text(yaml.safe_dump(preset | {"name": name}))
+    for arguments, name in ((("hardware=attic",), "attic"), ((), "local")):
+        result = command("planner", "solve", "model=llama8b", *arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout.splitlines()[-1])["hardware"] == name
+
+
+def test_a_wrong_key_in_a_users_profile_is_named_with_its_file(tmp_path: Path, clean_environment: Path) -> None:
+    (clean_environment / "hardware").mkdir()
+    (clean_environment / "hardware" / "odd.yaml").write_text("name: odd\nvram_byte: 3\n")
+    line = refusal("planner", "solve", "hardware=odd", "model=llama8b", cwd=tmp_path)
+    assert "hardware/odd" in line
+    assert "did you mean hardware.vram_bytes?" in line
+
+
+def test_a_figure_set_by_hand_says_so_instead_of_its_old_origin(tmp_path: Path) -> None:
+    result = command("planner", *SOLVE, "hardware.dram_bytes=40GB", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert any(line.split() == ["DRAM", "40", "GB", "set", "by", "hand"] for line in result.stdout.splitlines())
+    origin = yaml.safe_load((tmp_path / "plan.yaml").read_text())["hardware"]["origin"]
+    assert origin["dram_bytes"] == "set by hand"
+
+
+def test_cfg_job_shows_the_composed_configuration(tmp_path: Path) -> None:
+    result = command("planner", *SOLVE, "hardware.dram_bytes=6GiB", "--cfg", "job", cwd=tmp_path)
+    shown = yaml.safe_load(result.stdout)
+    assert shown["hardware"]["dram_bytes"] == 6 * 2**30
+    assert shown["workload"]["name"] == "chat"
+
+
+@pytest.mark.parametrize("verb", ["solve", "probe"])
+def test_help_shows_an_example_and_every_key(verb: str, tmp_path: Path) -> None:
+    result = command("planner", verb, "--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert f"\n  planner {verb} " in result.stdout
+    assert {"solve": "workload.batch", "probe": "probe.quick"}[verb] in result.stdout
+
+
+def test_a_sweep_goes_to_the_next_free_directory_and_survives_a_point_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "4").mkdir(parents=True)
+    result = command("planner", *SOLVE, "hardware.vram_bytes=1GiB,8GiB", "--multirun", "out=my plan.yaml", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "[0] no plan fits" in result.stderr
+    assert (tmp_path / "sweeps" / "5" / "1" / "my plan.yaml").is_file()
+    assert not (tmp_path / "my plan.yaml").exists()
+    assert json.loads(result.stdout.splitlines()[-1])["plan"] == "sweeps/5/1/my plan.yaml"
+
+
+def test_a_sweep_that_is_refused_leaves_no_directory(tmp_path: Path) -> None:
+    refusal("planner", *SOLVE, "workload.batch=1,abc", "--multirun", cwd=tmp_path)
+
+
+def test_a_path_may_hold_spaces_quotes_commas_and_equal_signs(tmp_path: Path) -> None:
+    name = "it's a=b, [c] {d}.yaml"
+    result = command("planner", *SOLVE, f"out={name}", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_seeds_variables_apply_and_an_explicit_override_wins(tmp_path: Path) -> None:
+    env = {"WSM_STAGING_MB": "64", "WSM_CPU_CACHE_CAP_LAYERS": "12", "WSM_VERBOSE": "1"}
+    result = command("planner", *SOLVE, "hardware.vram_bytes=6GiB", "hardware.dram_bytes=10GiB", "force.cap_layers=8", cwd=tmp_path, **env)
+    assert result.returncode == 0, result.stderr
+    plan = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert plan["weights"]["dram"]["cap_layers"] == 8
+    assert plan["weights"]["ssd"]["staging_bytes"] == 64 * 2**20
+    notes = "\n".join(plan["notes"])
+    assert "WSM_STAGING_MB=64 applied as force.staging_bytes=67108864" in notes
+    assert "WSM_CPU_CACHE_CAP_LAYERS=12 gave way to an explicit force.cap_layers" in notes
+    assert "WSM_VERBOSE=1 has no use" in notes
+    assert "WSM_STAGING_MB=64" in result.stdout
+
+
+def test_a_seeds_variable_that_does_not_parse_is_refused(tmp_path: Path) -> None:
+    assert "WSM_STAGING_MB=lots" in refusal("planner", *SOLVE, cwd=tmp_path, WSM_STAGING_MB="lots")
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("planner so", "solve"),
+        ("planner solve model=llama7", "model=llama70b"),
+        ("planner solve hardware=rtx5080 hardware.dram_bytes=6GiB workload.b", "workload.batch="),
+        ("planner solve workload.objective=t", "workload.objective=throughput workload.objective=ttft"),
+        ("planner solve hardware.ssd.", "hardware.ssd.read= hardware.ssd.write_gbps="),
+        ("planner solve --m", "--multirun"),
+        ("planner nothing x", ""),
+    ],
+)
+def test_completion_answers_for_verbs_then_for_what_the_verb_accepts(line: str, answer: str, tmp_path: Path) -> None:
+    result = command("planner", "-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == answer
+
+
+def test_completion_installs_for_the_program_by_name(tmp_path: Path) -> None:
+    result = command("planner", "-sc", "install=bash", cwd=tmp_path)
+    assert result.stdout.rstrip().endswith("hydra_bash_completion planner")
+    assert subprocess.run(["bash", "-n", "-c", result.stdout], check=False).returncode == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    program = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -c 'from planner.cli import main; main()'"
+    pipe = f"{program} solve hardware=rtx5080 model=llama8b | head -n 1"
+    result = subprocess.run(["bash", "-c", pipe], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stderr == ""

@@ -1,0 +1,140 @@
+"""A plan survives its file; a file that is no plan is refused by the key that is wrong."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.cost import predict
+from planner.errors import UserError
+from planner.force import Force
+from planner.geometry import spec_from_geometry
+from planner.model import ModelSpec
+from planner.plan import Plan
+from planner.planfile import check_plan, read_plan, write_plan
+from planner.program import solve
+from planner.schema import ModelConfig
+from tests.support import machine, workload
+
+LLAMA = ModelConfig(name="small", model_type="llama", layers=6, hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, vocab=1000)
+MIXTRAL = ModelConfig(
+    name="moe", model_type="mixtral", layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, vocab=1000, experts=4, top_k=2, expert_ffn=512
+)
+
+
+def uneven(model: ModelSpec) -> ModelSpec:
+    """The same with a larger last FFN and what a checkpoint adds."""
+    return replace(model, ffn_bytes=(*model.ffn_bytes[:-1], model.ffn_max + 4096), checkpoint="a dir/with = and 'quotes'", digest="abc")
+
+
+def plan_of(model: ModelSpec, gpu: bool = False, **work: object) -> Plan:
+    hardware, work_ = replace(machine(gpu), origin={"ssd.read": "measured: here, with: colons"}), workload(**work)
+    made = solve(hardware, model, work_, Force())
+    return Plan(hardware, model, work_, made, predict(hardware, model, work_, made), ("a note: with 'quotes'",))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return plan_of(spec_from_geometry(LLAMA))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("model", [spec_from_geometry(LLAMA), uneven(spec_from_geometry(LLAMA)), spec_from_geometry(MIXTRAL)])
+def test_what_is_written_is_read_back_equal(model: ModelSpec, gpu: bool, tmp_path: Path) -> None:
+    plan = plan_of(model, gpu, batch=2)
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml") == plan
+
+
+def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:
+    write_plan(plan, tmp_path / "plan.yaml")
+    data = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert data["penstock"] == 1
+    assert set(data["weights"]) >= {"policy", "vram", "dram", "ssd", "h2d"}
+    assert set(data["weights"]["vram"]) == {"resident_units", "slots", "prefetch_distance"}
+    assert set(data["weights"]["dram"]) == {"cap_layers", "hwm_layers", "prefetch_distance", "resident_layers"}
+    assert set(data["weights"]["ssd"]) == {"block_bytes", "queue_depth", "staging_bytes"}
+    assert set(data["weights"]["h2d"]) == {"chunk_bytes", "in_flight"}
+    assert set(data["kv"]) == {"page_tokens", "vram_pages", "dram_pages", "ssd_pages"}
+    assert set(data["predicted"]) >= {
+        "ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "bottleneck_prefill", "bottleneck_decode",
+        "ssd_bytes_per_token", "h2d_bytes_per_token", "vram_bytes", "dram_bytes", "ssd_bytes",
+    }
+    assert data["model"]["attn_bytes"] == plan.model.attn_bytes[0]
+    assert data["hardware"]["origin"] == plan.hardware.origin
+
+
+def test_writing_leaves_nothing_but_the_plan_and_makes_its_directory(plan: Plan, tmp_path: Path) -> None:
+    write_plan(plan, tmp_path / "new" / "plan.yaml")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["plan.yaml"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_no_permission_is_refused(plan: Plan, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="Permission denied"):
+        write_plan(plan, tmp_path / "plan.yaml")
+
+
+def edited(plan: Plan, path: Path, old: str, new: str) -> Path:
+    write_plan(plan, path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("penstock: 1", "penstock: 2", "format 2"),
+        ("penstock: 1", "penstack: 1", "not a plan"),
+        ("policy: pinned", "policy: pined", "weights.policy=pined.*one of pinned, rolling.*did you mean pinned"),
+        ("policy: pinned", "polcy: pinned", "weights.polcy: no such key.*did you mean policy"),
+        ("cap_layers: ", "cap_layers: x", "weights.dram.cap_layers=x.*whole number"),
+        ("queue_depth: ", "queue_dept: ", "weights.ssd.queue_dept.*did you mean queue_depth"),
+        ("page_tokens: ", "page_tokens: -", "page_tokens"),
+        ("\nbatch: ", "\nbach: ", "bach: no such section.*did you mean batch"),
+        ("\nprefill_chunk_tokens: ", "\n# ", "prefill_chunk_tokens: missing"),
+        ("\n  layers: 6", "\n  layers: 0", "model.layers=0"),
+        ("vocab: 1000", "vocab: many", "model.vocab=many.*whole number"),
+        ("write_gbps: 1.0", "write_gbps: -1.0", "hardware.ssd.write_gbps=-1.0"),
+        ("objective: latency", "objective: speed", "workload.objective=speed"),
+        ("kv: {", "kv: {{", "not readable as YAML at line"),
+        ("kv: {", "kv: 3 #", "kv: must be a mapping"),
+    ],
+)
+def test_an_edit_that_cannot_be_is_refused_by_its_key(old: str, new: str, complaint: str, plan: Plan, tmp_path: Path) -> None:
+    path = edited(plan, tmp_path / "plan.yaml", old, new)
+    with pytest.raises(UserError, match=complaint) as refused:
+        check_plan(read_plan(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_edited_plan_is_predicted_anew(plan: Plan, tmp_path: Path) -> None:
+    launch = plan.hardware.layer_launch_s
+    path = edited(plan, tmp_path / "plan.yaml", f"layer_launch_s: {launch}", f"layer_launch_s: {2 * launch}")
+    assert read_plan(path).predicted.decode_s_per_token > 1.5 * plan.predicted.decode_s_per_token
+
+
+def test_a_broken_rule_is_read_and_named_by_the_check(plan: Plan, tmp_path: Path) -> None:
+    hwm = plan.decisions.weights.dram.hwm_layers
+    broken = read_plan(edited(plan, tmp_path / "plan.yaml", f"hwm_layers: {hwm}", f"hwm_layers: {hwm + 20}"))
+    assert broken.decisions.weights.dram.hwm_layers == hwm + 20
+    with pytest.raises(UserError, match=f"hwm_layers={hwm + 20}"):
+        check_plan(broken)
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="planner solve out="):
+        read_plan(tmp_path / "none.yaml")
+
+
+def test_a_binary_file_is_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_bytes(bytes(range(256)))
+    with pytest.raises(UserError, match="not readable as YAML"):
+        read_plan(tmp_path / "plan.yaml")

@@ -1,0 +1,79 @@
+"""The seeds' environment variables mean what the seeds say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UserError
+from planner.keys import keys_of
+from planner.schema import SolveConfig
+from planner.wsm import TABLE, read_environment
+from runtime.schema import RunConfig
+
+SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+SCHEMAS = {"solve": SolveConfig, "run": RunConfig}
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason="no ../shared/seeds beside this checkout")
+def test_every_variable_that_the_seeds_name_is_known() -> None:
+    named = {name for seed in SEEDS.glob("*.txt") for name in re.findall(r"WSM_[A-Z_]+[A-Z]", seed.read_text())}
+    assert named <= {variable.name for variable in TABLE}
+
+
+@pytest.mark.parametrize("verb", SCHEMAS)
+def test_every_key_that_a_variable_sets_exists(verb: str) -> None:
+    keys = keys_of(SCHEMAS[verb])
+    assert {key for variable in TABLE if (key := variable.key(verb))} <= set(keys)
+
+
+def test_every_variable_has_a_use_somewhere() -> None:
+    assert all(variable.solve or variable.run for variable in TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "override"),
+    [
+        ("WSM_CPU_CACHE_CAP_LAYERS", "50", "force.cap_layers=50"),
+        ("WSM_AGGRESSIVE_GPU_PREFETCH", "3", "force.vram_prefetch_distance=6"),
+        ("WSM_MAX_CACHED_LAYERS", "6", "force.vram_slots=12"),
+        ("WSM_GPU_MAX_GROUPS", "10", "force.vram_slots=10"),
+        ("WSM_GPU_FREE_GUARD_MB", "1024", "workload.vram_guard_bytes=1073741824"),
+        ("WSM_CPU_ROLLING_MODE", "1", "force.policy=rolling"),
+        ("WSM_CPU_ROLLING_MODE", "0", "force.policy=pinned"),
+    ],
+)
+def test_a_variable_becomes_an_override_and_a_note(name: str, text: str, override: str) -> None:
+    read = read_environment({name: text, "PATH": "/bin"}, "solve", set())
+    assert read.overrides == (override,)
+    assert read.notes == (f"{name}={text} applied as {override}",)
+
+
+def test_the_engines_variables_apply_to_a_run_only() -> None:
+    environ = {"WSM_CPU_WRAP_AROUND": "0", "WSM_VERBOSE": "1"}
+    assert read_environment(environ, "run", set()).overrides == ("verbose=true", "engine.wrap_around=false")
+    assert read_environment(environ, "solve", set()).overrides == ()
+
+
+def test_of_two_variables_for_one_key_one_applies_and_the_other_is_noted() -> None:
+    read = read_environment({"WSM_MAX_CACHED_LAYERS": "6", "WSM_GPU_MAX_GROUPS": "10"}, "solve", set())
+    assert read.overrides == ("force.vram_slots=10",)
+    assert "WSM_MAX_CACHED_LAYERS=6 gave way to WSM_GPU_MAX_GROUPS" in read.notes
+
+
+def test_an_explicit_override_wins() -> None:
+    read = read_environment({"WSM_STAGING_MB": "64"}, "solve", {"force.staging_bytes"})
+    assert read.overrides == ()
+    assert "gave way to an explicit force.staging_bytes" in read.notes[0]
+
+
+def test_a_misspelt_variable_is_noted_with_the_nearest() -> None:
+    assert "did you mean WSM_STAGING_MB" in read_environment({"WSM_STAGNG_MB": "64"}, "solve", set()).notes[0]
+
+
+@pytest.mark.parametrize(("name", "text"), [("WSM_STAGING_MB", "-1"), ("WSM_CPU_ROLLING_MODE", "yes"), ("WSM_MAX_CACHED_LAYERS", "many")])
+def test_a_value_that_does_not_parse_is_refused(name: str, text: str) -> None:
+    with pytest.raises(UserError, match=f"{name}={text}"):
+        read_environment({name: text}, "solve", set())
