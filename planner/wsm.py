@@ -30,9 +30,21 @@ def _rolling(text: str) -> str | None:
     return {"true": "rolling", "false": "pinned"}.get(_switch(text) or "")
 
 
+def _never(value: str) -> bool:
+    return False
+
+
+def _on(value: str) -> bool:
+    return value == "true"
+
+
+def _one_or_more(value: str) -> bool:
+    return int(value) >= 1
+
+
 @dataclass(frozen=True)
 class Variable:
-    """One variable: the key that it sets, per verb that has a use for it, and how its text becomes the key's value."""
+    """One variable: the key that it sets, per verb that has a use for it, or why no value of it changes anything."""
 
     name: str
     convert: Callable[[str], str | None]
@@ -42,6 +54,10 @@ class Variable:
     """Key of `planner solve`."""
     run: str | None = None
     """Key of `runtime run`."""
+    always: str | None = None
+    """What is so whatever the value; such a variable sets no key."""
+    agrees: Callable[[str], bool] = _never
+    """Whether the converted value asks for what is ``always`` so."""
 
     def key(self, verb: str) -> str | None:
         return {"solve": self.solve, "run": self.run}.get(verb)
@@ -51,12 +67,21 @@ def _forced(name: str, convert: Callable[[str], str | None], key: str, allowed: 
     return Variable(PREFIX + name, convert, allowed, f"force.{key}", f"force.{key}")
 
 
-def _engine(name: str, convert: Callable[[str], str | None], key: str, allowed: str) -> Variable:
-    return Variable(PREFIX + name, convert, allowed, run=f"engine.{key}")
+def _engine(name: str, key: str) -> Variable:
+    return Variable(PREFIX + name, _switch, _SWITCH, run=f"engine.{key}")
+
+
+def _constant(
+    name: str, convert: Callable[[str], str | None], allowed: str, always: str, agrees: Callable[[str], bool] = _never
+) -> Variable:
+    return Variable(PREFIX + name, convert, allowed, always=always, agrees=agrees)
 
 
 _LAYERS = "a number of layers"
 _SWITCH = "0 or 1"
+_IN_ORDER = "units are copied in forward order, attention and FFN never more than one apart"
+_HOW_FAR = _IN_ORDER + "; how far ahead is force.vram_prefetch_distance"
+_NO_KV_COPIES = "no KV moves between tiers yet"
 
 TABLE: tuple[Variable, ...] = (
     _forced("CPU_CACHE_CAP_LAYERS", _count, "cap_layers", _LAYERS),
@@ -69,16 +94,16 @@ TABLE: tuple[Variable, ...] = (
     _forced("STAGING_MB", _mebibytes, "staging_bytes", "a number of MiB"),
     Variable(PREFIX + "GPU_FREE_GUARD_MB", _mebibytes, "a number of MiB", solve="workload.vram_guard_bytes"),
     Variable(PREFIX + "VERBOSE", _switch, _SWITCH, run="verbose"),
-    _engine("CPU_WRAP_AROUND", _switch, "wrap_around", _SWITCH),
-    _engine("CPU_ROLL_SYNC", _switch, "roll_sync", _SWITCH),
-    _engine("SKIP_PRELOAD_WAIT", _switch, "skip_preload_wait", _SWITCH),
-    _engine("EVICT_FINISHED", _switch, "evict_finished", _SWITCH),
-    _engine("KV_THROTTLE_THRESHOLD", _count, "kv_throttle_threshold", "a number of copies"),
-    _engine("KV_THROTTLE_MS", _count, "kv_throttle_ms", "a number of milliseconds"),
-    _engine("BALANCE_PREFETCH", _switch, "balance_prefetch", _SWITCH),
-    _engine("BALANCE_TOL", _count, "balance_tolerance", "a number of units"),
-    _engine("PAIR_AHEAD", _count, "pair_ahead", "a number of layers"),
-    _engine("KIND_AHEAD_CAP", _count, "kind_ahead_cap", "a number of units"),
+    _engine("CPU_WRAP_AROUND", "wrap_around"),
+    _engine("SKIP_PRELOAD_WAIT", "skip_preload_wait"),
+    _constant("CPU_ROLL_SYNC", _switch, _SWITCH, "the DRAM window advances with the layer in use", _on),
+    _constant("EVICT_FINISHED", _switch, _SWITCH, "a VRAM slot is free as soon as its unit has computed", _on),
+    _constant("BALANCE_PREFETCH", _switch, _SWITCH, _IN_ORDER, _on),
+    _constant("BALANCE_TOL", _count, "a number of units", _IN_ORDER, _one_or_more),
+    _constant("PAIR_AHEAD", _count, "a number of layers", _HOW_FAR),
+    _constant("KIND_AHEAD_CAP", _count, "a number of units", _HOW_FAR),
+    _constant("KV_THROTTLE_THRESHOLD", _count, "a number of copies", _NO_KV_COPIES),
+    _constant("KV_THROTTLE_MS", _count, "a number of milliseconds", _NO_KV_COPIES),
 )
 """Every variable that the seeds name. A seeds' GPU layer is two units (attention and FFN), a group is one; MB there is MiB.
 Of two variables for one key the later in this table wins."""
@@ -107,7 +132,9 @@ def read_environment(environ: Mapping[str, str], verb: str, explicit: Collection
         if value is None:
             raise UserError(f"{variable.name}={text}: must be {variable.allowed}; unset the variable or correct it")
         key = variable.key(verb)
-        if key is None:
+        if variable.always is not None:
+            notes.append(f"{variable.name}={text} {'holds anyway' if variable.agrees(value) else 'is ignored'}: {variable.always}")
+        elif key is None:
             notes.append(f"{variable.name}={text} has no use in this verb")
         elif key in explicit:
             notes.append(f"{variable.name}={text} gave way to an explicit {key}")

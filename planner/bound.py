@@ -1,0 +1,37 @@
+"""A quick lower bound on a problem's objective: every byte of memory used, and every link at its best rate."""
+
+from __future__ import annotations
+
+import math
+
+from planner.cost import decode_compute_s, objective_weights
+from planner.formulation import Problem
+from planner.memory import OVERHEADS
+from planner.menu import chunk_menu, page_menu, pass_menu, ssd_menu
+from planner.units import GB
+
+
+def bound_s(problem: Problem) -> float:
+    """No plan for ``problem`` is faster; infinite when it cannot fit. Takes no solve."""
+    p, model, hardware = problem, problem.model, problem.hardware
+    passes = pass_menu(hardware, model, p.workload, p.force, p.batch)
+    working = min(c.activation_bytes for c in passes) + model.norm_bytes
+    if not p.workload.kv_spill:
+        working += min(c.pages * c.page_bytes for c in page_menu(model, p.workload, p.force, p.batch))
+    dram = hardware.dram_bytes - p.workload.dram_reserve_bytes
+    vram = 0
+    if hardware.gpu:
+        vram = hardware.vram_bytes - p.workload.vram_guard_bytes - hardware.gpu.context_bytes - OVERHEADS.cuda_workspace_bytes - working
+    else:
+        dram -= working + OVERHEADS.cpu_workspace_bytes
+    if min(vram, dram) < 0:
+        return math.inf
+    layers = sum(model.attn_bytes) + sum(model.ffn_bytes)
+    ssd_s = max(0, layers - vram - dram) / GB / max(c.gbps for c in ssd_menu(hardware, p.force))
+    h2d_s = 0.0
+    if hardware.gpu:
+        h2d_s = max(0, layers + model.lm_head_bytes - vram) / GB * min(min(c.s_per_gb) for c in chunk_menu(hardware, model, p.force))
+    stream_s = max(ssd_s, h2d_s)
+    prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
+    prefill_s = min(max(c.compute_s, c.passes * stream_s) for c in passes)
+    return prefill_weight * prefill_s + decode_weight * max(stream_s, decode_compute_s(hardware, model, p.workload, p.batch))

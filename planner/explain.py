@@ -1,0 +1,159 @@
+"""Why there is no plan, and the smallest change that would make one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pulp
+
+from planner.decisions import (
+    CachePolicy,
+    Decisions,
+    DramWeights,
+    ExpertSlots,
+    H2dCopies,
+    KvPages,
+    ResidentUnits,
+    SsdReads,
+    Tier,
+    VramWeights,
+    WeightDecisions,
+)
+from planner.errors import UserError
+from planner.force import Force
+from planner.formulation import MB, Formulation, Problem
+from planner.hardware import HardwareProfile
+from planner.memory import pages_per_sequence
+from planner.menu import MENUS, ssd_menu
+from planner.model import ModelSpec
+from planner.rules import LIMITS, broken_rules, head_blocks
+from planner.units import GB
+from planner.workload import Objective, Workload
+
+
+@dataclass(frozen=True)
+class SlackWeights:
+    """How hard a missing GB is to come by: more VRAM is another card, DRAM another module, SSD space a deleted file."""
+
+    vram: float = 4.0
+    dram: float = 1.0
+    ssd: float = 0.25
+
+
+SLACK_WEIGHTS = SlackWeights()
+
+
+class Infeasible(UserError):
+    """No plan fits. ``shortages`` gives, for each capacity that is short, the bytes that mend it with all the others as they are."""
+
+    def __init__(self, message: str, shortages: dict[Tier, int]):
+        super().__init__(message)
+        self.shortages = shortages
+
+
+def why_infeasible(problem: Problem) -> UserError:
+    """The error for a problem without an answer: an elastic re-solve with one weighted slack per capacity.
+
+    Costs one solve, and a few more for the alternatives that it names.
+    """
+    elastic = Formulation(problem, elastic=True)
+    if not elastic.minimise(pulp.lpSum(getattr(SLACK_WEIGHTS, tier) * slack for tier, slack in elastic.slack.items())):
+        given = ", ".join(f"force.{key}={value}" for key, value in problem.force.given.items())
+        return UserError(f"{given}: no plan holds all of these together (cap <= layers through DRAM, hwm = cap + k); drop one of them")
+    shortages = {tier: math.ceil(slack.value() * MB) for tier, slack in elastic.slack.items() if slack.value() > 1e-6}
+    capacity = {
+        Tier.vram: problem.hardware.vram_bytes,
+        Tier.dram: problem.hardware.dram_bytes,
+        Tier.ssd: problem.hardware.ssd_bytes,
+    }
+    short = " and ".join(f"{tier.upper()} is short by {_gb(n)} GB" for tier, n in shortages.items())
+    raised = " ".join(f"hardware.{tier}_bytes={_gb(capacity[tier] + n)}GB" for tier, n in shortages.items())
+    had = ", ".join(f"hardware.{tier}_bytes={capacity[tier] / GB:.3f}GB" for tier in shortages)
+    remedies = " or ".join([f"raise to {raised}", *_alternatives(problem)])
+    return Infeasible(f"no plan fits: {short} (allowed: {had}); {remedies}", shortages)
+
+
+def _alternatives(problem: Problem) -> Iterator[str]:
+    """Overrides that fit without more hardware: forced decisions dropped, a smaller batch, a shorter prompt."""
+    if problem.force.given and _fits(replace(problem, force=Force(policy=problem.force.policy))):
+        keys = [key for key in problem.force.given if key != "policy"]
+        enough = next((key for key in keys if _fits(replace(problem, force=problem.force.without(key)))), None)
+        yield "drop " + (f"force.{enough}" if enough else ", ".join(f"force.{key}" for key in keys))
+    batch = problem.batch // 2
+    while batch >= 1:
+        if _fits(replace(problem, batch=batch)):
+            yield f"set workload.batch={batch}"
+            return
+        batch //= 2
+    prompt = problem.workload.prompt_tokens // 2
+    while prompt >= MENUS.prefill_chunk_min_tokens:
+        if _fits(replace(problem, batch=1, workload=replace(problem.workload, prompt_tokens=prompt))):
+            yield ("set workload.batch=1 " if problem.batch > 1 else "set ") + f"workload.prompt_tokens={prompt}"
+            return
+        prompt //= 2
+
+
+def _fits(problem: Problem) -> bool:
+    return Formulation(problem).minimise(pulp.lpSum([]))
+
+
+def _gb(nbytes: int) -> str:
+    """Decimal GB, rounded up to the next MB."""
+    return f"{math.ceil(nbytes / MB) / 1000:.3f}"
+
+
+def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> None:
+    """Raise ``UserError`` for a workload that means nothing or a forced value that breaks a rule by itself, naming both."""
+    if workload.prompt_tokens < 1 or workload.new_tokens < 1 or workload.requests < 1 or workload.batch < 0:
+        raise UserError(
+            f"workload.prompt_tokens={workload.prompt_tokens}, new_tokens={workload.new_tokens}, requests={workload.requests}, "
+            f"batch={workload.batch}; allowed: 1 or more each (batch 0 under objective=throughput); raise the one that is less"
+        )
+    if workload.batch == 0 and workload.objective is not Objective.throughput:
+        raise UserError(
+            f"workload.batch=0 with workload.objective={workload.objective}; allowed: 0 lets the program choose under throughput only; "
+            "set workload.batch=1 or workload.objective=throughput"
+        )
+    for key in ("staging_bytes", "block_bytes", "queue_depth", "chunk_bytes", "prefill_chunk_tokens", "in_flight"):
+        if force.given.get(key, 1) < 1:
+            raise UserError(f"force.{key}={force.given[key]} breaks the rule '{key} range'; allowed: 1 or more; raise it or drop it")
+    base = _neutral(hardware, model, workload, force)
+    roomy = replace(hardware, vram_bytes=2**62, dram_bytes=2**62, ssd_bytes=2**62)
+    for rule in broken_rules(roomy, model, workload, force.apply(base)):
+        mends = [key for key in force.given if not _breaks(rule.name, roomy, model, workload, force.without(key))]
+        keys = ", ".join(f"force.{key}={force.given[key]}" for key in mends or force.given)
+        raise UserError(f"{keys} breaks the rule '{rule.name}': {rule.message}")
+
+
+def _breaks(name: str, hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> bool:
+    decisions = force.apply(_neutral(hardware, model, workload, force))
+    return any(rule.name == name for rule in broken_rules(hardware, model, workload, decisions))
+
+
+def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> Decisions:
+    """Decisions that break no rule but capacities, as near to the forced values as the rules let them be."""
+    gpu = hardware.gpu is not None
+    low, high = LIMITS.headroom_min, LIMITS.headroom_max
+    through = model.layers - min(force.resident_attn or 0, force.resident_ffn or 0)
+    wishes = [force.prefetch_distance, None if force.hwm_layers is None else force.hwm_layers - low, through]
+    cap = force.cap_layers if force.cap_layers is not None else max(0, min(wish for wish in wishes if wish is not None))
+    hwm = max(cap + low, min(cap + high, force.prefetch_distance or 0))
+    ssd = ssd_menu(hardware, force)[0]
+    slots = max(MENUS.ring_slots[0], (force.vram_prefetch_distance or 0) + LIMITS.ring_margin) if gpu else 0
+    page = force.page_tokens if force.page_tokens in LIMITS.page_tokens else LIMITS.page_tokens[0]
+    batch = workload.batch or 1
+    pages = batch * pages_per_sequence(workload, page)
+    blocks = head_blocks(model) if gpu else 1
+    weights = WeightDecisions(
+        CachePolicy.pinned,
+        Tier.dram,
+        blocks,
+        VramWeights(ResidentUnits(0, 0, 0), slots, max(0, slots - LIMITS.ring_margin)),
+        DramWeights(cap, hwm, hwm, cap),
+        SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
+        H2dCopies(2**20, MENUS.in_flight),
+    )
+    kv = KvPages(page, pages if gpu else 0, 0 if gpu else pages, 0)
+    return Decisions(weights, kv, ExpertSlots(0, 0) if model.experts else None, batch, workload.prompt_tokens)

@@ -1,0 +1,106 @@
+"""Decisions that the user fixes: the program solves around them, the runtime overrides a plan with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from planner.decisions import CachePolicy, Decisions, KvPages, Tier
+
+
+@dataclass(frozen=True)
+class Force:
+    """The frozen twin of ``schema.ForceConfig``: None leaves a decision to the program."""
+
+    policy: CachePolicy | None = None
+    cap_layers: int | None = None
+    hwm_layers: int | None = None
+    prefetch_distance: int | None = None
+    resident_attn: int | None = None
+    resident_ffn: int | None = None
+    resident_head: int | None = None
+    embedding: Tier | None = None
+    vram_slots: int | None = None
+    vram_prefetch_distance: int | None = None
+    block_bytes: int | None = None
+    queue_depth: int | None = None
+    staging_bytes: int | None = None
+    chunk_bytes: int | None = None
+    in_flight: int | None = None
+    page_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
+
+    @classmethod
+    def from_config(cls, config: Any) -> Force:
+        """``config`` is a ``ForceConfig`` or the OmegaConf node of one."""
+        return cls(**{f.name: getattr(config, f.name) for f in fields(cls)})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Force key -> value, of those that are fixed."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+    def without(self, *names: str) -> Force:
+        """The same with ``names`` left to the program."""
+        return replace(self, **dict.fromkeys(names))
+
+    def apply(self, decisions: Decisions) -> Decisions:
+        """``decisions`` with the fixed ones in place; what follows from them (HWM after cap, staging after block) moves along.
+
+        The result may break a rule: check it with ``planner.rules.broken_rules``.
+        """
+        w = decisions.weights
+        units = w.vram.resident_units
+        slots = _or(self.vram_slots, w.vram.slots)
+        vram = replace(
+            w.vram,
+            resident_units=replace(
+                units,
+                attn=_or(self.resident_attn, units.attn),
+                ffn=_or(self.resident_ffn, units.ffn),
+                head=_or(self.resident_head, units.head),
+            ),
+            slots=slots,
+            prefetch_distance=_or(self.vram_prefetch_distance, min(w.vram.prefetch_distance, max(0, slots - 2))),
+        )
+        policy = _or(self.policy, w.policy)
+        cap = _or(self.cap_layers, w.dram.cap_layers)
+        hwm = _or(self.hwm_layers, w.dram.hwm_layers + cap - w.dram.cap_layers)
+        dram = replace(
+            w.dram,
+            cap_layers=cap,
+            hwm_layers=hwm,
+            prefetch_distance=_or(self.prefetch_distance, max(cap, min(hwm, w.dram.prefetch_distance))),
+            resident_layers=cap if policy is CachePolicy.pinned else 0,
+        )
+        block, depth = _or(self.block_bytes, w.ssd.block_bytes), _or(self.queue_depth, w.ssd.queue_depth)
+        unchanged = (block, depth) == (w.ssd.block_bytes, w.ssd.queue_depth)
+        staging = _or(self.staging_bytes, w.ssd.staging_bytes if unchanged else block * depth)
+        weights = replace(
+            w,
+            policy=policy,
+            embedding=_or(self.embedding, w.embedding),
+            vram=vram,
+            dram=dram,
+            ssd=replace(w.ssd, block_bytes=block, queue_depth=depth, staging_bytes=staging),
+            h2d=replace(
+                w.h2d, chunk_bytes=_or(self.chunk_bytes, w.h2d.chunk_bytes), in_flight=_or(self.in_flight, w.h2d.in_flight)
+            ),
+        )
+        kv = decisions.kv if self.page_tokens is None else _repaged(decisions.kv, decisions.batch, self.page_tokens)
+        chunk = _or(self.prefill_chunk_tokens, decisions.prefill_chunk_tokens)
+        return replace(decisions, weights=weights, kv=kv, prefill_chunk_tokens=chunk)
+
+
+def _or(forced: Any, decided: Any) -> Any:
+    return decided if forced is None else forced
+
+
+def _repaged(kv: KvPages, batch: int, page_tokens: int) -> KvPages:
+    """The same tokens per sequence and tier in pages of another size, rounded up for each sequence."""
+
+    def pages(old: int) -> int:
+        per_sequence = -(-old // batch) * kv.page_tokens
+        return batch * -(-per_sequence // page_tokens)
+
+    return KvPages(page_tokens, pages(kv.vram_pages), pages(kv.dram_pages), pages(kv.ssd_pages))

@@ -1,0 +1,328 @@
+"""The integer program of one batch and one cache policy, as linear constraints over counts and menu choices.
+
+Bytes are in MB, times in units of one decode step's compute (``tick_s``), so that the solver's tolerances suit models of any
+size. Products of a choice and a quantity are written as one copy of the quantity per choice, zero where the choice is not taken,
+so that constraints stay tight; the few big-M terms carry the largest value that can occur. Layers are taken as equal, each as
+large as the largest in memory and as the mean in traffic: exact for uniform models, safe for others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+import pulp
+
+from planner.cost import FIXED, decode_compute_s, h2d_gbps, kv_fill, objective_weights, prompt_fill
+from planner.decisions import CachePolicy, Tier
+from planner.force import Force
+from planner.hardware import HardwareProfile
+from planner.memory import OVERHEADS, unit_dram_bytes, unit_vram_bytes
+from planner.menu import chunk_menu, page_menu, pass_menu, ring_menu, ssd_menu
+from planner.model import ModelSpec
+from planner.placement import head_block_bytes, ring_classes
+from planner.rules import LIMITS, head_blocks
+from planner.workload import Workload
+
+MB = 10**6
+GB_IN_MB = 1000
+CAPACITY_MARGIN_MB = 4096 / MB
+"""Kept free of each capacity for the solver's integrality tolerance; a page is also what capacities are really given in."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What one program is about. ``policy`` and ``batch`` are fixed in it."""
+
+    hardware: HardwareProfile
+    model: ModelSpec
+    workload: Workload
+    force: Force
+    policy: CachePolicy
+    batch: int
+
+
+@dataclass
+class Formulation:
+    """Builds the constraints on construction; ``elastic`` gives each capacity a slack that can be minimised."""
+
+    problem: Problem
+    elastic: bool = False
+    lp: pulp.LpProblem = field(default_factory=lambda: pulp.LpProblem("penstock", pulp.LpMinimize))
+
+    def __post_init__(self) -> None:
+        p = self.problem
+        self.gpu = p.hardware.gpu
+        self.layers = p.model.layers
+        self.tick_s = decode_compute_s(p.hardware, p.model, p.workload, p.batch)
+        self.ticks_per_s = 1 / self.tick_s
+        self.head_blocks = head_blocks(p.model) if self.gpu else 1
+        self.block = head_block_bytes(p.model, self.head_blocks)
+        self.ssd_choices = ssd_menu(p.hardware, p.force)
+        self.chunk_choices = chunk_menu(p.hardware, p.model, p.force)
+        self.page_choices = page_menu(p.model, p.workload, p.force, p.batch)
+        self.pass_choices = pass_menu(p.hardware, p.model, p.workload, p.force, p.batch)
+        self.ring_choices = ring_menu(p.force) if self.gpu else [0]
+        self._choose()
+        self._residents()
+        self._dram_cache()
+        self._tables()
+        self._kv()
+        self._times()
+        self._capacities()
+
+    def _int(self, name: str, low: int, high: int, forced: int | None = None) -> pulp.LpVariable:
+        low, high = (low, high) if forced is None else (forced, forced)
+        return self.lp.add_variable(name, low, high, cat=pulp.LpInteger)
+
+    def _bits(self, name: str, count: int) -> list[pulp.LpVariable]:
+        """Binaries of which exactly one is set."""
+        bits = [self.lp.add_variable(f"{name}_{i}", 0, 1, cat=pulp.LpInteger) for i in range(count)]
+        self._add(pulp.lpSum(bits) == 1)
+        return bits
+
+    def _add(self, constraint: pulp.LpConstraint) -> None:
+        self.lp += constraint
+
+    def _choose(self) -> None:
+        self.ssd_bits = self._bits("ssd", len(self.ssd_choices))
+        self.chunk_bits = self._bits("chunk", len(self.chunk_choices))
+        self.page_bits = self._bits("page", len(self.page_choices))
+        self.pass_bits = self._bits("pass", len(self.pass_choices))
+
+    def _residents(self) -> None:
+        """Counts in VRAM, which kinds stream at all, and the ring that they stream through."""
+        force, n, h = self.problem.force, self.layers, self.head_blocks
+        most = n if self.gpu else 0
+        self.attn = self._int("attn", 0, most, force.resident_attn)
+        self.ffn = self._int("ffn", 0, most, force.resident_ffn)
+        self.head = self._int("head", 0, h if self.gpu else 0, force.resident_head)
+        kinds = list(product((0, 1), repeat=3))
+        self.ring_options = [(k, slots) for k in kinds for slots in (self.ring_choices if any(k) else self.ring_choices[:1])]
+        self.ring_bits = self._bits("ring", len(self.ring_options))
+        idle = pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if not any(streams))
+        self.ring_busy = 1 - idle if self.gpu else pulp.lpSum([])
+        for kind, (count, total) in enumerate(((self.attn, n), (self.ffn, n), (self.head, h))):
+            streams = self._streams(kind)
+            self._add(total - count <= total * streams)
+            self._add(total - count >= streams)
+        self.attn_heavier = self._int("attn_heavier", 0, 1)
+        self.only_ffn_out = self._int("only_ffn_out", 0, n)
+        self.only_attn_out = self._int("only_attn_out", 0, n)
+        self._add(self.attn - self.ffn == self.only_ffn_out - self.only_attn_out)
+        self._add(self.only_ffn_out <= n * self.attn_heavier)
+        self._add(self.only_attn_out <= n * (1 - self.attn_heavier))
+        self.through_dram = n - self.attn + self.only_ffn_out
+
+    def _streams(self, kind: int) -> pulp.LpAffineExpression:
+        return pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if streams[kind])
+
+    def _ring_mb(self, streams: tuple[int, ...], slots: int) -> float:
+        model = self.problem.model
+        attn = streams[0] * model.attn_max
+        ffn = max(streams[1] * model.ffn_max, streams[2] * self.block)
+        return sum(count * unit_vram_bytes(size) for count, size in ring_classes(slots, attn, ffn).values()) / MB
+
+    def _dram_cache(self) -> None:
+        """Slots of the DRAM cache, and the layers that pass through them from SSD."""
+        force, n, model = self.problem.force, self.layers, self.problem.model
+        self.cap = self._int("cap", 0, n, force.cap_layers)
+        self.headroom = self._int("headroom", LIMITS.headroom_min, LIMITS.headroom_max)
+        hwm = self.cap + self.headroom
+        if force.hwm_layers is not None:
+            self._add(hwm == force.hwm_layers)
+        if force.prefetch_distance is not None:
+            self._add(self.cap <= force.prefetch_distance)
+            self._add(hwm >= force.prefetch_distance)
+        self.all_cached = self._int("all_cached", 0, 1)
+        most = n + LIMITS.headroom_max + 1
+        self._add(self.cap <= self.through_dram)
+        self._add(hwm >= self.through_dram - n * (1 - self.all_cached))
+        self._add(self.through_dram >= hwm + 1 - most * self.all_cached)
+        kept = self.cap if self.problem.policy is CachePolicy.pinned else 0
+        self.from_ssd = self._int("from_ssd", 0, n)
+        self._add(self.from_ssd >= self.through_dram - kept - n * self.all_cached)
+        self._add(self.from_ssd <= n * (1 - self.all_cached))
+        self.ssd_only_ffn = self._int("ssd_only_ffn", 0, n)
+        self.ssd_only_attn = self._int("ssd_only_attn", 0, n)
+        self._add(self.ssd_only_ffn <= self.only_ffn_out)
+        self._add(self.ssd_only_attn <= self.only_attn_out)
+        self._add(self.ssd_only_ffn + self.ssd_only_attn <= self.from_ssd)
+        self.cache_mb = 0
+        slots = []
+        for attn, ffn in ((0, 1), (1, 0), (1, 1)):
+            chosen = pulp.lpSum(b for b, (s, _) in zip(self.ring_bits, self.ring_options, strict=True) if s[:2] == (attn, ffn))
+            count = self.lp.add_variable(f"cache_slots_{attn}{ffn}", 0, n)
+            self._add(count <= n * chosen)
+            slots.append(count)
+            slot = (attn and unit_dram_bytes(model.attn_max)) + (ffn and unit_dram_bytes(model.ffn_max))
+            self.cache_mb += count * (slot / MB)
+        self._add(pulp.lpSum(slots) >= hwm - most * self.all_cached)
+        self._add(pulp.lpSum(slots) >= self.through_dram - n * (1 - self.all_cached))
+
+    def _tables(self) -> None:
+        """The embedding table and the LM head, tied or not, in VRAM and DRAM."""
+        model, force = self.problem.model, self.problem.force
+        forced = None if force.embedding is None else int(force.embedding is Tier.vram)
+        self.embed_in_vram = self._int("embed_in_vram", 0, 1 if self.gpu else 0, forced)
+        embed, head_streams = model.embed_bytes / MB, self._streams(2)
+        if model.tied:
+            in_vram, in_dram = self.lp.add_variable("tied_vram", 0, 1), self.lp.add_variable("tied_dram", 0, 1)
+            self._add(in_vram >= self.embed_in_vram + head_streams - 1)
+            self._add(in_dram >= head_streams)
+            self._add(in_dram >= 1 - self.embed_in_vram)
+            self.tables_vram_mb, self.tables_dram_mb = embed * in_vram, embed * in_dram
+        else:
+            no_head = self._int("no_head_in_vram", 0, 1)
+            self._add(self.head <= self.head_blocks * (1 - no_head))
+            rounding = (self.head_blocks * self.block - model.head_bytes) / MB
+            head_mb = (self.head_blocks - self.head) * (self.block / MB) - rounding * no_head
+            self.tables_vram_mb = embed * self.embed_in_vram
+            self.tables_dram_mb = embed * (1 - self.embed_in_vram) + head_mb
+
+    def _kv(self) -> None:
+        """KV pages per tier: all where the model computes, unless the workload lets them spill."""
+        spill = self.problem.workload.kv_spill
+        self.pages: dict[Tier, list] = {tier: [] for tier in Tier}
+        for i, (bit, choice) in enumerate(zip(self.page_bits, self.page_choices, strict=True)):
+            free = {
+                Tier.vram: self.gpu is not None,
+                Tier.dram: spill or self.gpu is None,
+                Tier.ssd: spill and choice.page_tokens >= LIMITS.ssd_page_tokens_min,
+            }
+            for tier in Tier:
+                self.pages[tier].append(self._int(f"pages_{tier}_{i}", 0, choice.pages) if free[tier] else 0)
+            self._add(pulp.lpSum(self.pages[tier][i] for tier in Tier) == choice.pages * bit)
+        self.ssd_busy: pulp.LpVariable | pulp.LpAffineExpression = 1 - self.all_cached
+        if spill:
+            self.ssd_busy = self._int("ssd_busy", 0, 1)
+            self._add(self.ssd_busy >= 1 - self.all_cached)
+            for pages, choice in zip(self.pages[Tier.ssd], self.page_choices, strict=True):
+                self._add(pages <= choice.pages * self.ssd_busy)
+
+    def _kv_mb(self, *tiers: Tier) -> pulp.LpAffineExpression:
+        return pulp.lpSum(
+            pages * (choice.page_bytes / MB) for tier in tiers for pages, choice in zip(self.pages[tier], self.page_choices, strict=True)
+        )
+
+    @cached_property
+    def _spilled_mb(self) -> pulp.LpAffineExpression:
+        return self._kv_mb(Tier.dram, Tier.ssd) if self.gpu else pulp.lpSum([])
+
+    def _times(self) -> None:
+        """Ticks of both phases: at least every stage's. ``ssd_t`` and ``h2d_t`` are one pass over the weights."""
+        p, model, n = self.problem, self.problem.model, self.layers
+        attn, ffn = sum(model.attn_bytes) / n / MB, sum(model.ffn_bytes) / n / MB
+        weights_mb = self.from_ssd * (attn + ffn) - self.ssd_only_ffn * attn - self.ssd_only_attn * ffn
+        most_ssd_mb = n * (attn + ffn)
+        kv_ssd_mb = self._kv_mb(Tier.ssd)
+        most_kv_mb = max(c.pages * c.page_bytes for c in self.page_choices) / MB
+        self.ssd_t = self._by_ssd_choice("weights", weights_mb, most_ssd_mb)
+        kv_ssd_t = self._by_ssd_choice("kv", kv_ssd_mb, most_kv_mb) if p.workload.kv_spill else 0
+        out_mb = ((n - self.attn) * attn, (n - self.ffn) * ffn, (self.head_blocks - self.head) * (self.block / MB))
+        most_mb = (n * attn, n * ffn, self.head_blocks * self.block / MB)
+        self.h2d_t: pulp.LpVariable | int = 0
+        kv_h2d_t: pulp.LpVariable | int = 0
+        per_mb = self.ticks_per_s / GB_IN_MB
+        if self.gpu:
+            self.h2d_t = self.lp.add_variable("h2d_t", 0)
+            kv_h2d_t = self.lp.add_variable("kv_h2d_t", 0) if p.workload.kv_spill else 0
+            for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
+                for busy, rates in ((False, choice.s_per_gb), (True, choice.s_per_gb_beside_ssd)):
+                    off = (1 - bit) + (1 - self.ssd_busy if busy else 0)
+                    ticks = pulp.lpSum(mb * (r * per_mb) for mb, r in zip(out_mb, rates, strict=True))
+                    most = sum(mb * r * per_mb for mb, r in zip(most_mb, rates, strict=True))
+                    self._add(self.h2d_t >= ticks - most * off)
+                    if p.workload.kv_spill:
+                        kv_t, most_kv = self._kv_h2d(choice.chunk_bytes, busy)
+                        self._add(kv_h2d_t >= kv_t - most_kv * off)
+        fixed = (FIXED.embedding_lookup_s * self.ticks_per_s) * (1 - self.embed_in_vram) if self.gpu else 0
+        d2h_t = self._spilled_mb * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
+        fill = kv_fill(p.workload)
+        self.decode_t = self.lp.add_variable("decode_t", 0)
+        self._add(self.decode_t >= self.ssd_t + fill * kv_ssd_t)
+        self._add(self.decode_t >= self.h2d_t + fill * kv_h2d_t)
+        self._add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
+        self._add(self.decode_t >= 1 + fixed)
+        self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, fixed)
+
+    def _by_ssd_choice(self, name: str, mb: pulp.LpAffineExpression, most_mb: float) -> pulp.LpAffineExpression:
+        """Ticks to read ``mb`` at the chosen block and depth."""
+        parts = [self.lp.add_variable(f"ssd_{name}_mb_{i}", 0) for i in range(len(self.ssd_bits))]
+        for part, bit in zip(parts, self.ssd_bits, strict=True):
+            self._add(part <= most_mb * bit)
+        self._add(pulp.lpSum(parts) == mb)
+        return pulp.lpSum(part * (self.ticks_per_s / GB_IN_MB / c.gbps) for part, c in zip(parts, self.ssd_choices, strict=True))
+
+    def _kv_h2d(self, chunk_bytes: int, busy: bool) -> tuple[pulp.LpAffineExpression, float]:
+        """Ticks to copy all spilled pages, and the most that they can be."""
+        assert self.gpu is not None
+        ticks, most = [], 0.0
+        for i, choice in enumerate(self.page_choices):
+            rate = h2d_gbps(self.gpu, choice.page_bytes // self.layers, chunk_bytes, busy)
+            page_t = choice.page_bytes / MB / GB_IN_MB / rate * self.ticks_per_s
+            ticks += [self.pages[tier][i] * page_t for tier in (Tier.dram, Tier.ssd)]
+            most = max(most, choice.pages * page_t)
+        return pulp.lpSum(ticks), most
+
+    def _prefill(self, kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, fixed) -> None:
+        """Ticks of the whole prefill in the chosen passes; KV that is spilled is written once and read by every later pass."""
+        p, model, ticks = self.problem, self.problem.model, self.ticks_per_s
+        self.prefill_t = self.lp.add_variable("prefill_t", 0)
+        filled = prompt_fill(p.workload)
+        weights_gb = (sum(model.attn_bytes) + sum(model.ffn_bytes)) / MB / GB_IN_MB
+        kv_gb = max(c.pages * c.page_bytes for c in self.page_choices) / MB / GB_IN_MB if p.workload.kv_spill else 0
+        slowest_ssd_t = ticks / min(c.gbps for c in self.ssd_choices)
+        write_t_per_gb = ticks / p.hardware.ssd_write_gbps if p.workload.kv_spill else 0.0
+        self._add(self.prefill_t >= filled * d2h_t)
+        for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
+            earlier = (choice.passes - 1) / 2 * filled
+            write_t = kv_ssd_mb * (filled / GB_IN_MB * write_t_per_gb)
+            most = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
+            self._add(self.prefill_t >= choice.passes * self.ssd_t + earlier * kv_ssd_t + write_t - most * (1 - bit))
+            most = (choice.compute_s + choice.passes * FIXED.embedding_lookup_s) * ticks
+            self._add(self.prefill_t >= choice.compute_s * ticks + choice.passes * fixed - most * (1 - bit))
+            if self.gpu:
+                slowest = max(max(c.s_per_gb_beside_ssd) for c in self.chunk_choices) * ticks
+                most = choice.passes * (weights_gb + self.head_blocks * self.block / MB / GB_IN_MB) * slowest
+                if p.workload.kv_spill:
+                    most += earlier * max(self._kv_h2d(c.chunk_bytes, True)[1] for c in self.chunk_choices)
+                self._add(self.prefill_t >= choice.passes * self.h2d_t + earlier * kv_h2d_t - most * (1 - bit))
+        prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
+        self.total_t = prefill_weight * self.prefill_t + decode_weight * self.decode_t
+
+    def minimise(self, objective: pulp.LpAffineExpression) -> bool:
+        """Whether there is a best answer, proven; its values then stand in the variables."""
+        self.lp.setObjective(objective)
+        solver = pulp.HiGHS(
+            msg=False, gapRel=0.0, gapAbs=1e-9, threads=1, random_seed=0, primal_feasibility_tolerance=1e-8, mip_feasibility_tolerance=1e-8
+        )
+        return self.lp.solve(solver) == pulp.LpStatusOptimal
+
+    def _capacities(self) -> None:
+        """The three capacities, from the items of ``planner.memory``. Slacks are in MB."""
+        p, model = self.problem, self.problem.model
+        activations = pulp.lpSum(bit * (c.activation_bytes / MB) for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
+        staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))
+        self.vram_mb: pulp.LpAffineExpression = pulp.lpSum([])
+        self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self._kv_mb(Tier.dram)
+        self.dram_mb += (OVERHEADS.tables_padding_bytes + p.workload.dram_reserve_bytes) / MB
+        if self.gpu:
+            ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
+            fixed = self.gpu.context_bytes + OVERHEADS.cuda_workspace_bytes + model.norm_bytes + p.workload.vram_guard_bytes
+            residents = (
+                self.attn * (unit_vram_bytes(model.attn_max) / MB)
+                + self.ffn * (unit_vram_bytes(model.ffn_max) / MB)
+                + self.head * (unit_vram_bytes(self.block) / MB)
+            )
+            self.vram_mb = ring + residents + self.tables_vram_mb + self._kv_mb(Tier.vram) + activations + fixed / MB
+        else:
+            self.dram_mb += activations + (model.norm_bytes + OVERHEADS.cpu_workspace_bytes) / MB
+        self.ssd_mb = self._kv_mb(Tier.ssd) + model.weight_bytes / MB
+        self.slack = {t: self.lp.add_variable(f"slack_{t}", 0, None if self.elastic else 0) for t in Tier}
+        limits = ((Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes))
+        if self.gpu:
+            limits = ((Tier.vram, self.vram_mb, p.hardware.vram_bytes), *limits)
+        for tier, used, capacity in limits:
+            self._add(used <= capacity / MB - CAPACITY_MARGIN_MB + self.slack[tier])

@@ -1,0 +1,147 @@
+"""What a plan's decisions take of each tier, item by item: one source for rules, prediction, program and runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.decisions import Decisions, ExpertSlots
+from planner.hardware import HardwareProfile
+from planner.model import ModelSpec
+from planner.placement import Placement, place
+from planner.units import align_up
+from planner.workload import Workload
+
+LEFT_ALONE = frozenset({"guard", "reserve"})
+"""Items that a capacity must leave free: rules count them, a prediction of used bytes does not."""
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Bytes beyond weights and KV that every run takes."""
+
+    cuda_workspace_bytes: int = 64 * 2**20
+    """cuBLAS and cuBLASLt workspaces: 32 MiB each on Hopper, less on older devices (cuBLAS documentation)."""
+    cpu_workspace_bytes: int = 72 * 2**20
+    """Scratch of the CPU's matrix library for one layer at a time."""
+    unit_padding_bytes: int = 2 * 4096
+    """A unit is read in place by O_DIRECT from an offset that is not page-aligned in its file: a page at either end."""
+    tables_padding_bytes: int = 4 * 4096
+    """The same for the embedding table and the LM head."""
+    norm_float32_copies: int = 2
+    """RMSNorm upcasts its input to float32 and multiplies it into a second float32 tensor."""
+    float32_bytes: int = 4
+
+
+OVERHEADS = Overheads()
+
+
+def unit_vram_bytes(unit_bytes: int) -> int:
+    """VRAM of one unit, resident or in its ring slot: whole pages."""
+    return align_up(unit_bytes)
+
+
+def unit_dram_bytes(unit_bytes: int) -> int:
+    """DRAM of one unit in the layer cache: whole pages and the padding of an in-place O_DIRECT read; 0 bytes take nothing."""
+    return align_up(unit_bytes) + OVERHEADS.unit_padding_bytes if unit_bytes else 0
+
+
+def dram_slot_bytes(placement: Placement) -> int:
+    """One slot of the DRAM cache: it fits any layer's units that pass through DRAM, each with its padding."""
+    return max((sum(unit_dram_bytes(n) for n in _through_dram(placement, i)) for i in placement.dram_layers), default=0)
+
+
+def _through_dram(placement: Placement, layer: int) -> list[int]:
+    tiers = ((placement.attn, placement.model.attn_bytes), (placement.ffn, placement.model.ffn_bytes))
+    return [sizes[layer] for tier, sizes in tiers if tier[layer] != "vram"]
+
+
+def ring_bytes(placement: Placement) -> int:
+    """VRAM of all ring slots."""
+    return sum(slots * unit_vram_bytes(size) for slots, size in placement.ring_classes.values())
+
+
+def kv_page_bytes(model: ModelSpec, page_tokens: int) -> int:
+    """One KV page: K and V of ``page_tokens`` tokens over all layers."""
+    return page_tokens * model.kv_bytes_per_token
+
+
+def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
+    """KV pages of one sequence at its end."""
+    return -(-workload.max_tokens // page_tokens)
+
+
+def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
+    """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included.
+
+    The largest of three phases of a decoder layer (norm in float32; attention with rotary temporaries; gated FFN with gate,
+    up and product alive together), plus the attention mask and one layer's K and V repeated over query heads and copied as
+    the cache grows. From the forward passes of ``transformers`` v5 with SDPA attention.
+    """
+    dtype, f32 = model.dtype_bytes, OVERHEADS.float32_bytes
+    norm = 2 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
+    qkv = model.attn_width + 2 * model.kv_width
+    rotary = 2 * model.attn_width + model.kv_width
+    attention = (2 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
+    gathered = 2 * model.hidden * model.experts.top_k if model.experts else 0
+    ffn = (2 * model.hidden + 3 * model.ffn_width + gathered) * dtype
+    repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
+    one_layer_kv = (repeated + 2 * model.kv_width) * workload.max_tokens * dtype
+    mask = chunk_tokens * workload.max_tokens * (1 + dtype)
+    logits = model.vocab * (dtype + f32)
+    return batch * (chunk_tokens * max(norm, attention, ffn) + one_layer_kv + mask + logits)
+
+
+def expert_slots(placement: Placement) -> ExpertSlots | None:
+    """Experts that each tier holds at once: an FFN unit carries all experts of its layer. None for a dense model."""
+    experts = placement.model.experts
+    if experts is None:
+        return None
+    ring = placement.ring_classes.get("ffn", (0, 0))[0] if any(u.kind == "ffn" for u in placement.streamed_units) else 0
+    resident = placement.weights.vram.resident_units.ffn if placement.gpu else 0
+    cached = placement.dram_slots if any(tier != "vram" for tier in placement.ffn) else 0
+    return ExpertSlots((resident + ring) * experts.count, cached * experts.count)
+
+
+def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+    """Bytes of VRAM by item, the guard included; empty without a GPU."""
+    if hardware.gpu is None:
+        return {}
+    placement = place(model, decisions.weights, True)
+    return {
+        "context": hardware.gpu.context_bytes,
+        "workspace": OVERHEADS.cuda_workspace_bytes,
+        "norms": model.norm_bytes,
+        "embedding": placement.embed_vram_bytes,
+        "residents": sum(unit_vram_bytes(placement.unit_bytes(u)) for u, tier in placement.units if tier == "vram"),
+        "ring": ring_bytes(placement),
+        "kv": decisions.kv.vram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
+        "activations": activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
+        "guard": workload.vram_guard_bytes,
+    }
+
+
+def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+    """Bytes of DRAM by item, the reserve included. Without a GPU everything that computes lies here."""
+    placement = place(model, decisions.weights, hardware.gpu is not None)
+    use = {
+        "layer_cache": placement.dram_slots * dram_slot_bytes(placement),
+        "staging": decisions.weights.ssd.staging_bytes,
+        "embedding_head": placement.head_dram_bytes + OVERHEADS.tables_padding_bytes,
+        "kv": decisions.kv.dram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
+    }
+    if hardware.gpu is None:
+        use["norms"] = model.norm_bytes
+        use["activations"] = activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens)
+        use["workspace"] = OVERHEADS.cpu_workspace_bytes
+    use["reserve"] = workload.dram_reserve_bytes
+    return use
+
+
+def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+    """Bytes of SSD by item: the checkpoint and the KV pages that spill."""
+    return {"weights": model.weight_bytes, "kv": decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)}
+
+
+def used_bytes(use: dict[str, int]) -> int:
+    """Bytes that are really taken: what must be left alone not counted."""
+    return sum(n for item, n in use.items() if item not in LEFT_ALONE)

@@ -1,0 +1,168 @@
+"""Menus: the values that the program chooses from, with what each costs, pruned to those that could be best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.cost import h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
+from planner.errors import UserError
+from planner.force import Force
+from planner.hardware import HardwareProfile
+from planner.memory import activation_bytes, kv_page_bytes, pages_per_sequence
+from planner.model import ModelSpec
+from planner.placement import head_block_bytes
+from planner.rules import LIMITS, head_blocks
+from planner.units import ALIGN
+from planner.workload import Workload
+
+
+@dataclass(frozen=True)
+class Menus:
+    """The values on offer where the hardware does not give them."""
+
+    ring_slots: tuple[int, ...] = (4, 6, 8)
+    """Two slots a kind copy one unit while another computes; more absorb jitter that the model does not see."""
+    ssd_block_min_bytes: int = 4 * 2**20
+    """Each read costs the interpreter some 50 microseconds: at 7 GB/s, blocks of 1 MiB would keep it busy a third of the time, which
+    the thread that launches kernels would feel."""
+    prefill_chunk_min_tokens: int = 256
+    """Smaller passes read all weights again for too few tokens."""
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    in_flight: int = 2
+    """One copy runs while the next is queued; more only delays what is urgent."""
+
+
+MENUS = Menus()
+
+
+@dataclass(frozen=True)
+class SsdChoice:
+    """``queue_depth`` reads of ``block_bytes``."""
+
+    block_bytes: int
+    queue_depth: int
+    staging_bytes: int
+    gbps: float
+
+
+@dataclass(frozen=True)
+class ChunkChoice:
+    """H2D seconds per GB of each kind with copies of at most ``chunk_bytes``: (attn, ffn, head), alone and beside SSD reads."""
+
+    chunk_bytes: int
+    s_per_gb: tuple[float, ...]
+    s_per_gb_beside_ssd: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PageChoice:
+    """KV pages of ``page_tokens`` that the workload needs at one batch."""
+
+    page_tokens: int
+    pages: int
+    page_bytes: int
+
+
+@dataclass(frozen=True)
+class PassChoice:
+    """Prefill in passes of ``chunk_tokens`` per sequence."""
+
+    chunk_tokens: int
+    passes: int
+    activation_bytes: int
+    compute_s: float
+
+
+def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
+    """Measured (block, depth) points whose blocks are worth a read, or forced ones: only those that read faster than every point
+    with less staging."""
+    least = min(MENUS.ssd_block_min_bytes, max(p.block_bytes for p in hardware.ssd_read))
+    measured = [p for p in hardware.ssd_read if p.block_bytes >= least]
+    points = {(force.block_bytes or p.block_bytes // ALIGN * ALIGN, force.queue_depth or p.queue_depth) for p in measured}
+    choices = [
+        SsdChoice(block, depth, force.staging_bytes or block * depth, ssd_gbps(hardware, block, depth))
+        for block, depth in points
+        if block and block * depth <= (force.staging_bytes or block * depth)
+    ]
+    if not choices:
+        raise UserError(
+            f"force.staging_bytes={force.staging_bytes} is less than any block x queue depth (staging >= block x queue depth); "
+            f"allowed: at least {min(block * depth for block, depth in points)}; raise it or force a smaller block_bytes or queue_depth"
+        )
+    choices.sort(key=lambda c: (c.staging_bytes, -c.gbps, c.block_bytes))
+    best: list[SsdChoice] = []
+    for choice in choices:
+        if not best or choice.gbps > best[-1].gbps:
+            best.append(choice)
+    return best
+
+
+def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[ChunkChoice]:
+    """Copy sizes of the measured curve, or the forced one: no entry is slower than another for every kind."""
+    gpu = hardware.gpu
+    kinds = (model.attn_max, model.ffn_max, head_block_bytes(model, head_blocks(model)))
+    if gpu is None:
+        return [ChunkChoice(force.chunk_bytes or max(kinds[:2]), (0.0,) * 3, (0.0,) * 3)]
+    sizes = sorted(size for size, _ in gpu.h2d.points) if force.chunk_bytes is None else [force.chunk_bytes]
+    best: list[ChunkChoice] = []
+    for size in sizes:
+        alone, beside = ([1 / h2d_gbps(gpu, n, size, busy) for n in kinds] for busy in (False, True))
+        choice = ChunkChoice(size, tuple(alone), tuple(beside))
+        if not any(_no_slower(other, choice) for other in best):
+            best = [other for other in best if not _no_slower(choice, other)] + [choice]
+    return best
+
+
+def _no_slower(one: ChunkChoice, other: ChunkChoice) -> bool:
+    mine, theirs = one.s_per_gb + one.s_per_gb_beside_ssd, other.s_per_gb + other.s_per_gb_beside_ssd
+    return all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+def page_menu(model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PageChoice]:
+    """KV page sizes. Without spilling only bytes count: the largest page among those that waste least."""
+    sizes = LIMITS.page_tokens if force.page_tokens is None else (force.page_tokens,)
+    choices = [PageChoice(t, batch * pages_per_sequence(workload, t), kv_page_bytes(model, t)) for t in sizes]
+    if workload.kv_spill:
+        return choices
+    return [min(choices, key=lambda c: (c.pages * c.page_bytes, -c.page_tokens))]
+
+
+def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PassChoice]:
+    """Prefill pass sizes: the whole prompt, then halves of it."""
+    prompt = workload.prompt_tokens
+    if force.prefill_chunk_tokens is not None:
+        sizes = [force.prefill_chunk_tokens]
+    else:
+        sizes = [prompt]
+        while sizes[-1] >= 2 * MENUS.prefill_chunk_min_tokens:
+            sizes.append(-(-sizes[-1] // 2))
+    return [
+        PassChoice(
+            tokens,
+            prefill_passes(workload, tokens),
+            activation_bytes(model, workload, batch, tokens),
+            prefill_compute_s(hardware, model, workload, batch, tokens),
+        )
+        for tokens in sizes
+    ]
+
+
+def ring_menu(force: Force) -> list[int]:
+    """Ring slots, enough for a forced prefetch distance."""
+    if force.vram_slots is not None:
+        return [force.vram_slots]
+    least = (force.vram_prefetch_distance or 0) + LIMITS.ring_margin
+    return [slots for slots in MENUS.ring_slots if slots >= least] or [least]
+
+
+def batch_menu(workload: Workload) -> list[int]:
+    """Batches to try: the workload's own; a menu when it is 0, up to the number of requests when there are several.
+
+    A single request says nothing about how long the stream of requests is, so it does not bound the batch.
+    """
+    if workload.batch:
+        return [workload.batch]
+    if workload.requests == 1:
+        return list(MENUS.batches)
+    most = min(workload.requests, MENUS.batches[-1])
+    return sorted({b for b in MENUS.batches if b <= most} | {most})

@@ -1,0 +1,204 @@
+"""The integer program, solved: the fastest decisions, and of those within 0.5 % of the best time the ones that take least memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pulp
+
+from planner.bound import bound_s
+from planner.cost import objective_weights
+from planner.decisions import (
+    CachePolicy,
+    Decisions,
+    DramWeights,
+    H2dCopies,
+    KvPages,
+    ResidentUnits,
+    SsdReads,
+    Tier,
+    VramWeights,
+    WeightDecisions,
+)
+from planner.explain import check_request, why_infeasible
+from planner.force import Force
+from planner.formulation import MB, Formulation, Problem
+from planner.hardware import HardwareProfile
+from planner.memory import expert_slots
+from planner.menu import MENUS, batch_menu
+from planner.model import ModelSpec
+from planner.placement import place
+from planner.rules import LIMITS, broken_rules
+from planner.workload import Objective, Workload
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """What decides between plans that are as good as equally fast. Weights are shares of all memory for 100 % more of each, or
+    for one more where it is counted."""
+
+    slower_at_most: float = 0.005
+    """How much slower than the best a plan may be for the sake of memory."""
+    time: float = 1e-2
+    """The whole workload's seconds."""
+    streaming: float = 1.0
+    """Streaming at all over a link, where memory holds everything: that it hides behind compute is only a prediction."""
+    traffic: float = 1e-4
+    """Seconds of the links, also of those that nothing waits for."""
+    passes: float = 1e-3
+    """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
+    load: float = 5e-2
+    """Seconds to load: a rate of half the SSD's best is worth 5 % of memory, staging for the full rate rarely takes that much."""
+
+
+PREFERENCES = Preferences()
+
+
+@dataclass(frozen=True)
+class Considered:
+    """An alternative that was solved, and its best objective; ``seconds`` is None when it does not fit."""
+
+    name: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """``best_s`` is the least objective that any plan reaches; ``decisions`` come within 0.5 % of it."""
+
+    decisions: Decisions
+    best_s: float
+    considered: tuple[Considered, ...]
+
+
+def solve(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force | None = None) -> Decisions:
+    """The decisions of the best plan. Raises ``Infeasible`` when none fits, ``UserError`` when a forced value breaks a rule."""
+    return search(hardware, model, workload, force).decisions
+
+
+def search(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force | None = None) -> Solution:
+    """``solve`` with what else was considered: the other cache policy, and each batch that could have been better."""
+    force = force or Force()
+    check_request(hardware, model, workload, force)
+    policy = force.policy or CachePolicy.pinned
+    problems = [Problem(hardware, model, workload, force, policy, batch) for batch in batch_menu(workload)]
+    best, best_s, considered = _best_batch(problems)
+    if best is None:
+        raise why_infeasible(problems[0])
+    if force.policy is None:
+        considered.append(_other_policy(best, best_s))
+    return Solution(_least_memory(best), best_s, tuple(considered))
+
+
+def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float, list[Considered]]:
+    """The fastest batch, trying those with the lowest bound first and stopping when no bound is below the best found."""
+    best, best_s, considered = None, float("inf"), []
+    for problem in sorted(problems, key=bound_s):
+        if bound_s(problem) >= best_s:
+            break
+        program = Formulation(problem)
+        seconds = _seconds(program)
+        if len(problems) > 1:
+            considered.append(Considered(f"batch {problem.batch}", seconds))
+        if seconds is not None and seconds < best_s:
+            best, best_s = program, seconds
+    return best, best_s, considered
+
+
+def _seconds(program: Formulation) -> float | None:
+    return pulp.value(program.total_t) * program.tick_s if program.minimise(program.total_t) else None
+
+
+def _other_policy(best: Formulation, best_s: float) -> Considered:
+    """The rolling window's best at the same batch. It has every plan that pinned has when all layers stay cached, so no solve then."""
+    if best.all_cached.value() > 0.5:
+        return Considered(CachePolicy.rolling, best_s)
+    return Considered(CachePolicy.rolling, _seconds(Formulation(replace(best.problem, policy=CachePolicy.rolling))))
+
+
+def _least_memory(program: Formulation) -> Decisions:
+    """Second stage, on a program whose best time stands in its variables.
+
+    Time to first token leaves decode free, so there the best decode is found first, among the best prefills.
+    """
+    p = program.problem
+    best, slower = pulp.value(program.total_t), 1 + PREFERENCES.slower_at_most
+    if p.workload.objective is Objective.ttft:
+        program.lp += program.prefill_t <= pulp.value(program.prefill_t) * slower
+        if not program.minimise(program.decode_t):
+            raise RuntimeError("the program found a best prefill and lost it looking for the best decode")
+        program.lp += program.decode_t <= pulp.value(program.decode_t) * slower
+    else:
+        program.lp += program.total_t <= best * slower
+    memory = (p.hardware.vram_bytes + p.hardware.dram_bytes) / MB
+    fastest = max(choice.gbps for choice in program.ssd_choices)
+    load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
+    passes = pulp.lpSum(bit * (PREFERENCES.passes * c.passes) for bit, c in zip(program.pass_bits, program.pass_choices, strict=True))
+    links = (program.ssd_t + program.h2d_t) * (PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best)
+    streaming = (program.ssd_busy + program.ring_busy) * PREFERENCES.streaming
+    objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
+    if not program.minimise(objective + links + streaming + passes + PREFERENCES.load * load):
+        raise RuntimeError("the program found a best plan and lost it in its second stage")
+    decisions = _read(program)
+    broken = broken_rules(p.hardware, p.model, p.workload, decisions)
+    if broken:
+        raise RuntimeError(f"the program's answer breaks its own rules: {'; '.join(rule.message for rule in broken)}")
+    return decisions
+
+
+def _read(program: Formulation) -> Decisions:
+    p, force = program.problem, program.problem.force
+    gpu = program.gpu is not None
+    ssd, chunk = _taken(program.ssd_bits, program.ssd_choices), _taken(program.chunk_bits, program.chunk_choices)
+    slots = _taken(program.ring_bits, program.ring_options)[1]
+    distance = max(0, slots - LIMITS.ring_margin) if force.vram_prefetch_distance is None else force.vram_prefetch_distance
+    index = next(i for i, bit in enumerate(program.page_bits) if bit.value() > 0.5)
+    pages = {tier: round(pulp.value(program.pages[tier][index])) for tier in Tier}
+    weights = WeightDecisions(
+        policy=p.policy,
+        embedding=Tier.vram if _count(program.embed_in_vram) else Tier.dram,
+        head_blocks=program.head_blocks,
+        vram=VramWeights(
+            ResidentUnits(_count(program.attn), _count(program.ffn), _count(program.head)), slots, distance if gpu else 0
+        ),
+        dram=_dram_counts(program),
+        ssd=SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
+        h2d=H2dCopies(chunk.chunk_bytes, MENUS.in_flight if force.in_flight is None else force.in_flight),
+    )
+    return Decisions(
+        weights=weights,
+        kv=KvPages(program.page_choices[index].page_tokens, pages[Tier.vram], pages[Tier.dram], pages[Tier.ssd]),
+        experts=expert_slots(place(p.model, weights, gpu)),
+        batch=p.batch,
+        prefill_chunk_tokens=_taken(program.pass_bits, program.pass_choices).chunk_tokens,
+    )
+
+
+def _taken(bits: list[pulp.LpVariable], choices: list) -> object:
+    return next(choice for bit, choice in zip(bits, choices, strict=True) if bit.value() > 0.5)
+
+
+def _count(variable: pulp.LpVariable) -> int:
+    return round(variable.value())
+
+
+def _dram_counts(program: Formulation) -> DramWeights:
+    """Cap, HWM and distance where the program leaves a choice: the largest cap that changes nothing, the least headroom, and a
+    window that reaches as far as the headroom can hold.
+
+    Pinned: ``hwm`` layers ahead always hold as many streamed layers as there are slots for them, when spread evenly. Rolling:
+    one less, so that the window and the layer that computes fit together.
+    """
+    force, policy = program.problem.force, program.problem.policy
+    through = round(pulp.value(program.through_dram))
+    cap = _count(program.cap)
+    all_cached = _count(program.all_cached) == 1
+    caps = range(through, -1, -1) if all_cached and force.cap_layers is None else [cap]
+    for cap in caps:
+        for hwm in range(cap + LIMITS.headroom_min, cap + LIMITS.headroom_max + 1):
+            farthest = hwm if policy is CachePolicy.pinned else hwm - 1
+            distance = farthest if force.prefetch_distance is None else force.prefetch_distance
+            holds_all = hwm >= through or not all_cached
+            if force.hwm_layers in (None, hwm) and cap <= distance <= hwm and holds_all:
+                return DramWeights(cap, hwm, distance, cap if policy is CachePolicy.pinned else 0)
+    raise RuntimeError("the program's DRAM cache counts fit no high-water mark")

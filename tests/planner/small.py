@@ -1,0 +1,44 @@
+"""Small machines, models and workloads, made on the spot: a test names only what it is about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from planner.model import Experts, ModelSpec
+from planner.workload import Objective, Workload
+
+MB = 10**6
+GB = 10**9
+
+
+def gpu(**change: Any) -> Gpu:
+    curve = Curve(((2**18, 20.0), (2**20, 40.0), (2**24, 54.0), (2**26, 55.0)))
+    base = Gpu("small", 100 * MB, 100.0, 800.0, curve, curve, 7.0, 50.0, 45.0)
+    return replace(base, **change)
+
+
+def machine(vram: int = 16 * GB, dram: int = 64 * GB, ssd: int = 500 * GB, **change: Any) -> HardwareProfile:
+    """A machine with a GPU when ``vram`` is not 0."""
+    points = tuple(SsdPoint(block, depth, rate) for block, depth, rate in ((2**22, 1, 1.5), (2**22, 8, 5.0), (2**24, 8, 7.0)))
+    base = HardwareProfile("small", vram, dram, ssd, points, 4.0, 40.0, 60.0, 0.2, 8, 50.0, 1.5, 2e-4, gpu() if vram else None)
+    return replace(base, **change)
+
+
+def model(
+    layers: int = 8, attn: int = 40 * MB, ffn: int = 120 * MB, table: int = 60 * MB, tied: bool = False, experts: int = 0
+) -> ModelSpec:
+    """A uniform decoder; ``experts`` cut the FFN units into as many routed experts (top-2)."""
+    routed = Experts(experts, 2, ffn // experts) if experts else None
+    vocab, hidden = 1000, 1024
+    table = table // vocab * vocab
+    head = 0 if tied else table
+    return ModelSpec(
+        "small", "llama", (attn,) * layers, (ffn,) * layers, MB, table, head, tied, vocab, hidden, 1024, 256, 4096, 2, routed
+    )
+
+
+def work(**change: Any) -> Workload:
+    base = Workload("small", 1, 512, 64, 1, 0, Objective.latency, 10 * MB, 0, False)
+    return replace(base, **change)

@@ -1,0 +1,125 @@
+"""The cost model: each figure from first principles."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cost import Stage, h2d_gbps, objective_weights, predict, ssd_gbps
+from planner.decisions import Tier
+from planner.force import Force
+from planner.memory import activation_bytes, dram_use, used_bytes, vram_use
+from planner.placement import place
+from planner.program import solve
+from planner.workload import Objective
+from tests.planner.small import GB, MB, gpu, machine, model, work
+
+
+def planned(hardware, m, w, **force):
+    decisions = solve(hardware, m, w, Force(**force))
+    return decisions, predict(hardware, m, w, decisions)
+
+
+def test_a_decode_step_reads_what_no_memory_keeps():
+    hardware, m = machine(vram=0, dram=GB), model(12)
+    decisions, predicted = planned(hardware, m, work())
+    streamed = 12 - decisions.weights.dram.cap_layers
+    assert 0 < streamed < 12
+    assert predicted.ssd_bytes_per_token == streamed * 160 * MB
+    rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
+    assert predicted.decode_stages["ssd"] == pytest.approx(streamed * 0.16 / rate)
+    assert predicted.decode_s_per_token == max(predicted.decode_stages.values())
+    assert predicted.bottleneck_decode is Stage.ssd
+
+
+def test_without_a_gpu_nothing_crosses_pcie_and_everything_lies_in_dram():
+    hardware, m = machine(vram=0, dram=GB), model(12)
+    decisions, predicted = planned(hardware, m, work())
+    assert (predicted.h2d_bytes_per_token, predicted.vram_bytes, predicted.decode_stages["h2d"]) == (0, 0, 0.0)
+    use = dram_use(hardware, m, work(), decisions)
+    assert use["norms"] == m.norm_bytes and use["kv"] > 0 and use["activations"] > 0
+    assert use["embedding_head"] >= m.embed_bytes + m.head_bytes
+
+
+def test_h2d_moves_every_unit_that_is_not_resident():
+    hardware, m = machine(vram=GB), model(12)
+    decisions, predicted = planned(hardware, m, work())
+    assert predicted.h2d_bytes_per_token == place(m, decisions.weights, True).h2d_bytes_per_pass > 0
+    assert predicted.bottleneck_decode is Stage.h2d
+
+
+def test_guard_and_reserve_bind_the_plan_but_are_not_used_bytes():
+    hardware, m = machine(vram=GB, dram=2 * GB), model(12)
+    w = work(vram_guard_bytes=50 * MB, dram_reserve_bytes=70 * MB)
+    decisions, predicted = planned(hardware, m, w)
+    vram, dram = vram_use(hardware, m, w, decisions), dram_use(hardware, m, w, decisions)
+    assert predicted.vram_bytes == used_bytes(vram) == sum(vram.values()) - 50 * MB
+    assert predicted.dram_bytes == sum(dram.values()) - 70 * MB
+
+
+def test_tokens_per_second_counts_the_whole_batch():
+    _, predicted = planned(machine(), model(), work(batch=4))
+    assert predicted.decode_tokens_per_s == pytest.approx(4 / predicted.decode_s_per_token)
+
+
+def test_a_prefill_in_passes_streams_the_weights_once_each():
+    hardware, m = machine(vram=GB), model(12)
+    decisions, once = planned(hardware, m, work(), prefill_chunk_tokens=512)
+    halves = predict(hardware, m, work(), replace(decisions, prefill_chunk_tokens=256))
+    assert halves.prefill_stages["h2d"] == pytest.approx(2 * once.prefill_stages["h2d"])
+    assert halves.decode_s_per_token == once.decode_s_per_token
+
+
+def test_the_ssd_slows_h2d_only_while_it_is_read():
+    slow = gpu(h2d_while_ssd_gbps=10.0)
+    assert h2d_gbps(slow, 2**26, 2**26, ssd_busy=False) == 55.0
+    assert h2d_gbps(slow, 2**26, 2**26, ssd_busy=True) == 10.0
+    assert h2d_gbps(slow, 2**18, 2**26, ssd_busy=False) == 20.0, "a small unit is a small copy"
+
+
+def test_ssd_rates_hold_at_measured_points_and_below_them():
+    hardware = machine()
+    assert ssd_gbps(hardware, 2**22, 8) == 5.0
+    assert 5.0 < ssd_gbps(hardware, 2**23, 8) < 7.0
+    assert ssd_gbps(hardware, 2**22, 16) == 5.0, "a deeper queue than measured promises nothing"
+    assert ssd_gbps(hardware, 2**21, 8) == 2.5, "nor does a smaller block"
+    assert ssd_gbps(replace(hardware, ssd_read=hardware.ssd_read[1:]), 2**22, 4) == 2.5
+
+
+def test_the_embedding_table_in_dram_costs_a_lookup_per_pass():
+    hardware, m = machine(), model()
+    decisions, in_vram = planned(hardware, m, work(), embedding=Tier.vram)
+    moved = replace(decisions, weights=replace(decisions.weights, embedding=Tier.dram))
+    assert predict(hardware, m, work(), moved).decode_s_per_token > in_vram.decode_s_per_token
+
+
+def test_a_moe_step_computes_only_the_experts_it_touches():
+    hardware = machine()
+    _, dense = planned(hardware, model(ffn=128 * MB), work())
+    decisions, sparse = planned(hardware, model(ffn=128 * MB, experts=8), work())
+    assert sparse.decode_stages["compute"] < dense.decode_stages["compute"]
+    assert decisions.experts.vram_slots == 8 * 8
+
+
+@pytest.mark.parametrize(
+    "objective, weights",
+    [(Objective.latency, (3, 3 * 64)), (Objective.throughput, (2.5, 2.5 * 64)), (Objective.ttft, (1.0, 0.064))],
+)
+def test_objectives_weigh_prefill_and_decode(objective, weights):
+    assert objective_weights(work(objective=objective, requests=10), 4) == pytest.approx(weights)
+
+
+def test_activations_grow_with_tokens_and_batch():
+    m, w = model(), work()
+    assert activation_bytes(m, w, 1, 512) > activation_bytes(m, w, 1, 256) > activation_bytes(m, w, 1, 1)
+    assert activation_bytes(m, w, 4, 256) == 4 * activation_bytes(m, w, 1, 256)
+
+
+def test_kv_that_spills_is_read_every_step():
+    w = work(batch=8, prompt_tokens=4096, kv_spill=True)
+    hardware, m = machine(vram=800 * MB), model(12)
+    decisions, predicted = planned(hardware, m, w)
+    spilled = decisions.kv.dram_pages + decisions.kv.ssd_pages
+    assert spilled > 0
+    none = replace(decisions, kv=replace(decisions.kv, vram_pages=decisions.kv.pages, dram_pages=0, ssd_pages=0))
+    assert predicted.decode_stages["h2d"] > predict(hardware, m, w, none).decode_stages["h2d"]
+    assert predicted.prefill_stages["d2h"] > 0

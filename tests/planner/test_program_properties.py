@@ -1,0 +1,194 @@
+"""The program against first principles: every rule recomputed, brute force over small instances, more is never slower."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from planner.cost import predict
+from planner.decisions import Decisions, KvPages, ResidentUnits, Tier
+from planner.explain import Infeasible
+from planner.hardware import Curve, SsdPoint
+from planner.memory import expert_slots
+from planner.placement import place
+from planner.program import search, solve
+from planner.rules import broken_rules, head_blocks
+from planner.workload import Objective
+from tests.planner.small import MB, gpu, machine, model, work
+
+SLOWER = 1.005 * (1 + 1e-6)
+PHASES = (Phase.explicit, Phase.generate)
+"""No shrinking: one example of the brute force takes a second."""
+QUICK = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+@st.composite
+def models(draw, fewest=3, most=40):
+    attn, ffn = draw(st.integers(5, 60)), draw(st.integers(20, 300))
+    table, tied, experts = draw(st.integers(5, 200)), draw(st.booleans()), draw(st.sampled_from([0, 0, 4]))
+    return model(draw(st.integers(fewest, most)), attn * MB, ffn * MB // 4 * 4, table * MB, tied, experts)
+
+
+@st.composite
+def machines(draw, m, gpu_too=None):
+    """Capacities as shares of the weights, so that every way to stream comes up; rates far apart."""
+    points = tuple(SsdPoint(b, q, draw(st.floats(0.3, 12))) for b, q in ((2**22, 1), (2**23, 8)))
+    rates = sorted(draw(st.tuples(st.floats(2, 55), st.floats(2, 55))))
+    curve = Curve(((2**20, rates[0]), (2**25, rates[1])))
+    share = st.floats(0.02, 1.3)
+    with_gpu = draw(st.booleans()) if gpu_too is None else gpu_too
+    vram = int((400 * MB + draw(share) * m.weight_bytes) if with_gpu else 0)
+    dram = int(300 * MB + draw(share) * m.weight_bytes)
+    change = {"ssd_read": points, "cpu_matvec_gbps": draw(st.floats(5, 100)), "cpu_dense_tflops": draw(st.floats(0.2, 5))}
+    if with_gpu:
+        beside = draw(st.floats(2, 55))
+        change["gpu"] = gpu(h2d=curve, d2h=curve, h2d_while_ssd_gbps=beside, dense_tflops=draw(st.floats(1, 400)))
+    return machine(vram, dram, **change)
+
+
+@st.composite
+def workloads(draw, spill=None):
+    return work(
+        batch=draw(st.sampled_from([1, 1, 3])),
+        prompt_tokens=draw(st.integers(1, 2000)),
+        new_tokens=draw(st.integers(1, 300)),
+        objective=draw(st.sampled_from(list(Objective))),
+        kv_spill=draw(st.booleans()) if spill is None else spill,
+    )
+
+
+def solved(hardware, m, w):
+    try:
+        return search(hardware, m, w)
+    except Infeasible:
+        return None
+
+
+@QUICK
+@given(st.data())
+def test_every_plan_holds_every_rule_and_costs_what_the_program_says(data):
+    m = data.draw(models())
+    hardware, w = data.draw(machines(m)), data.draw(workloads())
+    found = solved(hardware, m, w)
+    assume(found)
+    assert broken_rules(hardware, m, w, found.decisions) == []
+    predicted = predict(hardware, m, w, found.decisions)
+    assert found.best_s * (1 - 1e-5) <= predicted.total_s <= found.best_s * SLOWER
+    assert predicted.vram_bytes <= hardware.vram_bytes and predicted.dram_bytes <= hardware.dram_bytes
+
+
+@QUICK
+@given(st.data())
+def test_more_memory_or_bandwidth_never_predicts_slower(data):
+    m = data.draw(models())
+    hardware, w = data.draw(machines(m)), data.draw(workloads(False))
+    before = solved(hardware, m, w)
+    assume(before)
+    more = data.draw(st.sampled_from(["dram", "ssd", "compute", *(["vram", "link"] if hardware.gpu else [])]))
+    if more == "vram":
+        better = replace(hardware, vram_bytes=hardware.vram_bytes * 5 // 4)
+    elif more == "dram":
+        better = replace(hardware, dram_bytes=hardware.dram_bytes * 5 // 4)
+    elif more == "ssd":
+        better = replace(hardware, ssd_read=tuple(replace(p, gbps=1.5 * p.gbps) for p in hardware.ssd_read))
+    elif more == "link":
+        faster = Curve(tuple((size, 1.5 * rate) for size, rate in hardware.gpu.h2d.points))
+        beside = 1.5 * hardware.gpu.h2d_while_ssd_gbps
+        better = replace(hardware, gpu=replace(hardware.gpu, h2d=faster, h2d_while_ssd_gbps=beside))
+    elif hardware.gpu:
+        better = replace(hardware, gpu=replace(hardware.gpu, dense_tflops=2 * hardware.gpu.dense_tflops, memory_gbps=1600.0))
+    else:
+        better = replace(hardware, cpu_matvec_gbps=2 * hardware.cpu_matvec_gbps, cpu_dense_tflops=2 * hardware.cpu_dense_tflops)
+    after = search(better, m, w)
+    assert after.best_s <= before.best_s * (1 + 1e-5)
+    slowest = predict(hardware, m, w, before.decisions).total_s
+    assert predict(better, m, w, after.decisions).total_s <= slowest * SLOWER
+
+
+def every_decision(hardware, m, w, base: Decisions):
+    """All that the program could choose for a small instance: residents, caches, reads, tables, passes and KV tiers."""
+    n, on_gpu = m.layers, hardware.gpu is not None
+    blocks = head_blocks(m) if on_gpu else 1
+    counts = range(n + 1) if on_gpu else [0]
+    heads = range(blocks + 1) if on_gpu else [0]
+    tables = (Tier.vram, Tier.dram) if on_gpu else (Tier.dram,)
+    reads = [(p.block_bytes, p.queue_depth) for p in hardware.ssd_read]
+    chunks = {w.prompt_tokens, -(-w.prompt_tokens // 2)} if w.prompt_tokens >= 512 else {w.prompt_tokens}
+    for attn, ffn, head, embedding in product(counts, counts, heads, tables):
+        through = n - min(attn, ffn)
+        for cap, (block, depth), chunk, kv in product(range(through + 1), reads, chunks, kv_choices(w, base, on_gpu)):
+            v = base.weights
+            weights = replace(
+                v,
+                embedding=embedding,
+                head_blocks=blocks,
+                vram=replace(v.vram, resident_units=ResidentUnits(attn, ffn, head)),
+                dram=replace(v.dram, cap_layers=cap, hwm_layers=cap + 3, prefetch_distance=cap + 3, resident_layers=cap),
+                ssd=replace(v.ssd, block_bytes=block, queue_depth=depth, staging_bytes=block * depth),
+            )
+            experts = expert_slots(place(m, weights, on_gpu))
+            yield replace(base, weights=weights, kv=kv, experts=experts, prefill_chunk_tokens=chunk)
+
+
+def kv_choices(w, base, on_gpu):
+    if not w.kv_spill:
+        return [base.kv]
+    choices = []
+    for tokens in (256, 512):
+        need = w.batch * -(-w.max_tokens // tokens)
+        home = range(need + 1) if on_gpu else [0]
+        choices += [KvPages(tokens, a, b, need - a - b) for a in home for b in range(need - a + 1)]
+    return choices
+
+
+def brute_force(hardware, m, w, base):
+    best = float("inf")
+    for decisions in every_decision(hardware, m, w, base):
+        if broken_rules(hardware, m, w, decisions):
+            continue
+        best = min(best, predict(hardware, m, w, decisions).total_s)
+    return best
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, phases=PHASES)
+@given(st.data())
+def test_the_program_equals_brute_force_with_a_gpu(data):
+    m = data.draw(models(3, 5))
+    assume(head_blocks(m) <= 3)
+    hardware, w = data.draw(machines(m, True)), data.draw(workloads(False))
+    found = solved(hardware, m, w)
+    assume(found)
+    best = brute_force(hardware, m, w, found.decisions)
+    assert found.best_s == pytest.approx(best, rel=1e-5)
+    assert predict(hardware, m, w, found.decisions).total_s <= best * SLOWER
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, phases=PHASES)
+@given(st.data())
+def test_the_program_equals_brute_force_without_a_gpu(data):
+    m = data.draw(models(3, 12))
+    hardware, w = data.draw(machines(m, False)), data.draw(workloads(False))
+    found = solved(hardware, m, w)
+    assume(found)
+    assert found.best_s == pytest.approx(brute_force(hardware, m, w, found.decisions), rel=1e-5)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, phases=PHASES)
+@given(st.data())
+def test_spilled_kv_is_no_slower_than_brute_force_over_pages(data):
+    m = data.draw(models(2, 2))
+    assume(head_blocks(m) == 1)
+    hardware = data.draw(machines(m))
+    w = work(batch=2, prompt_tokens=700, new_tokens=data.draw(st.integers(20, 200)), kv_spill=True)
+    found = solved(hardware, m, w)
+    assume(found)
+    assert found.best_s <= brute_force(hardware, m, w, found.decisions) * (1 + 1e-5)
+
+
+def test_a_model_of_unequal_layers_gets_a_plan_that_holds():
+    m = model(10)
+    m = replace(m, ffn_bytes=(60 * MB,) * 3 + (120 * MB,) * 7)
+    hardware = machine(vram=900 * MB, dram=800 * MB)
+    assert broken_rules(hardware, m, work(), solve(hardware, m, work())) == []

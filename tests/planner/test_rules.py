@@ -1,0 +1,108 @@
+"""Each rule is broken once, and named."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.decisions import Tier
+from planner.program import solve
+from planner.rules import LIMITS, broken_rules, head_blocks
+from tests.planner.small import GB, MB, machine, model, work
+
+MACHINE, MODEL, WORK = machine(vram=GB, dram=GB), model(16), work()
+PLAN = solve(MACHINE, MODEL, WORK)
+
+
+def change(decisions, path, value):
+    """``decisions`` with the field at dotted ``path`` set."""
+    name, _, rest = path.partition(".")
+    return replace(decisions, **{name: change(getattr(decisions, name), rest, value) if rest else value})
+
+
+def names(decisions, hardware=MACHINE, m=MODEL, w=WORK):
+    return [rule.name for rule in broken_rules(hardware, m, w, decisions)]
+
+
+def test_a_solved_plan_breaks_no_rule():
+    assert names(PLAN) == []
+
+
+CAP = PLAN.weights.dram.cap_layers
+
+
+@pytest.mark.parametrize(
+    "path, value, rule",
+    [
+        ("weights.dram.prefetch_distance", CAP - 1, "cap <= prefetch_distance <= hwm"),
+        ("weights.dram.prefetch_distance", CAP + 11, "cap <= prefetch_distance <= hwm"),
+        ("weights.dram.hwm_layers", CAP + 2, "hwm = cap + k, 3 <= k <= 10"),
+        ("weights.dram.hwm_layers", CAP + 11, "hwm = cap + k, 3 <= k <= 10"),
+        ("weights.dram.cap_layers", 99, "cap <= layers through DRAM"),
+        ("weights.dram.cap_layers", -1, "weights.dram.cap_layers range"),
+        ("weights.dram.resident_layers", CAP + 1, "resident_layers = cap under pinned, 0 under rolling"),
+        ("weights.vram.slots", PLAN.weights.vram.prefetch_distance + 1, "vram_slots >= vram_prefetch_distance + 2"),
+        ("weights.vram.prefetch_distance", -1, "weights.vram.prefetch_distance range"),
+        ("weights.vram.resident_units.attn", 17, "weights.vram.resident_units.attn range"),
+        ("weights.vram.resident_units.ffn", -1, "weights.vram.resident_units.ffn range"),
+        ("weights.vram.resident_units.head", 99, "weights.vram.resident_units.head range"),
+        ("weights.embedding", Tier.ssd, "embedding tier"),
+        ("weights.head_blocks", 0, "weights.head_blocks range"),
+        ("weights.ssd.block_bytes", 4097, "block multiple of 4096"),
+        ("weights.ssd.block_bytes", 0, "block multiple of 4096"),
+        ("weights.ssd.queue_depth", 0, "weights.ssd.queue_depth range"),
+        ("weights.ssd.staging_bytes", 4096, "staging >= block x queue depth"),
+        ("weights.h2d.chunk_bytes", 0, "weights.h2d.chunk_bytes range"),
+        ("weights.h2d.in_flight", 0, "weights.h2d.in_flight range"),
+        ("kv.page_tokens", 48, "KV page size"),
+        ("kv.vram_pages", 1, "KV pages for the workload"),
+        ("kv.dram_pages", 1, "KV tier"),
+        ("kv.vram_pages", -1, "kv.vram_pages range"),
+        ("batch", 0, "batch range"),
+        ("prefill_chunk_tokens", 0, "prefill_chunk_tokens range"),
+        ("weights.vram.resident_units.ffn", 16, "VRAM capacity"),
+        ("weights.ssd.staging_bytes", 2 * GB, "DRAM capacity"),
+    ],
+)
+def test_each_rule_is_named_in_one_line_with_the_value_and_what_is_allowed(path, value, rule):
+    broken = broken_rules(MACHINE, MODEL, WORK, change(PLAN, path, value))
+    assert rule in [r.name for r in broken]
+    message = next(r.message for r in broken if r.name == rule)
+    assert "allowed" in message and "\n" not in message
+
+
+def test_small_kv_pages_may_not_spill_to_ssd():
+    w = replace(WORK, kv_spill=True)
+    small = change(change(PLAN, "kv.page_tokens", 32), "kv.ssd_pages", 18)
+    assert "KV page size on SSD" in names(small, w=w)
+
+
+def test_the_ssd_must_hold_the_checkpoint():
+    assert names(PLAN, hardware=replace(MACHINE, ssd_bytes=GB)) == ["SSD capacity"]
+
+
+def test_a_plan_for_a_gpu_is_refused_without_one():
+    broken = names(PLAN, hardware=replace(machine(vram=0, dram=GB)))
+    assert "no VRAM ring without a GPU" in broken and "KV tier" in broken
+
+
+def test_a_dense_model_has_no_experts_section_and_a_moe_model_has():
+    moe = model(16, experts=8)
+    plan = solve(MACHINE, moe, WORK)
+    assert names(plan, m=moe) == []
+    assert "experts section" in names(plan) and "experts section" in names(PLAN, m=moe)
+    assert "expert slots" in names(change(plan, "experts.vram_slots", 3), m=moe)
+
+
+def test_a_head_block_fits_an_ffn_slot():
+    m = model(4, ffn=12 * MB, table=60 * MB)
+    assert head_blocks(m) == 5
+    plan = solve(MACHINE, m, WORK)
+    assert plan.weights.head_blocks == 5
+    one = change(change(plan, "weights.head_blocks", 1), "weights.vram.resident_units.head", 0)
+    assert names(one, m=m) == ["head block <= FFN unit"]
+
+
+def test_the_least_cache_is_no_residents_and_three_layers_of_headroom():
+    w = PLAN.weights
+    least = replace(w, dram=replace(w.dram, cap_layers=0, hwm_layers=LIMITS.headroom_min, prefetch_distance=3, resident_layers=0))
+    assert names(replace(PLAN, weights=least)) == []
