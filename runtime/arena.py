@@ -15,6 +15,7 @@ from planner.units import ALIGN, align_up, show_bytes
 
 _MADV_POPULATE_WRITE = 23
 _FAULT_STRIDE = 64 << 20
+_MAPPED = 2  # cudaHostRegisterMapped: kernels may read it in place
 
 
 class Arena:
@@ -69,7 +70,7 @@ class Arena:
             list(threads.map(fault, range(0, self.nbytes, _FAULT_STRIDE)))
 
     def _register(self) -> None:
-        result = int(torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), self.nbytes, 0))
+        result = int(torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), self.nbytes, _MAPPED))
         if result != 0:
             raise UserError(
                 f"page-locking {show_bytes(self.nbytes)} was refused (CUDA error {result}); raise `ulimit -l` or lower hardware.dram_bytes"

@@ -12,9 +12,9 @@ from runtime.schema import PackConfig, RunConfig, SynthConfig, VerifyConfig
 @job
 def run(cfg: RunConfig) -> None:
     """generate text by a plan, and report predicted against measured"""
-    from runtime.run import run as execute
+    from runtime.verbs import run_verb
 
-    execute(cfg)
+    run_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="pack")

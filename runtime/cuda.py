@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from planner.plan import Plan
@@ -13,7 +15,9 @@ def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
     a run that would pass the budget fails instead. Segments that grow keep blocks of different sizes from wasting each other's room."""
     if device.type != "cuda" or plan.hardware.gpu is None:
         return None
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    with warnings.catch_warnings():  # the setter's name changes between torch versions
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     small = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
     small.matmul(small)
     torch.cuda.synchronize(device)

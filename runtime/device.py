@@ -36,6 +36,9 @@ class CopyDevice(Protocol):
     def done(self, event: Event) -> bool:
         """Whether ``event`` has happened; never blocks."""
 
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        """Page-locked ``host`` (uint8) as a tensor that kernels read over the link, without a copy."""
+
     def time_of(self, event: Event) -> float:
         """When an event that has happened did, in seconds of ``time.perf_counter``."""
 
@@ -70,6 +73,9 @@ class CudaDevice:
     def host_waits(self, event: torch.cuda.Event) -> None:
         event.synchronize()
 
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(_HostBytes(host), device=self.device)
+
     def done(self, event: torch.cuda.Event) -> bool:
         return event.query()
 
@@ -80,3 +86,11 @@ class CudaDevice:
         event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event
+
+
+class _HostBytes:
+    """Registered host memory under its device address, which unified addressing makes the same."""
+
+    def __init__(self, host: torch.Tensor):
+        self._host = host
+        self.__cuda_array_interface__ = {"shape": (host.numel(),), "typestr": "|u1", "data": (host.data_ptr(), False), "version": 3}

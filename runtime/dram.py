@@ -75,7 +75,9 @@ class DramTier:
         self._plans = layer_plans(placement, layouts)
         self.slot_bytes = max((plan.nbytes for plan in self._plans.values()), default=0)
         self._slot_of: dict[int, int] = {}
-        self.cache = LayerCache(policy, placement.dram_slots, self._read, say, keep_log)
+        self.layers = placement.dram_layers
+        self.slots = placement.dram_slots
+        self.cache = LayerCache(policy, placement.dram_slots, self.read_into, say, keep_log)
 
     @staticmethod
     def nbytes(placement: Placement, layouts: Mapping[Unit, UnitLayout]) -> int:
@@ -98,6 +100,7 @@ class DramTier:
         if unit.kind != "head" and unit == self._plans[unit.layer].units[-1]:
             self.cache.release(unit.layer)
 
-    def _read(self, layer: int, slot: int, done: Callable[[BaseException | None], None]) -> None:
+    def read_into(self, layer: int, slot: int, done: Callable[[BaseException | None], None]) -> None:
+        """Start reading ``layer`` into ``slot``; ``done(error)`` is called from a reader's thread."""
         start = self._base + slot * self.slot_bytes
         self._pool.read(self._plans[layer].extents, self._arena.view[start : start + self.slot_bytes], done)

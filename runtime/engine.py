@@ -74,7 +74,9 @@ class Engine:
         self.model = skeleton.model
         self.ledger = Ledger(options.keep_spans)
         self.ring: VramRing | None = None
-        self._copier = copier
+        self.copier = copier
+        copies = plan.decisions.weights.h2d
+        self.chunking = copies.chunk_bytes, copies.in_flight
         self._options = options
         self._placement = plan.placement
         self._stack = ExitStack()
@@ -105,7 +107,7 @@ class Engine:
         ssd = plan.decisions.weights.ssd
         fixed = [f for f in self._fixtures if f.tier is Tier.dram]
         cache_bytes = DramTier.nbytes(self._placement, self._layouts)
-        bounce_bytes = max(cache_bytes, BOUNCES * BOUNCE_BYTES) if self._copier else cache_bytes
+        bounce_bytes = max(cache_bytes, BOUNCES * BOUNCE_BYTES) if self.copier else cache_bytes
         total = sum(f.layout.nbytes for f in fixed) + bounce_bytes + ssd.staging_bytes
         self.arena = Arena(total, pin=self.device.type == "cuda")
         self._stack.callback(self.arena.close)
@@ -147,8 +149,9 @@ class Engine:
 
     def _bind_fixtures(self) -> None:
         """Point the model at what never moves; its bytes come with :meth:`load`."""
-        bound = [(f, parameters(f.layout.tensors, self.arena.slice(at, f.layout.nbytes))) for f, at in self._dram_at]
-        if self._copier is not None:
+        reach = self.copier.alias if self.copier else lambda host: host
+        bound = [(f, parameters(f.layout.tensors, reach(self.arena.slice(at, f.layout.nbytes)))) for f, at in self._dram_at]
+        if self.copier is not None:
             on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self._vram_at]
             resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
             rows = head_rows(self._placement.model.vocab, self._placement.weights.head_blocks)
@@ -165,7 +168,7 @@ class Engine:
         with torch.inference_mode():
             sequences = Sequences(self.model, self.device, shape, self._rehearsal.begin_pass)
             sequences.prefill()
-            sequences.step(torch.zeros(len(shape.prompts), 1, dtype=torch.long)).cpu()
+            sequences.step(torch.zeros(len(shape.prompts), dtype=torch.long, device=self.device)).cpu()
 
     def load(self, progress: Progress) -> None:
         """Fill every fixed place, then start the stream; returns when the cache's first layers have arrived (unless told not to wait)."""
@@ -178,10 +181,10 @@ class Engine:
             progress("load", min(done, total), total)
 
         read_all(self.pool, ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self._dram_at), loaded)
-        if self._copier is not None:
+        if self.copier is not None:
             starts = [self._cache_at + k * BOUNCE_BYTES for k in range(BOUNCES)]
             bounces = [(self.arena.view[at : at + BOUNCE_BYTES], self.arena.slice(at, BOUNCE_BYTES)) for at in starts]
-            Filler(self.pool, bounces, self._copier).run((Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at), loaded)
+            Filler(self.pool, bounces, self.copier).run((Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at), loaded)
         self.dram.cache.preload(not self._options.skip_preload_wait, lambda arrived, layers: progress("preload", arrived, layers))
         self._binder.stream = self.stream
         if self.ring is not None:
@@ -205,6 +208,10 @@ class Engine:
                 "buffered_files": [str(f) for f in self.pool.buffered_files],
             },
         }
+
+    def stop(self) -> None:
+        """End the stream: no unit moves any more, the pool and the arena may be used for something else."""
+        self.stream.close()
 
     def close(self) -> None:
         """Stop threads, free page-locked memory. Safe to call twice, and after a failure in the middle."""

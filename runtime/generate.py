@@ -47,7 +47,7 @@ class Generation:
     logits: list[torch.Tensor] = field(default_factory=list)
     """Last-position logits of each pass on the CPU, [batch, vocab], kept only when asked for."""
     fed: list[torch.Tensor] = field(default_factory=list)
-    """Input ids [batch, 1] of each decode pass, beside ``logits`` but for the prefill's."""
+    """Input ids [batch] of each decode pass, beside ``logits`` but for the prefill's."""
 
     @property
     def decode_s(self) -> float:
@@ -67,7 +67,7 @@ class Sampler:
             return logits.argmax(-1)
         probs = torch.softmax(logits.float() / self._sampling.temperature, -1)
         if self._sampling.top_p < 1:
-            ranked, order = probs.sort(-1, descending=True)
+            ranked, order = probs.sort(-1, descending=True, stable=True)
             ranked[ranked.cumsum(-1) - ranked >= self._sampling.top_p] = 0
             probs = torch.zeros_like(probs).scatter_(-1, order, ranked)
         return torch.multinomial(probs, 1, generator=self._generator).squeeze(-1)
@@ -77,47 +77,45 @@ class Sequences:
     """One batch on its way through ``model``: left-padded ids, their mask and positions, and the KV cache.
 
     Costs the KV cache of ``batch.capacity`` tokens a sequence and, in each pass, that pass's activations. ``begin_pass`` is
-    told before every pass over the weights.
+    told before every pass over the weights. Between passes everything stays on ``device``: a small copy to it would queue behind
+    the weights' large ones.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, batch: Batch, begin_pass: Callable[[], None]):
         self._model = model
-        self._device = device
         self._batch = batch
         self._begin_pass = begin_pass
-        self._embed = model.get_input_embeddings()
         self._extra = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-        self._ids, self._mask = pad_left(batch.prompts, batch.pad)
-        self._padded = bool((self._mask == 0).any())
+        ids, mask = pad_left(batch.prompts, batch.pad)
+        self._padded = bool((mask == 0).any())
+        self._ids, self._mask = ids.to(device), mask.to(device)
+        self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
         self._cache = make_cache(model.config, batch.capacity)
 
     def prefill(self, progress: Callable[[int, int], None] | None = None) -> torch.Tensor:
         """All prompts, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""
         length = self._ids.shape[1]
-        positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
         for start in range(0, length, self._batch.chunk_tokens):
             end = min(start + self._batch.chunk_tokens, length)
-            logits = self._forward(self._ids[:, start:end], self._mask[:, :end], positions[:, start:end])
+            logits = self._forward(self._ids[:, start:end], self._mask[:, :end], self._positions[:, start:end])
             if progress:
                 progress(end, length)
+        self._positions = self._positions[:, -1:].clone()
         return logits
 
     def step(self, fed: torch.Tensor) -> torch.Tensor:
-        """One token a sequence, [batch, 1] -> logits [batch, vocab]."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(fed), 1)], 1)
-        return self._forward(fed, self._mask, self._mask.sum(-1, keepdim=True) - 1)
+        """One token a sequence, [batch] on the device -> logits [batch, vocab]."""
+        if self._padded:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(fed), 1)], 1)
+        self._positions += 1
+        return self._forward(fed[:, None], self._mask, self._positions)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self._begin_pass()
-        home = self._embed.weight.device
-        if home == self._device:
-            inputs = {"input_ids": ids.to(self._device)}
-        else:
-            inputs = {"inputs_embeds": self._embed(ids.to(home)).to(self._device, non_blocking=True)}
         out = self._model(
-            **inputs,
-            attention_mask=mask.to(self._device) if self._padded else None,
-            position_ids=positions.to(self._device),
+            input_ids=ids,
+            attention_mask=mask if self._padded else None,
+            position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
             **self._extra,
@@ -151,7 +149,8 @@ def generate(
     done = [False] * len(batch.prompts)
     begun = time.perf_counter()
     logits = sequences.prefill((lambda d, n: progress("prefill", d, n)) if progress else None)
-    token = sampler(logits).cpu()
+    chosen = sampler(logits)
+    token = chosen.cpu()
     result.prefill_s = time.perf_counter() - begun
     if keep_logits:
         result.logits.append(logits.cpu())
@@ -169,9 +168,12 @@ def generate(
         if all(done) or step + 1 == batch.max_new_tokens:
             break
         begun = time.perf_counter()
-        fed = torch.where(torch.tensor(done), batch.pad, token)[:, None]
+        if any(done):
+            chosen = chosen.masked_fill(torch.tensor(done, device=chosen.device), batch.pad)
+        fed = chosen
         logits = sequences.step(fed)
-        token = sampler(logits).cpu()
+        chosen = sampler(logits)
+        token = chosen.cpu()
         result.step_s.append(time.perf_counter() - begun)
         if keep_logits:
             result.logits.append(logits.cpu())

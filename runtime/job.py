@@ -1,4 +1,4 @@
-"""What a run was asked, checked as far as it can be before a byte of weights is loaded."""
+"""An order made ready to run: its prompts as token ids, and the plan re-predicted for exactly this work."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from pathlib import Path
 
 import torch
 
-from planner.checkpoint import spec_from_checkpoint
 from planner.cost import predict
 from planner.errors import UserError
-from planner.force import Force
-from planner.model import ModelSpec
 from planner.plan import Plan
-from planner.planfile import check_plan, read_plan
 from runtime.generate import Batch
 from runtime.memory import refuse_if_short
-from runtime.prompts import Request, Vocabulary, read_requests, read_vocabulary
+from runtime.order import Order
+from runtime.prompts import Request, Vocabulary, random_requests, read_vocabulary, requests_of
 from runtime.schema import RunConfig
-
-_IDENTITY = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied", "attn_bytes", "ffn_bytes", "embed_bytes", "head_bytes")
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,8 @@ class Job:
     vocabulary: Vocabulary
     requests: list[Request]
     max_new_tokens: int
+    capacity_tokens: int
+    """Tokens of KV for each sequence."""
 
     def batches(self) -> Iterator[Batch]:
         """The requests in the plan's batches."""
@@ -41,72 +38,26 @@ class Job:
             yield Batch(
                 prompts=[r.ids for r in self.requests[k : k + size]],
                 max_new_tokens=self.max_new_tokens,
-                capacity=_capacity(self.plan),
+                capacity=self.capacity_tokens,
                 chunk_tokens=self.plan.decisions.prefill_chunk_tokens,
                 stop_ids=self.vocabulary.stop_ids,
                 pad=self.vocabulary.pad,
             )
 
 
-def prepare(cfg: RunConfig) -> Job:
-    """Read the plan, the checkpoint's headers and the prompts; UserError for whatever does not fit together."""
-    plan = _read_forced(cfg)
-    checkpoint = _checkpoint(cfg, plan.model)
+def prepare(cfg: RunConfig, order: Order) -> Job:
+    """Find the device, read the tokenizer and the prompts. UserError when they do not fit, or more memory is needed than is free."""
+    plan, limit = order.plan, order.capacity_tokens - order.new_tokens
     device = _device(plan)
-    _refuse_kv_outside(plan)
-    if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
-        raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {plan.decisions.batch}; solve again with workload.batch={cfg.batch}")
-    new_tokens = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens
-    capacity = _capacity(plan)
-    if not 1 <= new_tokens < capacity:
-        raise UserError(
-            f"max_new_tokens={new_tokens}: the plan holds KV for {capacity} tokens a sequence, so 1 to {capacity - 1} are allowed; "
-            f"solve again with workload.new_tokens={new_tokens}"
-        )
-    vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
-    requests = read_requests(
-        vocabulary,
-        prompt=cfg.prompt,
-        prompts=Path(cfg.prompts) if cfg.prompts else None,
-        random_count=cfg.batch or max(plan.decisions.batch, plan.workload.requests),
-        random_tokens=cfg.prompt_tokens or plan.workload.prompt_tokens,
-        seed=cfg.seed,
-        limit=capacity - new_tokens,
-    )
-    plan = _for_requests(plan, requests, new_tokens, cfg.batch or plan.decisions.batch)
+    vocabulary = read_vocabulary(order.checkpoint, plan.model.vocab)
+    if order.texts is not None:
+        requests = requests_of(order.texts, vocabulary, limit)
+    else:
+        count = cfg.batch or max(plan.decisions.batch, plan.workload.requests)
+        requests = random_requests(count, cfg.prompt_tokens or plan.workload.prompt_tokens, vocabulary.size, limit, cfg.seed)
+    plan = _for_requests(plan, requests, order.new_tokens, cfg.batch or plan.decisions.batch)
     refuse_if_short(plan, device)
-    return Job(plan, checkpoint, device, vocabulary, requests, new_tokens)
-
-
-def _read_forced(cfg: RunConfig) -> Plan:
-    plan = read_plan(Path(cfg.plan))
-    forced = Force.from_config(cfg.force)
-    if forced.given:
-        plan = replace(plan, decisions=forced.apply(plan.decisions))
-    check_plan(plan)
-    return plan
-
-
-def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
-    where = cfg.checkpoint or planned.checkpoint
-    if where is None:
-        raise UserError(f"plan={cfg.plan} was made for the preset {planned.name}, without weights; give checkpoint=DIR")
-    found = spec_from_checkpoint(Path(where))
-    if planned.digest is not None and planned.digest == found.digest:
-        return Path(where)
-    for key in _IDENTITY:
-        want, got = getattr(planned, key), getattr(found, key)
-        if want != got and (want or key != "model_type"):
-            raise UserError(
-                f"checkpoint={where} is not the plan's model {planned.name}: {key} is {_brief(got)}, the plan says {_brief(want)}; "
-                "solve again with model.checkpoint= this one"
-            )
-    if planned.digest is not None:
-        raise UserError(
-            f"checkpoint={where} holds other weights than the plan's {planned.checkpoint} (their digests differ); "
-            "solve again with model.checkpoint= this one"
-        )
-    return Path(where)
+    return Job(plan, order.checkpoint, device, vocabulary, requests, order.new_tokens, order.capacity_tokens)
 
 
 def _device(plan: Plan) -> torch.device:
@@ -115,17 +66,6 @@ def _device(plan: Plan) -> torch.device:
     if not torch.cuda.is_available():
         raise UserError(f"the plan computes on a GPU ({plan.hardware.gpu.name}) and torch sees none here; solve again with hardware=cpu")
     return torch.device("cuda", 0)
-
-
-def _refuse_kv_outside(plan: Plan) -> None:
-    kv = plan.decisions.kv
-    outside = kv.ssd_pages + (kv.dram_pages if plan.hardware.gpu else 0)
-    if outside:
-        raise UserError(f"kv: {outside} pages outside the compute device cannot be executed yet; solve again with workload.kv_spill=false")
-
-
-def _capacity(plan: Plan) -> int:
-    return plan.decisions.kv.pages // plan.decisions.batch * plan.decisions.kv.page_tokens
 
 
 def _for_requests(plan: Plan, requests: list[Request], new_tokens: int, batch: int) -> Plan:
@@ -137,7 +77,3 @@ def _for_requests(plan: Plan, requests: list[Request], new_tokens: int, batch: i
     longest = max(len(r.ids) for r in requests)
     work = replace(plan.workload, batch=batch, prompt_tokens=longest, new_tokens=new_tokens, requests=len(requests))
     return replace(plan, workload=work, decisions=decisions, predicted=predict(plan.hardware, plan.model, work, decisions))
-
-
-def _brief(value: object) -> str:
-    return f"{sum(value)} bytes in all" if isinstance(value, tuple) else str(value)

@@ -25,6 +25,11 @@ class PeakDram:
             Path("/proc/self/clear_refs").write_text("5")
         self._base = _status()
 
+    def leave_out_cuda(self, arena_bytes: int) -> None:
+        """What came since the start beside the arena is CUDA's own: kernels and libraries that the rehearsal loaded."""
+        grown = _status()["RssAnon"] - self._base["RssAnon"] - arena_bytes
+        self._base["VmRSS"] += max(0, grown)
+
     def peak_bytes(self) -> int:
         now = _status()
         return max(0, now["VmHWM"] - self._base["VmRSS"] - max(0, now["RssFile"] - self._base["RssFile"]))

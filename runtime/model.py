@@ -102,11 +102,9 @@ def bind(module: nn.Module, params: Mapping[str, nn.Parameter]) -> None:
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Bring buffers (rotary frequencies, scales) to ``device``; the embedding's own stay beside its table."""
-    embed = model.get_input_embeddings()
+    """Bring buffers (rotary frequencies, scales) to ``device``."""
     for module in model.modules():
-        home = embed.weight.device if module is embed else device
-        module._buffers.update({name: b.to(home) for name, b in module._buffers.items() if b is not None})
+        module._buffers.update({name: b.to(device) for name, b in module._buffers.items() if b is not None})
 
 
 class Binder:

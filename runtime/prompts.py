@@ -1,12 +1,13 @@
-"""What a run is asked: token ids from text, a file of texts, or at random."""
+"""What a run is asked: token ids from text, or at random."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from planner.errors import UserError
 
@@ -40,44 +41,34 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     tokenizer = None
     if any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         tokenizer = AutoTokenizer.from_pretrained(directory)
-    generation = GenerationConfig()
     if (directory / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(directory)
+    else:
+        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory))
     eos = generation.eos_token_id
     stop = frozenset([eos] if isinstance(eos, int) else eos or ())
     pad = generation.pad_token_id if generation.pad_token_id is not None else min(stop, default=0)
     return Vocabulary(tokenizer, stop, pad, vocab_size)
 
 
-def read_requests(
-    vocabulary: Vocabulary, prompt: str | None, prompts: Path | None, random_count: int, random_tokens: int, seed: int, limit: int
-) -> list[Request]:
-    """Requests from ``prompt``, from each line of ``prompts``, or ``random_count`` random ones of ``random_tokens`` tokens.
-
-    A prompt longer than ``limit`` tokens keeps its tail.
-    """
-    if prompt is not None and prompts is not None:
-        raise UserError(f"prompt={prompt!r} and prompts={prompts} are both given; choose one")
-    if prompt is None and prompts is None:
-        draw = random.Random(seed)
-        return [Request(tuple(draw.randrange(vocabulary.size) for _ in range(min(random_tokens, limit))), 0) for _ in range(random_count)]
+def requests_of(texts: Sequence[str], vocabulary: Vocabulary, limit: int) -> list[Request]:
+    """One request a text; one that is longer than ``limit`` tokens keeps its tail."""
     if vocabulary.tokenizer is None:
         raise UserError("the checkpoint has no tokenizer, so text cannot be read; leave prompt= and prompts= out for random tokens")
-    texts = [prompt] if prompt is not None else _lines(prompts)
     requests = []
     for text in texts:
         ids = vocabulary.tokenizer(text)["input_ids"]
         if not ids:
             raise UserError(f"prompt {text!r} has no tokens; give some text")
-        requests.append(Request(tuple(ids[-limit:]), max(0, len(ids) - limit)))
+        requests.append(_request(ids, limit))
     return requests
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"prompts={path}: cannot read it ({error}); give a text file with one prompt a line") from error
-    if not lines:
-        raise UserError(f"prompts={path}: no prompt in it; give one a line")
-    return lines
+def random_requests(count: int, tokens: int, vocab_size: int, limit: int, seed: int) -> list[Request]:
+    """``count`` requests of ``tokens`` random ids each, the same for the same ``seed``; over-long ones keep their tail."""
+    draw = random.Random(seed)
+    return [_request([draw.randrange(vocab_size) for _ in range(tokens)], limit) for _ in range(count)]
+
+
+def _request(ids: Sequence[int], limit: int) -> Request:
+    return Request(tuple(ids[-limit:]), max(0, len(ids) - limit))

@@ -76,6 +76,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
             "reserved_GB": torch.cuda.max_memory_reserved(job.device) / 1e9 if cuda else None,
         },
         "mode": "mixed" if streams["ssd"].bytes else "stream" if streams["h2d"].bytes else "full",
+        "batches": len(outcome.generations),
         "device": str(job.device),
         "wsm": {
             "enabled": bool(streams["ssd"].bytes or streams["h2d"].bytes),

@@ -100,6 +100,11 @@ class VramRing:
             for name, work in (("penstock-copier", self._copy_all), ("penstock-retirer", self._retire_all))
         ]
 
+    @property
+    def largest_slot(self) -> torch.Tensor:
+        """The buffer of one of the largest slots."""
+        return max((slot.buffer for slots in self._slots.values() for slot in slots), key=torch.Tensor.numel)
+
     def start(self) -> None:
         """Begin copying the first units; with no units there is nothing to do."""
         for thread in self._threads if self._units else ():

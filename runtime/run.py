@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,10 @@ from runtime.cuda import measured_vram_bytes, open_cuda
 from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from runtime.job import Job, prepare
+from runtime.limits import measure_limits
 from runtime.memory import PeakDram
 from runtime.model import open_skeleton
+from runtime.order import Order
 from runtime.progress import PhaseBar
 from runtime.report import Outcome, make_report, show, write_report
 from runtime.schema import RunConfig, Validation
@@ -38,11 +39,11 @@ class _Streamed:
     rules_broken: list[str]
 
 
-def run(cfg: RunConfig) -> None:
-    """Execute ``cfg.plan``: texts, tables and one JSON line on stdout, the report in ``cfg.out``."""
+def run(cfg: RunConfig, order: Order) -> None:
+    """Execute ``order``: texts, tables and one JSON line on stdout, the report in ``order.out``."""
     transformers.utils.logging.disable_progress_bar()
     console = Console(highlight=False)
-    job = prepare(cfg)
+    job = prepare(cfg, order)
     for note in dict.fromkeys([*job.plan.notes, *cfg.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
     with PhaseBar() as bar:
@@ -60,8 +61,8 @@ def run(cfg: RunConfig) -> None:
         logits=logits,
     )
     report = make_report(outcome)
-    write_report(report, Path(cfg.out))
-    show(console, outcome, report, Path(cfg.out))
+    write_report(report, order.out)
+    show(console, outcome, report, order.out)
 
 
 def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Streamed:
@@ -72,18 +73,28 @@ def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Strea
     options = EngineOptions(wrap_around=cfg.engine.wrap_around, skip_preload_wait=cfg.engine.skip_preload_wait)
     with closing(Engine(job.plan, skeleton, copier, job.device, options, say)) as engine:
         engine.rehearse(next(job.batches()))
+        if copier is not None:
+            peak.leave_out_cuda(engine.arena.nbytes)
+        limits = {"before": measure_limits(engine)} if cfg.limits else {}
         started = time.perf_counter()
         engine.load(bar)
         clock = StageClock(engine)
         clock.book("load")
         load_s = time.perf_counter() - started
-        generations = [_generate(job, cfg, engine, batch, clock, bar) for batch in job.batches()]
+        sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
+        generations = [_generate(job, cfg, engine, sampler, batch, clock, bar) for batch in job.batches()]
         dram_bytes, vram_bytes = peak.peak_bytes(), measured_vram_bytes(job.plan, job.device)
+        facts = engine.facts()
+        if cfg.limits:
+            engine.stop()
+            limits["after"] = measure_limits(engine)
         broken = broken_at_run_time(job.plan, engine.dram.cache.stats, dram_bytes, vram_bytes)
-        return _Streamed(generations, load_s, clock, dram_bytes, vram_bytes, engine.facts(), broken)
+        return _Streamed(generations, load_s, clock, dram_bytes, vram_bytes, facts | {"limits": limits}, broken)
 
 
-def _generate(job: Job, cfg: RunConfig, engine: Engine, batch: Batch, clock: StageClock, bar: PhaseBar) -> Generation:
+def _generate(
+    job: Job, cfg: RunConfig, engine: Engine, sampler: Sampler, batch: Batch, clock: StageClock, bar: PhaseBar
+) -> Generation:
     def progress(phase: str, done: int, total: int) -> None:
         if phase == "decode" and done == 1:
             clock.book("prefill")
@@ -92,7 +103,6 @@ def _generate(job: Job, cfg: RunConfig, engine: Engine, batch: Batch, clock: Sta
     def finished(tokens: list[list[int]]) -> list[bool]:
         return [any(stop in job.vocabulary.text(t) for stop in cfg.stop) for t in tokens]
 
-    sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
     sequences = Sequences(engine.model, engine.device, batch, engine.stream.begin_pass)
     keep = cfg.validate is Validation.full
     result = generate(sequences, batch, sampler, finished if cfg.stop else None, progress, keep)

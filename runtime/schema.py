@@ -24,28 +24,8 @@ class EngineConfig:
 
     wrap_around: bool = True
     """At the last layers, prefetch the first ones for the next pass."""
-    roll_sync: bool = False
-    """Advance the DRAM window only when the layer that computes has finished, instead of as soon as it is queued."""
     skip_preload_wait: bool = False
     """Start computing before the DRAM cache's first fill is complete."""
-    evict_finished: bool = True
-    """Free a unit's VRAM slot as soon as the unit has computed; otherwise when its slot is needed."""
-    warmup_passes: int = 0
-    """Forward passes before the measured ones."""
-    balance_prefetch: bool = True
-    """Keep the attention and FFN units that are copied ahead in step with each other."""
-    balance_tolerance: int = 1
-    """Units by which one kind may be ahead of the other when balanced."""
-    pair_ahead: int | None = None
-    """Layers whose two units are copied ahead together; null follows the plan's distance."""
-    kind_ahead_cap: int | None = None
-    """Units of one kind that may be copied ahead; null follows the plan's distance."""
-    kv_throttle_threshold: int | None = None
-    """Queued KV copies above which weight copies pause; null never pauses."""
-    kv_throttle_ms: int = 16
-    """Milliseconds of one such pause."""
-    read_retries: int = 2
-    """Times that a failed or short SSD read is tried again before the run stops."""
 
 
 @dataclass
@@ -76,6 +56,8 @@ class RunConfig:
     """Texts that end a sequence, besides the model's own stop tokens."""
     validate: Validation = Validation.none
     """`full` compares the logits with the unstreamed model's."""
+    limits: bool = False
+    """Measure the limits in this very process, before and after: the SSD's cold rate with the plan's blocks and depth, the arena's H2D."""
     out: str = "run.json"
     """The report to write."""
     verbose: bool = False

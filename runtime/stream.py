@@ -69,7 +69,6 @@ class RingStream:
         self._timing: deque[tuple[Unit, Event, Event]] = deque()
 
     def begin_pass(self) -> None:
-        self.settle()
         self._ring.begin_pass()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
@@ -86,10 +85,16 @@ class RingStream:
         if unit in self._layouts:
             self._ring.leave(unit, end)
         self._timing.append((unit, self._started, end))
+        self._book(2)
 
     def settle(self) -> None:
-        """Book the kernels that have finished; never blocks."""
-        while self._timing and self._device.done(self._timing[0][2]):
+        """Book all kernels that have finished; never blocks."""
+        self._book(len(self._timing))
+
+    def _book(self, most: int) -> None:
+        for _ in range(most):
+            if not self._timing or not self._device.done(self._timing[0][2]):
+                return
             unit, start, end = self._timing.popleft()
             self._ledger.add("compute", str(unit), self._device.time_of(start), self._device.time_of(end))
 

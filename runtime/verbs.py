@@ -1,4 +1,4 @@
-"""The verbs that make and check stores, told with a progress bar and ended by one JSON line."""
+"""The verbs as their programs call them; torch is imported only once it is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from runtime.schema import PackConfig, SynthConfig, VerifyConfig
+from runtime.order import read_order
+from runtime.schema import PackConfig, RunConfig, SynthConfig, VerifyConfig
+
+
+def run_verb(cfg: RunConfig) -> None:
+    """`runtime run`: what is wrong with the order is said before torch is imported, which takes seconds."""
+    order = read_order(cfg)
+    from runtime.run import run
+
+    run(cfg, order)
 
 
 def pack_verb(cfg: PackConfig) -> None:

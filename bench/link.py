@@ -1,0 +1,212 @@
+"""Each link at its limit: the cases of the benchmark table, each beside the limit that its own process measured.
+
+    python bench/link.py work=/data/penstock out=results.json cases=dram,ssd,packed,three,tmpfs,prefill,batch
+
+Makes its random checkpoints under `work` (Llama-3.1-8B geometry, 16 GB; 24 layers of 70B geometry, 41 GB) and removes them when the
+next case needs the room. Every run is a process of its own; medians over its steps and requests. Cases without a GPU: `host`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. ``ratio`` is result over limit; ``predicted`` is predicted over measured."""
+
+    case: str
+    what: str
+    result: float
+    limit: float
+    unit: str
+    ratio: float
+    target: str
+    predicted: float | None
+    vram_gb: float
+    dram_gb: float
+
+
+class Bench:
+    """Runs the two programs under ``work`` and keeps what they report."""
+
+    def __init__(self, work: Path):
+        self.work = work
+        work.mkdir(parents=True, exist_ok=True)
+        self.env = {**os.environ, "PENSTOCK_CONFIG_DIR": str(work / "config"), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+
+    def call(self, program: str, *arguments: str) -> dict:
+        """Run a verb; the JSON document that ends its output."""
+        code = f"import sys; sys.argv[0] = {program!r}; from {program}.cli import main; main()"
+        done = subprocess.run([sys.executable, "-c", code, *arguments], env=self.env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{program} {' '.join(arguments)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def probe(self) -> dict:
+        return self.call("planner", "probe", f"probe.path={self.work}", "probe.quick=true")
+
+    def checkpoint(self, name: str, *overrides: str, where: Path | None = None) -> Path:
+        """A random checkpoint, made once."""
+        path = (where or self.work) / name
+        if not path.exists():
+            self.call("runtime", "synth", *overrides, f"out={path}")
+        return path
+
+    def run(self, name: str, checkpoint: Path, solve: list[str], run: list[str]) -> dict:
+        """Solve and run; the report of the run."""
+        plan, report = self.work / f"{name}.yaml", self.work / f"{name}.json"
+        self.call("planner", "solve", "hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={plan}", *solve)
+        self.call("runtime", "run", f"plan={plan}", f"out={report}", "limits=true", *run)
+        return json.loads(report.read_text())
+
+
+def limit_of(report: dict, key: str) -> float:
+    """The mean of the limit before and after."""
+    values = [when[key] for when in report["limits"].values() if key in when]
+    return sum(values) / len(values)
+
+
+def stream_row(case: str, what: str, report: dict, stage: str, target: str) -> Row:
+    """Bytes per token over seconds per token against the link's own limit."""
+    measured, limit = report["measured"], limit_of(report, f"{stage}_gbps")
+    rate = measured[f"{stage}_bytes_per_token"] / measured["decode_s_per_token"] / 1e9
+    return _row(case, what, rate, limit, "GB/s", rate / limit, target, report, "decode_s_per_token")
+
+
+def bound_row(case: str, what: str, report: dict, key: str, target: str) -> Row:
+    """Seconds against the slowest stage's bound at the limits that the process measured; compute as it was measured."""
+    phase = "prefill" if key == "prefill_s" else "decode"
+    stages, steps = report["stages"][phase], max(1, len(report["step_s"]) if phase == "decode" else report["batches"])
+    bounds = [s["bytes"] / steps / 1e9 / limit_of(report, f"{n}_gbps") for n, s in stages.items() if s["bytes"]]
+    bounds += [stages["compute"]["busy_s"] / steps] if "compute" in stages else []
+    seconds = report["measured"][key]
+    return _row(case, what, seconds, max(bounds), "s", seconds / max(bounds), target, report, key)
+
+
+def _row(case: str, what: str, result: float, limit: float, unit: str, ratio: float, target: str, report: dict, key: str) -> Row:
+    measured = report["measured"]
+    return Row(case, what, result, limit, unit, ratio, target, report["ratio"][key], measured["vram_bytes"] / 1e9, measured["dram_bytes"] / 1e9)
+
+
+def _work(prompt: int, new: int, batch: int = 1, requests: int = 3) -> list[str]:
+    return [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}", f"workload.batch={batch}", f"workload.requests={requests * batch}"]
+
+
+def dram(bench: Bench) -> Iterator[Row]:
+    report = bench.run("dram", bench.checkpoint("8b", "model=llama8b"), ["hardware.vram_bytes=6GiB", *_work(2048, 12)], [])
+    yield stream_row("DRAM -> GPU decode", "8B, VRAM 6 GiB", report, "h2d", ">= 0.98")
+    yield bound_row("prefill 2048", "8B, VRAM 6 GiB", report, "prefill_s", "<= 1.08")
+
+
+def prefill(bench: Bench) -> Iterator[Row]:
+    report = bench.run("prefill", bench.checkpoint("8b", "model=llama8b"), ["hardware.vram_bytes=6GiB", *_work(8192, 4)], [])
+    yield bound_row("prefill 8192", "8B, VRAM 6 GiB", report, "prefill_s", "<= 1.08")
+
+
+def batch(bench: Bench) -> Iterator[Row]:
+    for size in (1, 8, 32, 96):
+        solve = ["hardware.vram_bytes=24GiB" if size > 8 else "hardware.vram_bytes=8GiB", *_work(512, 32, size, 1)]
+        report = bench.run(f"batch{size}", bench.checkpoint("8b", "model=llama8b"), solve, [])
+        yield bound_row(f"decode batch {size}", "8B, " + solve[0].split("=")[1], report, "decode_s_per_token", "<= 1.1")
+
+
+def ssd(bench: Bench) -> Iterator[Row]:
+    solve = ["hardware.vram_bytes=6GiB", "hardware.dram_bytes=6GiB", *_work(512, 6, requests=1)]
+    report = bench.run("ssd", bench.checkpoint("8b", "model=llama8b"), solve, [])
+    yield stream_row("SSD -> GPU decode, in place", "8B, VRAM 6, DRAM 6 GiB", report, "ssd", ">= 0.95")
+
+
+def packed(bench: Bench) -> Iterator[Row]:
+    yield from _packed(bench, bench.work, "SSD -> GPU decode, packed", ">= 0.97")
+
+
+def tmpfs(bench: Bench) -> Iterator[Row]:
+    yield from _packed(bench, Path("/dev/shm/penstock"), "fast SSD (tmpfs), packed", ">= 0.92")
+
+
+def _packed(bench: Bench, where: Path, case: str, target: str) -> Iterator[Row]:
+    source, store = bench.checkpoint("8b", "model=llama8b"), where / "8b.packed"
+    where.mkdir(parents=True, exist_ok=True)
+    bench.call("runtime", "pack", f"checkpoint={source}", f"out={store}")
+    try:
+        solve = ["hardware.vram_bytes=6GiB", "hardware.dram_bytes=6GiB", *_work(512, 6, requests=1)]
+        yield stream_row(case, "8B, VRAM 6, DRAM 6 GiB", bench.run("packed", store, solve, []), "ssd", target)
+    finally:
+        shutil.rmtree(store)
+
+
+def three(bench: Bench) -> Iterator[Row]:
+    shutil.rmtree(bench.work / "8b", ignore_errors=True)
+    checkpoint = bench.checkpoint("70b", "model=llama70b", "model.layers=24")
+    solve = ["hardware.vram_bytes=16GiB", "hardware.dram_bytes=20GiB", *_work(512, 4, requests=1)]
+    report = bench.run("three", checkpoint, solve, [])
+    yield bound_row("three tiers at once", "24 layers of 70B, VRAM 16, DRAM 20 GiB", report, "decode_s_per_token", "<= 1.04")
+
+
+def host(bench: Bench) -> Iterator[Row]:
+    checkpoint = bench.checkpoint("demo", "model=demo")
+    budget = sum(f.stat().st_size for f in checkpoint.glob("*.safetensors")) * 40 // 100
+    solve = [f"hardware.dram_bytes={budget}", *_work(128, 24, requests=3)]
+    store = bench.work / "demo.packed"
+    if not store.exists():
+        bench.call("runtime", "pack", f"checkpoint={checkpoint}", f"out={store}")
+    for name, path, target in (("in place", checkpoint, ">= 0.85"), ("packed", store, ">= 0.95")):
+        report = bench.run("host", path, solve, [])
+        yield stream_row(f"SSD -> CPU decode, {name}", "1.2 GB, DRAM 40 %", report, "ssd", target)
+        yield bound_row(f"CPU prefill 128, {name}", "1.2 GB, DRAM 40 %", report, "prefill_s", "")
+
+
+CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    f.__name__: f for f in (host, dram, prefill, batch, ssd, packed, tmpfs, three)
+}
+
+
+def machine(profile: dict) -> dict:
+    """What this ran on."""
+    import torch
+    import transformers
+
+    gpu = profile["gpu"] and profile["gpu"]["name"]
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"gpu": gpu, "cores": profile["cpu"]["cores"], "dram_gb": profile["dram_bytes"] / 1e9, "date": time.strftime("%Y-%m-%d"), **versions}
+
+
+def main() -> None:
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    bench = Bench(Path(given.get("work", "bench-work")).resolve())
+    names = given.get("cases", "host").split(",")
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise SystemExit(f"cases={unknown[0]}: choose from {', '.join(CASES)}")
+    where = machine(bench.probe())
+    print(json.dumps(where), flush=True)
+    header = f"{'case':30} {'what':40} {'result':>8} {'limit':>8} {'':5} {'ratio':>6} {'target':8} {'pred/meas':>9} {'VRAM':>6} {'DRAM':>6}"
+    print(header, flush=True)
+    rows: list[Row] = []
+    for name in names:
+        for row in CASES[name](bench):
+            rows.append(row)
+            predicted = f"{row.predicted:9.3f}" if row.predicted else " " * 9
+            print(
+                f"{row.case:30} {row.what:40} {row.result:8.3f} {row.limit:8.3f} {row.unit:5} {row.ratio:6.3f} {row.target:8} {predicted}"
+                f" {row.vram_gb:6.2f} {row.dram_gb:6.2f}",
+                flush=True,
+            )
+            if "out" in given:
+                Path(given["out"]).write_text(json.dumps({"machine": where, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

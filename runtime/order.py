@@ -1,0 +1,142 @@
+"""What a run was asked, checked as far as it can be without torch: mistakes are told in a second, not after its imports."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.checkpoint import spec_from_checkpoint
+from planner.errors import UserError
+from planner.force import Force
+from planner.model import ModelSpec
+from planner.plan import Plan
+from planner.planfile import check_plan, read_plan
+from runtime.schema import RunConfig
+
+_IDENTITY = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied", "attn_bytes", "ffn_bytes", "embed_bytes", "head_bytes")
+
+
+@dataclass(frozen=True)
+class Order:
+    """A plan that keeps every rule, the checkpoint that it is for, and what to generate."""
+
+    plan: Plan
+    checkpoint: Path
+    out: Path
+    """Where the report goes; it could be written there."""
+    texts: list[str] | None
+    """Prompts as text; None asks for random tokens."""
+    new_tokens: int
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of KV that the plan holds for each sequence."""
+        kv = self.plan.decisions.kv
+        return kv.pages // self.plan.decisions.batch * kv.page_tokens
+
+
+def read_order(cfg: RunConfig) -> Order:
+    """Read the plan, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit together."""
+    _check_values(cfg)
+    plan = _read_forced(cfg)
+    _refuse_kv_outside(plan)
+    if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
+        most = plan.decisions.batch
+        raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
+    order = Order(
+        plan=plan,
+        checkpoint=_checkpoint(cfg, plan.model),
+        out=_writable(Path(cfg.out).expanduser()),
+        texts=_texts(cfg),
+        new_tokens=plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens,
+    )
+    if not 1 <= order.new_tokens < order.capacity_tokens:
+        raise UserError(
+            f"max_new_tokens={order.new_tokens}: the plan holds KV for {order.capacity_tokens} tokens a sequence, so "
+            f"1 to {order.capacity_tokens - 1} are allowed; solve again with workload.new_tokens={max(1, order.new_tokens)}"
+        )
+    return order
+
+
+def _check_values(cfg: RunConfig) -> None:
+    if not 0 <= cfg.temperature < math.inf:
+        raise UserError(f"temperature={cfg.temperature}: must be 0 (greedy) or more; set it so")
+    if not 0 < cfg.top_p <= 1:
+        raise UserError(f"top_p={cfg.top_p}: must be above 0 and at most 1; leave it out to keep all tokens")
+    if not 0 <= cfg.seed < 2**63:
+        raise UserError(f"seed={cfg.seed}: must be 0 or more, below 2**63; choose another")
+    if cfg.prompt_tokens is not None and cfg.prompt_tokens < 1:
+        raise UserError(f"prompt_tokens={cfg.prompt_tokens}: must be 1 or more; leave it out to take the plan's")
+    if "" in cfg.stop:
+        raise UserError("stop: an empty text would end every sequence at once; leave it out")
+
+
+def _read_forced(cfg: RunConfig) -> Plan:
+    plan = read_plan(Path(cfg.plan).expanduser())
+    forced = Force.from_config(cfg.force)
+    if forced.given:
+        plan = replace(plan, decisions=forced.apply(plan.decisions))
+    check_plan(plan)
+    return plan
+
+
+def _refuse_kv_outside(plan: Plan) -> None:
+    kv = plan.decisions.kv
+    outside = kv.ssd_pages + (kv.dram_pages if plan.hardware.gpu else 0)
+    if outside:
+        raise UserError(f"kv: {outside} pages outside the compute device cannot be executed yet; solve again with workload.kv_spill=false")
+
+
+def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
+    where = cfg.checkpoint or planned.checkpoint
+    if where is None:
+        raise UserError(f"plan={cfg.plan} was made for the preset {planned.name}, without weights; give checkpoint=DIR")
+    path = Path(where).expanduser()
+    found = spec_from_checkpoint(path)
+    if planned.digest is not None and planned.digest == found.digest:
+        return path
+    for key in _IDENTITY:
+        want, got = getattr(planned, key), getattr(found, key)
+        if want != got and (want or key != "model_type"):
+            raise UserError(
+                f"checkpoint={where} is not the plan's model {planned.name}: {key} is {_brief(got)}, the plan says {_brief(want)}; "
+                "solve again with model.checkpoint= this one"
+            )
+    if planned.digest is not None:
+        raise UserError(
+            f"checkpoint={where} holds other weights than the plan's {planned.checkpoint} (their digests differ); "
+            "solve again with model.checkpoint= this one"
+        )
+    return path
+
+
+def _texts(cfg: RunConfig) -> list[str] | None:
+    """The prompts that were given as text: one, or each line of a file that is not blank."""
+    if cfg.prompt is not None and cfg.prompts is not None:
+        raise UserError(f"prompt={cfg.prompt!r} and prompts={cfg.prompts} are both given; choose one")
+    if cfg.prompts is None:
+        return None if cfg.prompt is None else [cfg.prompt]
+    try:
+        lines = Path(cfg.prompts).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"prompts={cfg.prompts}: cannot read it ({error}); give a text file with one prompt a line") from error
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise UserError(f"prompts={cfg.prompts}: no prompt in it; give one a line")
+    return texts
+
+
+def _writable(out: Path) -> Path:
+    """``out``, of which it is known before the run that a file could be written there."""
+    if out.is_dir():
+        raise UserError(f"out={out}: a directory; name a file for the report")
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"out={out}: {place} is not a directory that can be written to; choose another out=")
+    return out
+
+
+def _brief(value: object) -> str:
+    return f"{sum(value)} bytes in all" if isinstance(value, tuple) else str(value)
