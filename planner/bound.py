@@ -6,7 +6,7 @@ import math
 
 from planner.cost import decode_compute_s, objective_weights
 from planner.formulation import Problem
-from planner.memory import OVERHEADS
+from planner.memory import OVERHEADS, dram_workspace_bytes
 from planner.menu import chunk_menu, page_menu, pass_menu, ssd_menu
 from planner.units import GB
 
@@ -18,12 +18,12 @@ def bound_s(problem: Problem) -> float:
     working = min(c.activation_bytes for c in passes) + model.norm_bytes
     if not p.workload.kv_spill:
         working += min(c.pages * c.page_bytes for c in page_menu(model, p.workload, p.force, p.batch))
-    dram = hardware.dram_bytes - p.workload.dram_reserve_bytes
+    dram = hardware.dram_bytes - p.workload.dram_reserve_bytes - dram_workspace_bytes(hardware)
     vram = 0
     if hardware.gpu:
         vram = hardware.vram_bytes - p.workload.vram_guard_bytes - hardware.gpu.context_bytes - OVERHEADS.cuda_workspace_bytes - working
     else:
-        dram -= working + OVERHEADS.cpu_workspace_bytes
+        dram -= working
     if min(vram, dram) < 0:
         return math.inf
     layers = sum(model.attn_bytes) + sum(model.ffn_bytes)

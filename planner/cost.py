@@ -85,10 +85,11 @@ def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int, ssd_busy: bool) -> float:
 
 
 def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
-    """Compute seconds of one pass with ``tokens`` tokens, attention left out: every active weight is read once, at no less than the
-    matrix rate allows, and every layer must be issued."""
+    """Compute seconds of one pass with ``tokens`` tokens, FLOPs and attention left out: every active weight is read once and every layer
+    issued. A GPU reads while the host issues; on the CPU the same threads do one after the other."""
     active = sum(model.attn_bytes) + sum(model.ffn_active_bytes(i, tokens) for i in range(model.layers)) + model.lm_head_bytes
-    return max(active / hardware.weight_gbps / GB, model.layers * hardware.layer_launch_s)
+    read_s, issue_s = active / hardware.weight_gbps / GB, model.layers * hardware.layer_launch_s
+    return max(read_s, issue_s) if hardware.gpu else read_s + issue_s
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
@@ -105,7 +106,8 @@ def prefill_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Wor
     head_flops = 2 * model.lm_head_bytes / model.dtype_bytes
     per_token = model.flops_per_token - head_flops + model.attention_flops(prompt / 2)
     flops_s = batch * (prompt * per_token + head_flops) / hardware.dense_tflops / 1e12
-    return max(flops_s, prefill_passes(workload, chunk_tokens) * weight_pass_s(hardware, model, batch * chunk_tokens))
+    passes_s = prefill_passes(workload, chunk_tokens) * weight_pass_s(hardware, model, batch * chunk_tokens)
+    return max(flops_s, passes_s) if hardware.gpu else flops_s + passes_s
 
 
 def prefill_passes(workload: Workload, chunk_tokens: int) -> int:

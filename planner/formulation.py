@@ -18,7 +18,7 @@ from planner.cost import FIXED, decode_compute_s, h2d_gbps, kv_fill, objective_w
 from planner.decisions import CachePolicy, Tier
 from planner.force import Force
 from planner.hardware import HardwareProfile
-from planner.memory import OVERHEADS, unit_dram_bytes, unit_vram_bytes
+from planner.memory import OVERHEADS, dram_workspace_bytes, unit_dram_bytes, unit_vram_bytes
 from planner.menu import chunk_menu, page_menu, pass_menu, ring_menu, ssd_menu
 from planner.model import ModelSpec
 from planner.placement import head_block_bytes, ring_classes
@@ -307,7 +307,7 @@ class Formulation:
         staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))
         self.vram_mb: pulp.LpAffineExpression = pulp.lpSum([])
         self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self._kv_mb(Tier.dram)
-        self.dram_mb += (OVERHEADS.tables_padding_bytes + p.workload.dram_reserve_bytes) / MB
+        self.dram_mb += (OVERHEADS.tables_padding_bytes + dram_workspace_bytes(p.hardware) + p.workload.dram_reserve_bytes) / MB
         if self.gpu:
             ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
             fixed = self.gpu.context_bytes + OVERHEADS.cuda_workspace_bytes + model.norm_bytes + p.workload.vram_guard_bytes
@@ -318,7 +318,7 @@ class Formulation:
             )
             self.vram_mb = ring + residents + self.tables_vram_mb + self._kv_mb(Tier.vram) + activations + fixed / MB
         else:
-            self.dram_mb += activations + (model.norm_bytes + OVERHEADS.cpu_workspace_bytes) / MB
+            self.dram_mb += activations + model.norm_bytes / MB
         self.ssd_mb = self._kv_mb(Tier.ssd) + model.weight_bytes / MB
         self.slack = {t: self.lp.add_variable(f"slack_{t}", 0, None if self.elastic else 0) for t in Tier}
         limits = ((Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes))

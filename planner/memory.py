@@ -23,6 +23,8 @@ class Overheads:
     """cuBLAS and cuBLASLt workspaces: 32 MiB each on Hopper, less on older devices (cuBLAS documentation)."""
     cpu_workspace_bytes: int = 72 * 2**20
     """Scratch of the CPU's matrix library for one layer at a time."""
+    host_workspace_bytes: int = 64 * 2**20
+    """With a GPU: the interpreter's growth while it runs (events, views, buffers of the driver), measured on an H100."""
     unit_padding_bytes: int = 2 * 4096
     """A unit is read in place by O_DIRECT from an offset that is not page-aligned in its file: a page at either end."""
     tables_padding_bytes: int = 4 * 4096
@@ -33,6 +35,11 @@ class Overheads:
 
 
 OVERHEADS = Overheads()
+
+
+def dram_workspace_bytes(hardware: HardwareProfile) -> int:
+    """DRAM that a run takes beside what the plan places."""
+    return OVERHEADS.host_workspace_bytes if hardware.gpu else OVERHEADS.cpu_workspace_bytes
 
 
 def unit_vram_bytes(unit_bytes: int) -> int:
@@ -129,10 +136,10 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "embedding_head": placement.head_dram_bytes + OVERHEADS.tables_padding_bytes,
         "kv": decisions.kv.dram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
     }
+    use["workspace"] = dram_workspace_bytes(hardware)
     if hardware.gpu is None:
         use["norms"] = model.norm_bytes
         use["activations"] = activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens)
-        use["workspace"] = OVERHEADS.cpu_workspace_bytes
     use["reserve"] = workload.dram_reserve_bytes
     return use
 

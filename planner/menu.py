@@ -25,8 +25,12 @@ class Menus:
     ssd_block_min_bytes: int = 4 * 2**20
     """Each read costs the interpreter some 50 microseconds: at 7 GB/s, blocks of 1 MiB would keep it busy a third of the time, which
     the thread that launches kernels would feel."""
+    ssd_depth_min: int = 4
+    """With fewer reads in flight the drive idles while a busy interpreter turns around."""
     prefill_chunk_min_tokens: int = 256
     """Smaller passes read all weights again for too few tokens."""
+    chunk_tolerance: float = 0.002
+    """A smaller copy that is slower by no more than this is as good: what is urgent then waits less."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     in_flight: int = 2
     """One copy runs while the next is queued; more only delays what is urgent."""
@@ -74,10 +78,11 @@ class PassChoice:
 
 
 def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
-    """Measured (block, depth) points whose blocks are worth a read, or forced ones: only those that read faster than every point
+    """Measured (block, depth) points that a run can keep up, or forced ones: only those that read faster than every point
     with less staging."""
     least = min(MENUS.ssd_block_min_bytes, max(p.block_bytes for p in hardware.ssd_read))
-    measured = [p for p in hardware.ssd_read if p.block_bytes >= least]
+    shallowest = min(MENUS.ssd_depth_min, max(p.queue_depth for p in hardware.ssd_read))
+    measured = [p for p in hardware.ssd_read if p.block_bytes >= least and p.queue_depth >= shallowest]
     points = {(force.block_bytes or p.block_bytes // ALIGN * ALIGN, force.queue_depth or p.queue_depth) for p in measured}
     choices = [
         SsdChoice(block, depth, force.staging_bytes or block * depth, ssd_gbps(hardware, block, depth))
@@ -98,7 +103,7 @@ def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
 
 
 def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[ChunkChoice]:
-    """Copy sizes of the measured curve, or the forced one: no entry is slower than another for every kind."""
+    """Copy sizes of the measured curve, or the forced one: a larger one only where it is faster for some kind."""
     gpu = hardware.gpu
     kinds = (model.attn_max, model.ffn_max, head_block_bytes(model, head_blocks(model)))
     if gpu is None:
@@ -108,14 +113,14 @@ def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> lis
     for size in sizes:
         alone, beside = ([1 / h2d_gbps(gpu, n, size, busy) for n in kinds] for busy in (False, True))
         choice = ChunkChoice(size, tuple(alone), tuple(beside))
-        if not any(_no_slower(other, choice) for other in best):
+        if not any(_no_slower(smaller, choice, MENUS.chunk_tolerance) for smaller in best):
             best = [other for other in best if not _no_slower(choice, other)] + [choice]
     return best
 
 
-def _no_slower(one: ChunkChoice, other: ChunkChoice) -> bool:
+def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float = 0.0) -> bool:
     mine, theirs = one.s_per_gb + one.s_per_gb_beside_ssd, other.s_per_gb + other.s_per_gb_beside_ssd
-    return all(a <= b for a, b in zip(mine, theirs, strict=True))
+    return all(a <= b * (1 + tolerance) for a, b in zip(mine, theirs, strict=True))
 
 
 def page_menu(model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PageChoice]:

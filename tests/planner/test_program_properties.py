@@ -34,7 +34,7 @@ def models(draw, fewest=3, most=40):
 @st.composite
 def machines(draw, m, gpu_too=None):
     """Capacities as shares of the weights, so that every way to stream comes up; rates far apart."""
-    points = tuple(SsdPoint(b, q, draw(st.floats(0.3, 12))) for b, q in ((2**22, 1), (2**23, 8)))
+    points = tuple(SsdPoint(b, q, draw(st.floats(0.3, 12))) for b, q in ((2**22, 4), (2**23, 8)))
     rates = sorted(draw(st.tuples(st.floats(2, 55), st.floats(2, 55))))
     curve = Curve(((2**20, rates[0]), (2**25, rates[1])))
     share = st.floats(0.02, 1.3)
