@@ -96,12 +96,13 @@ def bound_row(case: str, what: str, report: dict, key: str, target: str) -> Row:
 
 
 def _row(case: str, what: str, result: float, limit: float, unit: str, ratio: float, target: str, report: dict, key: str) -> Row:
-    measured = report["measured"]
-    return Row(case, what, result, limit, unit, ratio, target, report["ratio"][key], measured["vram_bytes"] / 1e9, measured["dram_bytes"] / 1e9)
+    vram, dram = (report["measured"][f"{tier}_bytes"] / 1e9 for tier in ("vram", "dram"))
+    return Row(case, what, result, limit, unit, ratio, target, report["ratio"][key], vram, dram)
 
 
 def _work(prompt: int, new: int, batch: int = 1, requests: int = 3) -> list[str]:
-    return [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}", f"workload.batch={batch}", f"workload.requests={requests * batch}"]
+    work = {"prompt_tokens": prompt, "new_tokens": new, "batch": batch, "requests": requests * batch}
+    return [f"workload.{key}={value}" for key, value in work.items()]
 
 
 def dram(bench: Bench) -> Iterator[Row]:
@@ -178,9 +179,15 @@ def machine(profile: dict) -> dict:
     import torch
     import transformers
 
-    gpu = profile["gpu"] and profile["gpu"]["name"]
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"gpu": gpu, "cores": profile["cpu"]["cores"], "dram_gb": profile["dram_bytes"] / 1e9, "date": time.strftime("%Y-%m-%d"), **versions}
+    return {
+        "gpu": profile["gpu"] and profile["gpu"]["name"],
+        "cores": profile["cpu"]["cores"],
+        "dram_gb": profile["dram_bytes"] / 1e9,
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 def main() -> None:

@@ -25,6 +25,8 @@ class Overheads:
     """Scratch of the CPU's matrix library for one layer at a time."""
     host_workspace_bytes: int = 64 * 2**20
     """With a GPU: the interpreter's growth while it runs (events, views, buffers of the driver), measured on an H100."""
+    bounce_bytes: int = 64 * 2**20
+    """With a GPU: page-locked buffers that VRAM's residents pass through at start."""
     unit_padding_bytes: int = 2 * 4096
     """A unit is read in place by O_DIRECT from an offset that is not page-aligned in its file: a page at either end."""
     tables_padding_bytes: int = 4 * 4096
@@ -39,7 +41,7 @@ OVERHEADS = Overheads()
 
 def dram_workspace_bytes(hardware: HardwareProfile) -> int:
     """DRAM that a run takes beside what the plan places."""
-    return OVERHEADS.host_workspace_bytes if hardware.gpu else OVERHEADS.cpu_workspace_bytes
+    return OVERHEADS.host_workspace_bytes + OVERHEADS.bounce_bytes if hardware.gpu else OVERHEADS.cpu_workspace_bytes
 
 
 def unit_vram_bytes(unit_bytes: int) -> int:

@@ -73,25 +73,31 @@ class LayerCache:
         self._held: dict[int, _Held] = {}
         self._in_use: dict[int, _Held] = {}
         self._pending: deque[int] = deque()
+        self._first: tuple[int, ...] = ()
         self._lock = threading.Condition()
         self._error: BaseException | None = None
         self._closed = False
 
-    def preload(self, wait: bool, progress: Callable[[int, int], None] | None = None) -> None:
-        """Start the policy's first layers and, with ``wait``, return when all of them have arrived."""
-        layers = self._policy.preload()
+    def preload(self, wait: bool, progress: Callable[[int, int], None] | None = None, read: LayerReader | None = None) -> None:
+        """Start the policy's first layers (with ``read`` in place of the usual reader) and, with ``wait``, await them."""
+        self._first = self._policy.preload()
         with self._lock:
-            self._pending.extend(layers)
-            self._note_loads(layers)
+            self._pending.extend(self._first)
+            self._note_loads(self._first)
             started = self._start()
-        self._issue(started)
-        while wait:
+        self._issue(started, read)
+        if wait:
+            self.wait_preloaded(progress)
+
+    def wait_preloaded(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Return when every layer that :meth:`preload` started has arrived."""
+        while True:
             with self._lock:
                 self._raise_if_broken()
-                arrived = sum(1 for layer in layers if layer in self._held and self._held[layer].state is _State.ready)
+                arrived = sum(1 for layer in self._first if layer in self._held and self._held[layer].state is _State.ready)
                 if progress:
-                    progress(arrived, len(layers))
-                if arrived == len(layers):
+                    progress(arrived, len(self._first))
+                if arrived == len(self._first):
                     return
                 self._lock.wait(0.5)
 
@@ -179,9 +185,9 @@ class LayerCache:
         self.stats.peak_layers = max(self.stats.peak_layers, self._slots - len(self._free))
         return started
 
-    def _issue(self, started: Sequence[_Held]) -> None:
+    def _issue(self, started: Sequence[_Held], read: LayerReader | None = None) -> None:
         for held in started:
-            self._read(held.layer, held.slot, partial(self._arrived, held))
+            (read or self._read)(held.layer, held.slot, partial(self._arrived, held))
 
     def _arrived(self, held: _Held, error: BaseException | None) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -100,7 +101,11 @@ class DramTier:
         if unit.kind != "head" and unit == self._plans[unit.layer].units[-1]:
             self.cache.release(unit.layer)
 
-    def read_into(self, layer: int, slot: int, done: Callable[[BaseException | None], None]) -> None:
+    def preload(self) -> None:
+        """Start filling the cache, from the page cache where the weights lie there already."""
+        self.cache.preload(wait=False, read=partial(self.read_into, try_cached=True))
+
+    def read_into(self, layer: int, slot: int, done: Callable[[BaseException | None], None], try_cached: bool = False) -> None:
         """Start reading ``layer`` into ``slot``; ``done(error)`` is called from a reader's thread."""
         start = self._base + slot * self.slot_bytes
-        self._pool.read(self._plans[layer].extents, self._arena.view[start : start + self.slot_bytes], done)
+        self._pool.read(self._plans[layer].extents, self._arena.view[start : start + self.slot_bytes], done, try_cached)

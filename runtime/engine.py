@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from planner.decisions import CachePolicy, Tier
+from planner.memory import OVERHEADS
 from planner.placement import Placement, Unit
 from planner.plan import Plan
 from planner.policy import LayerPolicy, PinnedPolicy, RollingPolicy
@@ -19,7 +20,7 @@ from runtime.dram import DramTier
 from runtime.fixtures import Fixture, device_fixtures, head_rows, host_fixtures
 from runtime.generate import Batch, Sequences
 from runtime.ledger import Ledger
-from runtime.load import Fill, Filler, read_all
+from runtime.load import Fill, Filler, start_reads
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
 from runtime.ring import VramRing
 from runtime.store.base import UnitLayout
@@ -27,9 +28,8 @@ from runtime.store.reader import ReadPool
 from runtime.stream import HostStream, Rehearsal, RingStream
 from runtime.vram import VramPool, device_layout
 
-BOUNCE_BYTES = 16 << 20
-"""One bounce buffer on the way to VRAM at start: large enough for the drive's and the link's full rate."""
 BOUNCES = 4
+"""Bounce buffers on the way to VRAM at start: some are read into while others are copied from."""
 
 Progress = Callable[[str, int, int], None]
 """Told (phase, done, total)."""
@@ -107,15 +107,18 @@ class Engine:
         ssd = plan.decisions.weights.ssd
         fixed = [f for f in self._fixtures if f.tier is Tier.dram]
         cache_bytes = DramTier.nbytes(self._placement, self._layouts)
-        bounce_bytes = max(cache_bytes, BOUNCES * BOUNCE_BYTES) if self.copier else cache_bytes
-        total = sum(f.layout.nbytes for f in fixed) + bounce_bytes + ssd.staging_bytes
+        bounce_bytes = OVERHEADS.bounce_bytes if self.copier else 0
+        total = sum(f.layout.nbytes for f in fixed) + cache_bytes + bounce_bytes + ssd.staging_bytes
         self.arena = Arena(total, pin=self.device.type == "cuda")
         self._stack.callback(self.arena.close)
         staging_at, _ = self.arena.take(ssd.staging_bytes)
         self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, self.arena.view[staging_at : staging_at + ssd.staging_bytes])
         self._stack.callback(self.pool.close)
         self._dram_at: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
-        self._cache_at, _ = self.arena.take(bounce_bytes)
+        self._cache_at, _ = self.arena.take(cache_bytes)
+        bounces_at, _ = self.arena.take(bounce_bytes)
+        ranges = [(at, at + bounce_bytes // BOUNCES) for at in range(bounces_at, bounces_at + bounce_bytes, bounce_bytes // BOUNCES or 1)]
+        self._bounces = [(self.arena.view[first:last], self.arena.slice(first, last - first)) for first, last in ranges]
         heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self._dram_at if f.unit}
         policy = make_policy(self._placement, self._options.wrap_around)
         self.dram = DramTier(
@@ -162,16 +165,11 @@ class Engine:
                 f.bind(params)
         move_buffers(self.model, self.device)
 
-    def rehearse(self, batch: Batch) -> None:
-        """Run a prefill and a decode pass of ``batch``'s shape over meaningless weights, so that the real ones find kernels and memory."""
-        shape = replace(batch, prompts=[[0] * max(map(len, batch.prompts))] * len(batch.prompts))
-        with torch.inference_mode():
-            sequences = Sequences(self.model, self.device, shape, self._rehearsal.begin_pass)
-            sequences.prefill()
-            sequences.step(torch.zeros(len(shape.prompts), dtype=torch.long, device=self.device)).cpu()
+    def load(self, batch: Batch, progress: Progress) -> None:
+        """Fill every place and start the stream. While the SSD is read, passes of ``batch``'s shape are rehearsed.
 
-    def load(self, progress: Progress) -> None:
-        """Fill every fixed place, then start the stream; returns when the cache's first layers have arrived (unless told not to wait)."""
+        Returns when the cache's first layers have arrived, unless told not to wait.
+        """
         total = sum(f.layout.payload_bytes for f in self._fixtures)
         done = 0
 
@@ -180,15 +178,31 @@ class Engine:
             done += nbytes
             progress("load", min(done, total), total)
 
-        read_all(self.pool, ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self._dram_at), loaded)
+        reads = start_reads(self.pool, ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self._dram_at))
+        self.dram.preload()
+        self._rehearse(batch)
         if self.copier is not None:
-            starts = [self._cache_at + k * BOUNCE_BYTES for k in range(BOUNCES)]
-            bounces = [(self.arena.view[at : at + BOUNCE_BYTES], self.arena.slice(at, BOUNCE_BYTES)) for at in starts]
-            Filler(self.pool, bounces, self.copier).run((Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at), loaded)
-        self.dram.cache.preload(not self._options.skip_preload_wait, lambda arrived, layers: progress("preload", arrived, layers))
+            Filler(self.pool, self._bounces, self.copier).run((Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at), loaded)
+        for arrival, nbytes in reads:
+            arrival.wait()
+            loaded(nbytes)
+        if not self._options.skip_preload_wait:
+            self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers))
         self._binder.stream = self.stream
         if self.ring is not None:
             self.ring.start()
+
+    def _rehearse(self, batch: Batch) -> None:
+        """A prefill and a decode pass over whatever lies in the buffers, so that the real ones find their kernels and memory.
+
+        On the CPU a short prompt is enough: nothing is loaded on demand there, and a long one would cost as much as the real one.
+        """
+        tokens = max(map(len, batch.prompts)) if self.copier else 1
+        shape = replace(batch, prompts=[[0] * tokens] * len(batch.prompts))
+        with torch.inference_mode():
+            sequences = Sequences(self.model, self.device, shape, self._rehearsal.begin_pass)
+            sequences.prefill()
+            sequences.step(torch.zeros(len(shape.prompts), dtype=torch.long, device=self.device)).cpu()
 
     def stage_totals(self) -> dict[str, tuple[int, float]]:
         """Stage -> (bytes, busy seconds) since the engine was made."""

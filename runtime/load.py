@@ -34,16 +34,13 @@ class Arrival:
             raise self._error
 
 
-def read_all(pool: ReadPool, reads: Iterable[tuple[Sequence[Extent], memoryview]], progress: Callable[[int], None]) -> None:
-    """Start every read, wait for all; ``progress`` is told of each one's bytes as it ends."""
-    waiting: list[tuple[Arrival, int]] = []
+def start_reads(pool: ReadPool, reads: Iterable[tuple[Sequence[Extent], memoryview]]) -> list[tuple[Arrival, int]]:
+    """Queue every read; (arrival, bytes) of each."""
+    under_way: list[tuple[Arrival, int]] = []
     for extents, view in reads:
-        arrival = Arrival()
-        pool.read(extents, view, arrival)
-        waiting.append((arrival, sum(e.nbytes for e in extents)))
-    for arrival, nbytes in waiting:
-        arrival.wait()
-        progress(nbytes)
+        under_way.append((Arrival(), sum(e.nbytes for e in extents)))
+        pool.read(extents, view, under_way[-1][0], try_cached=True)
+    return under_way
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Filler:
                     self._device.host_waits(copied)
                 arrival = Arrival()
                 landed = replace(extent, dest=extent.offset % ALIGN, owns_pages=True)
-                self._pool.read((landed,), view, arrival)
+                self._pool.read((landed,), view, arrival, try_cached=True)
                 under_way.append((arrival, view, tensor, extent, fill))
         while under_way:
             retire()

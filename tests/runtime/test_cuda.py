@@ -37,12 +37,10 @@ def test_logits_on_the_card_are_the_unstreamed_models(tmp_path: Path, case: str,
     device = torch.device("cuda", 0)
     checkpoint = save_tiny(tmp_path, model_type, tied=model_type == "gemma2")
     want = _generate(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval(), device, lambda: None)
-    engine = Engine(
-        plan_for(checkpoint, decisions(gpu=True, **CASES[case]), gpu=True), open_skeleton(checkpoint), CudaDevice(0), device, EngineOptions()
-    )
+    plan = plan_for(checkpoint, decisions(gpu=True, **CASES[case]), gpu=True)
+    engine = Engine(plan, open_skeleton(checkpoint), CudaDevice(0), device, EngineOptions())
     try:
-        engine.rehearse(BATCH)
-        engine.load(lambda *_: None)
+        engine.load(BATCH, lambda *_: None)
         for _ in range(3):
             got = _generate(engine.model, device, engine.stream.begin_pass)
             assert got.tokens == want.tokens

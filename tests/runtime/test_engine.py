@@ -42,8 +42,7 @@ def _generate(model: torch.nn.Module, begin_pass: Callable[[], None], batch: Bat
 
 
 def _run(engine: Engine, batch: Batch = BATCH) -> Generation:
-    engine.rehearse(batch)
-    engine.load(lambda *_: None)
+    engine.load(batch, lambda *_: None)
     return _generate(engine.model, engine.stream.begin_pass, batch)
 
 
@@ -98,6 +97,6 @@ def test_every_supported_decoder_streams(tmp_path: Path, model_type: str, tied: 
 def test_closing_in_the_middle_leaves_no_thread(checkpoint: Path) -> None:
     before = set(threading.enumerate())
     engine = Engine(plan_for(checkpoint, decisions(gpu=True), gpu=True), open_skeleton(checkpoint), HostCopier(), CPU, EngineOptions())
-    engine.load(lambda *_: None)
+    engine.load(BATCH, lambda *_: None)
     engine.close()
     assert set(threading.enumerate()) <= before

@@ -268,3 +268,24 @@ def test_busy_seconds_count_overlapping_reads_once(monkeypatch: pytest.MonkeyPat
     meter.begin()
     assert meter.busy_seconds == 4.0 + 2.0
     assert (meter.bytes, meter.reads) == (12, 2)
+
+
+def test_blocks_in_the_page_cache_come_from_there_and_others_from_the_drive(tmp_path):
+    path = tmp_path / "weights"
+    data = os.urandom(1 << 20)
+    path.write_bytes(data)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        file.read()
+    if not hasattr(os, "RWF_NOWAIT"):
+        pytest.skip("this platform cannot ask the page cache")
+    into = memoryview(mmap.mmap(-1, 1 << 20))
+    with ReadPool(2, 1 << 18) as pool:
+        arrived = threading.Event()
+        pool.read((Extent(path, 0, 1 << 20, 0),), into, lambda error: arrived.set(), try_cached=True)
+        assert arrived.wait(10)
+        assert bytes(into) == data
+        assert pool.cached_bytes + pool.meter.bytes == 1 << 20
+        before = pool.cached_bytes
+        pool.read_now((Extent(path, 0, 1 << 20, 0),), into)
+        assert pool.cached_bytes == before

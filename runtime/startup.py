@@ -1,0 +1,28 @@
+"""Where the time from process start to first token went."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+
+class Startup:
+    """Seconds by phase; the first mark counts from the start of the process."""
+
+    def __init__(self) -> None:
+        self._last = psutil.Process().create_time()
+        self.seconds: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        """Everything since the last mark was ``phase``."""
+        now = time.time()
+        self.add(phase, now - self._last)
+        self._last = now
+
+    def skip(self) -> None:
+        """What was done since the last mark is no part of a start."""
+        self._last = time.time()
+
+    def add(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
