@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Sequence
+from statistics import median
 
 from planner.units import GB
 from runtime.engine import Engine
@@ -12,6 +14,8 @@ from runtime.load import Arrival
 
 SECONDS = 1.5
 """Least time of one measurement."""
+WINDOW_S = 0.2
+"""Least time of one window of it."""
 
 
 def measure_limits(engine: Engine) -> dict[str, float]:
@@ -46,21 +50,33 @@ def _ssd_gbps(engine: Engine) -> float:
 
 
 def _h2d_gbps(engine: Engine) -> float:
-    """Chunk after chunk of the arena into a ring slot, the plan's chunk size and copies in flight, by device time."""
+    """Chunk after chunk of the arena into a ring slot, the plan's chunk size and copies in flight: the median over windows of the size
+    of a step, by device time. A step's median and this one then suffer the same disturbances."""
     copier, (chunk, in_flight) = engine.copier, engine.chunking
     dst = engine.ring.largest_slot
     size = min(chunk, dst.numel())
-    spans: deque = deque()
-    begun, copied = time.perf_counter(), 0
+    queued: deque = deque()
+    times: list[float] = []
+    begun = time.perf_counter()
     first = copier.copy_event()
     for start in itertools.cycle(range(0, engine.arena.nbytes - size + 1, size)):
         copier.copy(dst[:size], engine.arena.slice(start, size))
-        spans.append(copier.copy_event())
-        copied += size
-        if len(spans) > in_flight:
-            copier.host_waits(spans.popleft())
+        queued.append(copier.copy_event())
+        if len(queued) > in_flight:
+            event = queued.popleft()
+            copier.host_waits(event)
+            times.append(copier.time_of(event))
             if time.perf_counter() - begun >= SECONDS:
                 break
-    last = copier.copy_event()
-    copier.host_waits(last)
-    return copied / (copier.time_of(last) - copier.time_of(first)) / GB
+    copier.host_waits(queued[-1])
+    return median(_window_gbps([copier.time_of(first), *times], size))
+
+
+def _window_gbps(times: Sequence[float], nbytes: int) -> list[float]:
+    """Rates of consecutive windows of at least ``WINDOW_S``, where ``nbytes`` moved between neighbours of ``times``."""
+    rates, start = [], 0
+    for end in range(1, len(times)):
+        if times[end] - times[start] >= WINDOW_S:
+            rates.append((end - start) * nbytes / (times[end] - times[start]) / GB)
+            start = end
+    return rates or [(len(times) - 1) * nbytes / (times[-1] - times[0]) / GB]
