@@ -34,6 +34,9 @@ class FixedCosts:
     embedding_lookup_s: float = 50e-6
     """One pass with the embedding table in DRAM: token ids to the host, rows gathered, rows to the device. Two small PCIe
     copies and a synchronize, 10-20 microseconds each, and the gather."""
+    ssd_reads_per_s: float = 2000.0
+    """Most reads a second: each costs the interpreter some 50 microseconds, which the thread that launches kernels feels (8,500 a
+    second doubled the time of a step on an H100). Faster drives want larger blocks."""
     ttft_decode_weight: float = 1e-3
     """Weight of the decode phase when the objective is time to first token: it only breaks ties."""
 

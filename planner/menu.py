@@ -12,7 +12,7 @@ from planner.memory import activation_bytes, kv_page_bytes, pages_per_sequence
 from planner.model import ModelSpec
 from planner.placement import head_block_bytes
 from planner.rules import LIMITS, head_blocks
-from planner.units import ALIGN, GB
+from planner.units import ALIGN
 from planner.workload import Workload
 
 
@@ -23,9 +23,7 @@ class Menus:
     ring_slots: tuple[int, ...] = (4, 6, 8)
     """Two slots a kind copy one unit while another computes; more absorb jitter that the model does not see."""
     ssd_block_min_bytes: int = 4 * 2**20
-    ssd_reads_per_s: float = 2000.0
-    """Most reads a second, hence larger blocks on faster drives: each costs the interpreter some 50 microseconds, which the thread that
-    launches kernels feels (8,500 a second doubled the time of a step on an H100)."""
+    """Smaller blocks cost the interpreter more than they save in staging."""
     ssd_depth_min: int = 4
     """With fewer reads in flight the drive idles while a busy interpreter turns around."""
     prefill_chunk_min_tokens: int = 256
@@ -81,8 +79,7 @@ class PassChoice:
 def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
     """Measured (block, depth) points that a run can keep up, or forced ones: only those that read faster than every point
     with less staging."""
-    fastest = max(p.gbps for p in hardware.ssd_read) * GB
-    least = min(max(MENUS.ssd_block_min_bytes, fastest / MENUS.ssd_reads_per_s), max(p.block_bytes for p in hardware.ssd_read))
+    least = min(MENUS.ssd_block_min_bytes, max(p.block_bytes for p in hardware.ssd_read))
     shallowest = min(MENUS.ssd_depth_min, max(p.queue_depth for p in hardware.ssd_read))
     measured = [p for p in hardware.ssd_read if p.block_bytes >= least and p.queue_depth >= shallowest]
     points = {(force.block_bytes or p.block_bytes // ALIGN * ALIGN, force.queue_depth or p.queue_depth) for p in measured}
