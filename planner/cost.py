@@ -74,11 +74,13 @@ class Prediction:
 
 def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> float:
     """SSD read rate of ``queue_depth`` reads of ``block_bytes``, never more than measured: the curve over block size of the nearest
-    measured depth not above it; below the smallest measured block or depth, the rate there in proportion."""
+    measured depth not above it; below the smallest measured block or depth, the rate there in proportion. Nor
+    more than the interpreter can ask for."""
     depths = sorted({p.queue_depth for p in hardware.ssd_read})
     depth = max((d for d in depths if d <= queue_depth), default=depths[0])
     points = sorted((p.block_bytes, p.gbps) for p in hardware.ssd_read if p.queue_depth == depth)
-    return Curve(tuple(points)).at(block_bytes) * min(1.0, queue_depth / depth, block_bytes / points[0][0])
+    rate = Curve(tuple(points)).at(block_bytes) * min(1.0, queue_depth / depth, block_bytes / points[0][0])
+    return min(rate, block_bytes * FIXED.ssd_reads_per_s / GB)
 
 
 def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int, ssd_busy: bool) -> float:
