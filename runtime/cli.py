@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
-from runtime.schema import PackConfig, RunConfig, SynthConfig, VerifyConfig
+from runtime.schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="run")
@@ -15,6 +15,15 @@ def run(cfg: RunConfig) -> None:
     from runtime.verbs import run_verb
 
     run_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="bench")
+@job
+def bench(cfg: BenchConfig) -> None:
+    """measure a model with its weights in VRAM, in DRAM, and streamed from either or from the SSD"""
+    from runtime.verbs import bench_verb
+
+    bench_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="pack")
@@ -49,6 +58,7 @@ PROGRAM = Program(
     "executes a plan on a real checkpoint, measures, and says where the plan was wrong.",
     (
         Verb(run, RunConfig, 'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64', reads_wsm=True),
+        Verb(bench, BenchConfig, "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]"),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
         Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
         Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama"),

@@ -67,7 +67,7 @@ class Sampler:
             return logits.argmax(-1)
         probs = torch.softmax(logits.float() / self._sampling.temperature, -1)
         if self._sampling.top_p < 1:
-            ranked, order = probs.sort(-1, descending=True, stable=True)
+            ranked, order = probs.sort(dim=-1, descending=True, stable=True)
             ranked[ranked.cumsum(-1) - ranked >= self._sampling.top_p] = 0
             probs = torch.zeros_like(probs).scatter_(-1, order, ranked)
         return torch.multinomial(probs, 1, generator=self._generator).squeeze(-1)

@@ -14,6 +14,7 @@ from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.planfile import check_plan, read_plan
 from runtime.schema import RunConfig
+from runtime.trace import check_form
 
 _IDENTITY = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied", "attn_bytes", "ffn_bytes", "embed_bytes", "head_bytes")
 
@@ -26,6 +27,8 @@ class Order:
     checkpoint: Path
     out: Path
     """Where the report goes; it could be written there."""
+    trace: Path | None
+    """Where the timeline goes, None when none was asked for."""
     texts: list[str] | None
     """Prompts as text; None asks for random tokens."""
     new_tokens: int
@@ -48,7 +51,8 @@ def read_order(cfg: RunConfig) -> Order:
     order = Order(
         plan=plan,
         checkpoint=_checkpoint(cfg, plan.model),
-        out=_writable(Path(cfg.out).expanduser()),
+        out=writable(Path(cfg.out).expanduser(), "out"),
+        trace=_trace(cfg),
         texts=_texts(cfg),
         new_tokens=plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens,
     )
@@ -69,6 +73,8 @@ def _check_values(cfg: RunConfig) -> None:
         raise UserError(f"seed={cfg.seed}: must be 0 or more, below 2**63; choose another")
     if cfg.prompt_tokens is not None and cfg.prompt_tokens < 1:
         raise UserError(f"prompt_tokens={cfg.prompt_tokens}: must be 1 or more; leave it out to take the plan's")
+    if cfg.rounds < 1 or cfg.warmup_rounds < 0:
+        raise UserError(f"rounds={cfg.rounds}, warmup_rounds={cfg.warmup_rounds}: at least 1 and 0 are needed; raise the one that is less")
     if "" in cfg.stop:
         raise UserError("stop: an empty text would end every sequence at once; leave it out")
 
@@ -128,13 +134,23 @@ def _texts(cfg: RunConfig) -> list[str] | None:
     return texts
 
 
-def _writable(out: Path) -> Path:
+def _trace(cfg: RunConfig) -> Path | None:
+    if cfg.trace is None:
+        return None
+    trace = Path(cfg.trace).expanduser()
+    if trace.absolute() == Path(cfg.out).expanduser().absolute():
+        raise UserError(f"trace={cfg.trace}: the report goes there; choose another out= or trace=")
+    check_form(trace)
+    return writable(trace, "trace")
+
+
+def writable(out: Path, key: str) -> Path:
     """``out``, of which it is known before the run that a file could be written there."""
     if out.is_dir():
-        raise UserError(f"out={out}: a directory; name a file for the report")
+        raise UserError(f"{key}={out}: a directory; name a file")
     place = next(parent for parent in out.absolute().parents if parent.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"out={out}: {place} is not a directory that can be written to; choose another out=")
+        raise UserError(f"{key}={out}: {place} is not a directory that can be written to; choose another {key}=")
     return out
 
 

@@ -8,12 +8,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
+def bar_console() -> Console:
+    """stderr, for progress bars: silent where it is no terminal (rich would end a bar there with an empty line)."""
+    console = Console(stderr=True, highlight=False)
+    console.quiet = not console.is_terminal
+    return console
+
+
 class PhaseBar:
     """Call it with (phase, done, total); a phase's bar goes when the next begins. Nothing is drawn off a terminal."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description:>9}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+        self._progress = Progress(*columns, console=bar_console(), transient=True)
         self._phase: tuple[str, TaskID] | None = None
 
     def __enter__(self) -> PhaseBar:

@@ -11,6 +11,8 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from planner.errors import UserError
 
+GENERATION = "generation_config.json"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -37,14 +39,20 @@ class Vocabulary:
 
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
-    """Tokenizer and stop tokens of a checkpoint directory."""
+    """Tokenizer and stop tokens of a checkpoint directory, the latter from config.json where there is no generation_config.json."""
     tokenizer = None
     if any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-    if (directory / "generation_config.json").exists():
-        generation = GenerationConfig.from_pretrained(directory)
-    else:
-        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            raise UserError(f"{directory}: the tokenizer cannot be read ({_first_line(error)}); download its files again") from error
+    try:
+        if (directory / GENERATION).exists():
+            generation = GenerationConfig.from_pretrained(directory)
+        else:
+            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{directory}: {GENERATION} cannot be read ({_first_line(error)}); download it again, or remove it") from error
     eos = generation.eos_token_id
     stop = frozenset([eos] if isinstance(eos, int) else eos or ())
     pad = generation.pad_token_id if generation.pad_token_id is not None else min(stop, default=0)
@@ -68,6 +76,10 @@ def random_requests(count: int, tokens: int, vocab_size: int, limit: int, seed: 
     """``count`` requests of ``tokens`` random ids each, the same for the same ``seed``; over-long ones keep their tail."""
     draw = random.Random(seed)
     return [_request([draw.randrange(vocab_size) for _ in range(tokens)], limit) for _ in range(count)]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _request(ids: Sequence[int], limit: int) -> Request:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
-from planner.schema import ForceConfig, ModelConfig
+from planner.schema import ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
 
 
 class Validation(StrEnum):
@@ -56,16 +56,56 @@ class RunConfig:
     """Texts that end a sequence, besides the model's own stop tokens."""
     validate: Validation = Validation.none
     """`full` compares the logits with the unstreamed model's."""
+    rounds: int = 1
+    """Times that all prompts are run; figures are means or medians over rounds, texts are the first one's."""
+    warmup_rounds: int = 0
+    """Rounds before those, of which nothing is reported."""
     limits: bool = False
     """Measure the limits in this very process, before and after: the SSD's cold rate with the plan's blocks and depth, the arena's H2D."""
     out: str = "run.json"
     """The report to write."""
+    trace: str | None = None
+    """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
     verbose: bool = False
     """Log each load and eviction."""
     force: ForceConfig = field(default_factory=ForceConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     notes: list[str] = field(default_factory=list)
     """What was read from the environment."""
+
+
+@dataclass
+class BenchConfig:
+    """`runtime bench`"""
+
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    force: ForceConfig = field(default_factory=ForceConfig)
+    """As in `planner solve`; a mode that contradicts it is not run."""
+    modes: list[str] = field(default_factory=lambda: ["full", "preload", "stream", "mixed"])
+    """Where weights are while the model runs. full: all of them where it computes (VRAM, or DRAM without a GPU); preload: all in VRAM
+    and DRAM, as many in VRAM as fit; stream: all in DRAM, none kept in VRAM; mixed: the best plan that reads the SSD, too. Without a
+    GPU preload and stream are full."""
+    checkpoint: str | None = None
+    """Hugging Face checkpoint or packed store to run; null takes the model's."""
+    rounds: int = 3
+    """Times that all requests are run."""
+    warmup_rounds: int = 1
+    """Rounds before those, of which nothing is reported."""
+    prompt: str | None = field(default=None, metadata={"literal": True})
+    """Text to continue; null runs random tokens."""
+    prompts: str | None = None
+    """File of prompts, one a line."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Share of probability that sampling keeps."""
+    seed: int = 0
+    """Of sampling and of random prompts."""
+    out: str = "bench.json"
+    """Every mode's report, with the keys of the seeds' benchmark."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 @dataclass

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from runtime.order import read_order
-from runtime.schema import PackConfig, RunConfig, SynthConfig, VerifyConfig
+from runtime.progress import bar_console
+from runtime.schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 
 
 def run_verb(cfg: RunConfig) -> None:
@@ -21,6 +21,13 @@ def run_verb(cfg: RunConfig) -> None:
     from runtime.run import run
 
     run(cfg, order)
+
+
+def bench_verb(cfg: BenchConfig) -> None:
+    """`runtime bench`: plans here, runs each mode in a process of its own, so torch is not imported at all."""
+    from runtime.bench import bench
+
+    bench(cfg)
 
 
 def pack_verb(cfg: PackConfig) -> None:
@@ -55,7 +62,7 @@ def synth_verb(cfg: SynthConfig) -> None:
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A callback of (bytes done, bytes in all) that moves a bar on stderr; the bar goes when it is full."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=bar_console(), transient=True) as bar:
         task = bar.add_task(name)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -29,8 +29,41 @@ def test_every_key_that_a_variable_sets_exists(verb: str) -> None:
     assert {key for variable in TABLE if (key := variable.key(verb))} <= set(keys)
 
 
-def test_every_variable_has_a_use_somewhere() -> None:
-    assert all(variable.solve or variable.run for variable in TABLE)
+def test_every_variable_has_a_use_somewhere_or_says_why_not() -> None:
+    assert all(bool(variable.solve or variable.run) != bool(variable.always) for variable in TABLE)
+    assert not any("\n" in variable.always for variable in TABLE if variable.always)
+
+
+@pytest.mark.parametrize("verb", SCHEMAS)
+@pytest.mark.parametrize(
+    ("name", "same", "opposite"),
+    [
+        ("WSM_CPU_ROLL_SYNC", ["1", "true"], ["0"]),
+        ("WSM_EVICT_FINISHED", ["1"], ["0", "false"]),
+        ("WSM_BALANCE_PREFETCH", ["1"], ["0"]),
+        ("WSM_BALANCE_TOL", ["1", "2"], ["0"]),
+        ("WSM_PAIR_AHEAD", [], ["0", "2"]),
+        ("WSM_KIND_AHEAD_CAP", [], ["2"]),
+        ("WSM_KV_THROTTLE_THRESHOLD", [], ["8"]),
+        ("WSM_KV_THROTTLE_MS", [], ["16"]),
+    ],
+)
+def test_what_is_so_whatever_the_value_sets_no_key_and_says_so(verb: str, name: str, same: list[str], opposite: list[str]) -> None:
+    always = next(variable.always for variable in TABLE if variable.name == name)
+    for values, verdict in ((same, "holds anyway"), (opposite, "is ignored")):
+        for text in values:
+            read = read_environment({name: text}, verb, set())
+            assert read.overrides == ()
+            assert read.notes == (f"{name}={text} {verdict}: {always}",)
+
+
+def test_a_note_never_claims_that_a_dead_variable_was_applied() -> None:
+    everything = {variable.name: "1" for variable in TABLE}
+    for verb in SCHEMAS:
+        read = read_environment(everything, verb, set())
+        applied = [note.partition("=")[0] for note in read.notes if " applied as " in note]
+        assert len(applied) == len(read.overrides)
+        assert not {v.name for v in TABLE if v.key(verb) is None} & set(applied)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +106,10 @@ def test_a_misspelt_variable_is_noted_with_the_nearest() -> None:
     assert "did you mean WSM_STAGING_MB" in read_environment({"WSM_STAGNG_MB": "64"}, "solve", set()).notes[0]
 
 
-@pytest.mark.parametrize(("name", "text"), [("WSM_STAGING_MB", "-1"), ("WSM_CPU_ROLLING_MODE", "yes"), ("WSM_MAX_CACHED_LAYERS", "many")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("WSM_STAGING_MB", "-1"), ("WSM_CPU_ROLLING_MODE", "yes"), ("WSM_MAX_CACHED_LAYERS", "many"), ("WSM_EVICT_FINISHED", "maybe")],
+)
 def test_a_value_that_does_not_parse_is_refused(name: str, text: str) -> None:
     with pytest.raises(UserError, match=f"{name}={text}"):
         read_environment({name: text}, "solve", set())

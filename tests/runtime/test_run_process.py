@@ -1,0 +1,93 @@
+"""`runtime run` as a process of its own: what only a shell, a signal or an import can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, command, refusal
+from tests.runtime.running import desk
+from tests.support import decisions, plan_for, save_tiny, workload
+
+PROGRAM = "import sys; sys.argv[0] = 'runtime'; from runtime.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("a b") / "model = tiny")
+
+
+def test_text_goes_in_and_comes_out_with_spaces_and_equals_signs_in_every_path(shared_models: Path, tmp_path: Path) -> None:
+    place = tmp_path / "here = there"
+    place.mkdir()
+    (place / "model=1 x").symlink_to(shared_models / "tiny-llama")
+    (place / "my prompts=2.txt").write_text("def main():\nimport os\n")
+    plan = plan_for(place / "model=1 x", decisions(batch=2, pages=8), work=workload(batch=2, new_tokens=4))
+    desk(place, plan).plan.rename(place / "my plan=a b.yaml")
+    done = command(
+        "runtime", "run", "+plan=my plan=a b.yaml", "checkpoint=model=1 x", "prompts=my prompts=2.txt", "out=run = 1.json",
+        cwd=place, WSM_VERBOSE="1", WSM_EVICT_FINISHED="0", WSM_SKIP_PRELOAD_WAIT="1", OMP_NUM_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((place / "run = 1.json").read_text())
+    assert len(report["texts"]) == 2 and all(text.strip("\n").splitlines()[0] in done.stdout for text in report["texts"])
+    assert json.loads(done.stdout.splitlines()[-1])["report"] == "run = 1.json"
+    assert "WSM_EVICT_FINISHED=0 is ignored: a VRAM slot is free as soon as its unit has computed" in " ".join(done.stdout.split())
+    assert "[penstock] loaded layer 0 to DRAM cache" in done.stdout
+    assert {path.name for path in place.iterdir()} == {"model=1 x", "my prompts=2.txt", "my plan=a b.yaml", "run = 1.json"}
+
+
+def test_an_interrupt_in_the_middle_is_one_line_and_status_130(checkpoint: Path, tmp_path: Path) -> None:
+    endless = plan_for(checkpoint, decisions(pages=4096, prefill_chunk_tokens=64), work=workload(new_tokens=60_000))
+    here = desk(tmp_path, endless)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "run", f"plan={here.plan}", "verbose=true", f"out={here.out}"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    try:
+        said = 0
+        for line in process.stdout:
+            said += "evict" in line
+            if said == 50:
+                break
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert said == 50, err
+    assert (process.returncode, err) == (130, "runtime: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+def test_a_mistake_is_told_before_torch_is_imported(checkpoint: Path, tmp_path: Path) -> None:
+    """Importing torch and transformers takes seconds; the plan, the checkpoint's headers and the values need neither."""
+    here = desk(tmp_path, plan_for(checkpoint, decisions()))
+    code = (
+        "import sys; from runtime.verbs import run_verb; from runtime.schema import RunConfig; from planner.errors import UserError\n"
+        "for keys in ({'plan': 'missing.yaml'}, {'batch': 5}, {'checkpoint': 'nowhere'}, {'prompts': 'nowhere'}, {'out': '.'}):\n"
+        f"    try: run_verb(RunConfig(**({{'plan': {str(here.plan)!r}}} | keys)))\n"
+        "    except UserError as error: print(error)\n"
+        "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    *lines, imported = done.stdout.splitlines()
+    told = [line.partition(":")[0] for line in lines]
+    assert told == ["plan=missing.yaml", "batch=5", "nowhere", "prompts=nowhere", "out=."], done.stderr
+    assert imported == "set()"
+
+
+def test_the_command_line_refuses_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    here = desk(tmp_path, plan_for(checkpoint, decisions()))
+    assert "plan=missing.yaml: no such file" in refusal("runtime", "run", "plan=missing.yaml", cwd=tmp_path)
+    assert "plan=... is required" in refusal("runtime", "run", cwd=tmp_path)
+    assert "engine.roll_sync" in refusal("runtime", "run", f"plan={here.plan}", "engine.roll_sync=true", cwd=tmp_path)
+    assert "hwm = cap + k" in refusal("runtime", "run", f"plan={here.plan}", cwd=tmp_path, WSM_CPU_CACHE_HWM_LAYERS="30")
+    assert "max_new_tokens" in refusal("runtime", "run", f"plan={here.plan}", "max_new_tokens=many", cwd=tmp_path)
