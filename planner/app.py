@@ -21,6 +21,7 @@ from planner.arguments import arguments, parse
 from planner.complaints import explain
 from planner.complete import complete_word
 from planner.errors import UserError, nearest
+from planner.interrupt import Terminated, terminate_as_interrupt
 from planner.keys import Key, keys_of
 from planner.overrides import Grammar, key_of, normalise, quote
 from planner.probe.profile import profile_dir
@@ -136,13 +137,17 @@ class Program:
     verbs: tuple[Verb, ...]
 
     def main(self) -> NoReturn:
-        """Run on ``sys.argv`` and exit: 0, 2 after the user's mistake, 130 when interrupted. A bug keeps its traceback."""
+        """Run on ``sys.argv`` and exit: 0, 2 after the user's mistake, 130 or 143 after SIGINT or SIGTERM. A bug keeps its traceback."""
         try:
-            status = self._dispatch(sys.argv[1:])
-            sys.stdout.flush()
+            with terminate_as_interrupt():
+                status = self._dispatch(sys.argv[1:])
+                sys.stdout.flush()
         except UserError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             status = 2
+        except Terminated:
+            print(f"{self.name}: terminated", file=sys.stderr)
+            status = 143
         except KeyboardInterrupt:
             print(f"{self.name}: interrupted", file=sys.stderr)
             status = 130

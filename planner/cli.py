@@ -6,6 +6,7 @@ import hydra
 
 from planner.app import CONFIG, Program, Verb, job
 from planner.schema import ProbeConfig, SolveConfig
+from planner.threads import wait_asleep
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="probe")
@@ -38,4 +39,5 @@ PROGRAM = Program(
 
 def main() -> None:
     """Entry point of the ``planner`` console script."""
+    wait_asleep()
     PROGRAM.main()

@@ -87,6 +87,7 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     the cache grows. From the forward passes of ``transformers`` v5 with SDPA attention.
     """
     dtype, f32 = model.dtype_bytes, OVERHEADS.float32_bytes
+    chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
     norm = 2 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
     qkv = model.attn_width + 2 * model.kv_width
     rotary = 2 * model.attn_width + model.kv_width

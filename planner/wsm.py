@@ -60,7 +60,7 @@ class Variable:
     """Whether the converted value asks for what is ``always`` so."""
 
     def key(self, verb: str) -> str | None:
-        return {"solve": self.solve, "run": self.run}.get(verb)
+        return {"solve": self.solve, "run": self.run, "bench": self.solve or self.run}.get(verb)
 
 
 def _forced(name: str, convert: Callable[[str], str | None], key: str, allowed: str) -> Variable:

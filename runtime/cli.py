@@ -5,6 +5,7 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
+from planner.threads import wait_asleep
 from runtime.schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 
 
@@ -58,7 +59,7 @@ PROGRAM = Program(
     "executes a plan on a real checkpoint, measures, and says where the plan was wrong.",
     (
         Verb(run, RunConfig, 'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64', reads_wsm=True),
-        Verb(bench, BenchConfig, "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]"),
+        Verb(bench, BenchConfig, "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]", True),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
         Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
         Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama"),
@@ -68,4 +69,5 @@ PROGRAM = Program(
 
 def main() -> None:
     """Entry point of the ``runtime`` console script."""
+    wait_asleep()
     PROGRAM.main()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
+
+_MAPPED = 2  # cudaHostRegisterMapped: kernels may read it in place
 
 
 class Event(Protocol):
@@ -53,10 +58,28 @@ class CudaDevice:
         self._base = self._record(self._compute)
         self._base.synchronize()
         self._base_s = time.perf_counter()
+        self._borders: list[int] = []
+
+    def lock(self, address: int, nbytes: int) -> str | None:
+        """Page-lock host memory, readable by kernels in place; None, or why CUDA refuses."""
+        code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, _MAPPED))
+        if code:
+            with contextlib.suppress(RuntimeError):  # CUDA reports the refusal once more, to whatever is launched next
+                torch.ones(1, device=self.device)
+            return f"CUDA error {code}"
+        self._borders = sorted({*self._borders, address, address + nbytes})
+        return None
+
+    def unlock(self, address: int) -> None:
+        """Undo :meth:`lock`, after every copy that is on its way."""
+        with contextlib.suppress(RuntimeError):  # a card that has failed copies nothing any more
+            torch.cuda.synchronize(self.device)
+        torch.cuda.cudart().cudaHostUnregister(address)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         with torch.cuda.stream(self._copies):
-            dst.copy_(src, non_blocking=True)
+            for to, from_ in split_copy(dst, src, self._borders):
+                to.copy_(from_, non_blocking=True)
 
     def copy_event(self) -> torch.cuda.Event:
         return self._record(self._copies)
@@ -86,6 +109,17 @@ class CudaDevice:
         event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event
+
+
+def split_copy(dst: torch.Tensor, src: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of a copy between uint8 tensors, cut where ``src`` crosses one of the ascending addresses ``borders``: CUDA refuses a copy
+    from memory that was page-locked in two pieces."""
+    start, nbytes = src.data_ptr(), src.numel()
+    at = 0
+    for border in borders[bisect_right(borders, start) : bisect_left(borders, start + nbytes)]:
+        yield dst[at : border - start], src[at : border - start]
+        at = border - start
+    yield (dst[at:], src[at:]) if at else (dst, src)
 
 
 class _HostBytes:

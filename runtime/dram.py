@@ -108,4 +108,5 @@ class DramTier:
     def read_into(self, layer: int, slot: int, done: Callable[[BaseException | None], None], try_cached: bool = False) -> None:
         """Start reading ``layer`` into ``slot``; ``done(error)`` is called from a reader's thread."""
         start = self._base + slot * self.slot_bytes
-        self._pool.read(self._plans[layer].extents, self._arena.view[start : start + self.slot_bytes], done, try_cached)
+        into = self._arena.view[start : start + self.slot_bytes]
+        self._pool.read(self._plans[layer].extents, into, done, try_cached, f"layer {layer}")

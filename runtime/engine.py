@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from planner.decisions import CachePolicy, Tier
+from planner.interrupt import uninterrupted
 from planner.memory import OVERHEADS
 from planner.placement import Placement, Unit
 from planner.plan import Plan
 from planner.policy import LayerPolicy, PinnedPolicy, RollingPolicy
-from runtime.arena import Arena
+from runtime.arena import Arena, PageLock
 from runtime.device import CopyDevice
 from runtime.dram import DramTier
 from runtime.fixtures import Fixture, device_fixtures, head_rows, host_fixtures
 from runtime.generate import Batch, Sequences
 from runtime.ledger import Ledger
 from runtime.load import Fill, Filler, start_reads
+from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
 from runtime.ring import VramRing
 from runtime.store.base import UnitLayout
@@ -109,11 +111,16 @@ class Engine:
         cache_bytes = DramTier.nbytes(self._placement, self._layouts)
         bounce_bytes = OVERHEADS.bounce_bytes if self.copier else 0
         total = sum(f.layout.nbytes for f in fixed) + cache_bytes + bounce_bytes + ssd.staging_bytes
-        self.arena = Arena(total, pin=self.device.type == "cuda")
-        self._stack.callback(self.arena.close)
+        with uninterrupted():
+            self.arena = Arena(total)
+            self._stack.callback(self.arena.close)
+        self.arena.occupy(self.copier if isinstance(self.copier, PageLock) else None)
         staging_at, _ = self.arena.take(ssd.staging_bytes)
-        self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, self.arena.view[staging_at : staging_at + ssd.staging_bytes])
-        self._stack.callback(self.pool.close)
+        staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]
+        on_block = self.ledger.keep_block if self._options.keep_spans else None
+        with uninterrupted():
+            self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block)
+            self._stack.callback(self.pool.close)
         self._dram_at: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
         self._cache_at, _ = self.arena.take(cache_bytes)
         bounces_at, _ = self.arena.take(bounce_bytes)
@@ -152,8 +159,7 @@ class Engine:
 
     def _bind_fixtures(self) -> None:
         """Point the model at what never moves; its bytes come with :meth:`load`."""
-        reach = self.copier.alias if self.copier else lambda host: host
-        bound = [(f, parameters(f.layout.tensors, reach(self.arena.slice(at, f.layout.nbytes)))) for f, at in self._dram_at]
+        bound = [(f, parameters(f.layout.tensors, self._reach(at, f.layout.nbytes))) for f, at in self._dram_at if f.bind]
         if self.copier is not None:
             on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self._vram_at]
             resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
@@ -164,6 +170,16 @@ class Engine:
             if f.bind:
                 f.bind(params)
         move_buffers(self.model, self.device)
+        if self.copier is not None and not all(self._kernels_reach(at, f.layout.nbytes) for f, at in self._dram_at if f.bind):
+            look_up_on_host(self.model.get_input_embeddings(), self.device)
+
+    def _reach(self, at: int, nbytes: int) -> torch.Tensor:
+        """A fixed DRAM region as whatever computes with it sees it."""
+        host = self.arena.slice(at, nbytes)
+        return self.copier.alias(host) if self.copier is not None and self._kernels_reach(at, nbytes) else host
+
+    def _kernels_reach(self, at: int, nbytes: int) -> bool:
+        return not isinstance(self.copier, PageLock) or self.arena.is_locked(at, nbytes)
 
     def load(self, batch: Batch, progress: Progress) -> None:
         """Fill every place and start the stream. While the SSD is read, passes of ``batch``'s shape are rehearsed.
@@ -215,6 +231,8 @@ class Engine:
         return {
             "cache": asdict(self.dram.cache.stats),
             "ring": asdict(self.ring.stats) if self.ring else None,
+            "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
+            "stalls": self.pool.stalls.facts(),
             "ssd": {
                 "reads": self.pool.meter.reads,
                 "retries": self.pool.meter.retries,

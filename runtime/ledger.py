@@ -6,15 +6,10 @@ import threading
 import time
 from dataclasses import dataclass
 
+from planner.trace import Span
 
-@dataclass(frozen=True)
-class Span:
-    """One piece of work of ``stage`` on host time (seconds of ``time.perf_counter``)."""
-
-    stage: str
-    name: str
-    start: float
-    end: float
+SPANS_KEPT = 200_000
+"""Spans of a traced run, at most: about 50 MB. What comes later is counted, not kept."""
 
 
 @dataclass
@@ -39,7 +34,11 @@ class Ledger:
         self._lock = threading.Lock()
         self._totals: dict[str, StageTotals] = {}
         self._ends: dict[str, float] = {}
+        self._waits: dict[str, float] = {}
         self.spans: list[Span] = []
+        """In the order of their end within each track."""
+        self.dropped = 0
+        """Spans that were not kept, because there were too many."""
 
     def add(self, stage: str, name: str, start: float, end: float, nbytes: int = 0) -> None:
         """Record work of ``stage`` between two host times."""
@@ -49,13 +48,42 @@ class Ledger:
             totals.count += 1
             totals.busy_s += max(0.0, end - max(start, self._ends.get(stage, 0.0)))
             self._ends[stage] = max(end, self._ends.get(stage, 0.0))
-            if self._keep:
-                self.spans.append(Span(stage, name, start, end))
+        if self._keep:
+            self.keep(Span(stage, name, start, end, nbytes))
+
+    def waited(self, track: str, waits_for: str, name: str, start: float, end: float) -> None:
+        """``track`` stood still until the stage ``waits_for`` had brought ``name``. Nothing when ``end`` is not after ``start``."""
+        if end <= start:
+            return
+        with self._lock:
+            self._waits[waits_for] = self._waits.get(waits_for, 0.0) + end - start
+        if self._keep:
+            self.keep(Span(track, name, start, end, 0, waits_for))
+
+    def keep(self, span: Span) -> None:
+        """Keep a span that no total counts, if spans are kept."""
+        with self._lock:
+            if not self._keep:
+                return
+            if len(self.spans) < SPANS_KEPT:
+                self.spans.append(span)
+            else:
+                self.dropped += 1
+
+    def keep_block(self, name: str, number: int, start: float, end: float, nbytes: int) -> None:
+        """Keep one block's read, a part of read ``number``, on the track of the thread that calls."""
+        reader = threading.current_thread().name.replace("-", ".")
+        self.keep(Span(reader, name, start, end, nbytes, part_of=number))
 
     def totals(self) -> dict[str, StageTotals]:
         """A snapshot per stage."""
         with self._lock:
             return {stage: StageTotals(t.bytes, t.busy_s, t.count) for stage, t in self._totals.items()}
+
+    def waits(self) -> dict[str, float]:
+        """Stage -> seconds in which whoever needs it next stood still for it."""
+        with self._lock:
+            return dict(self._waits)
 
     def now(self) -> float:
         """The ledger's clock."""

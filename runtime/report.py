@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from planner.cost import Prediction
-from planner.errors import UserError
 from planner.memory import ssd_use, used_bytes
 from planner.units import show_bytes, show_seconds
 from runtime.generate import Generation
@@ -37,6 +35,10 @@ FIGURES: dict[str, Callable[[Any], str]] = {
     "ssd_bytes": show_bytes,
 }
 """Predicted figures that a run measures, with how each is shown."""
+WORKING = ("prefill", "decode")
+"""Phases of which it is said what was waited for."""
+WORTH_SAYING = 0.001
+"""Least share of a phase that a wait is told of."""
 BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 
@@ -46,6 +48,8 @@ class Outcome:
 
     job: Job
     generations: list[Generation]
+    """Of all rounds, one after the other."""
+    rounds: int
     load_s: float
     clock: StageClock
     dram_bytes: int
@@ -54,6 +58,10 @@ class Outcome:
     rules_broken: list[str]
     logits: Mapping[str, Any] | None
     """The comparison with the unstreamed model, None when it was not asked for."""
+
+    @property
+    def first_round(self) -> list[Generation]:
+        return self.generations[: len(self.generations) // self.rounds]
 
 
 def make_report(outcome: Outcome) -> dict[str, Any]:
@@ -87,27 +95,16 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "measured": measured,
         "ratio": _ratios(job.plan.predicted, measured),
         "stages": outcome.clock.as_json(),
+        "waited": {phase: outcome.clock.waited(phase) for phase in WORKING},
+        "rounds": outcome.rounds,
         **outcome.engine,
         "rules_broken": outcome.rules_broken,
         "logits": outcome.logits,
         "step_s": [s for g in outcome.generations for s in g.step_s],
-        "texts": [job.vocabulary.text(t) for g in outcome.generations for t in g.tokens],
-        "tokens": [t for g in outcome.generations for t in g.tokens],
+        "texts": [job.vocabulary.text(t) for g in outcome.first_round for t in g.tokens],
+        "tokens": [t for g in outcome.first_round for t in g.tokens],
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
     }
-
-
-def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Write JSON at once or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"out={path}: cannot write the report ({error.strerror}); choose another out=") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Path) -> None:
@@ -119,11 +116,18 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
     console.rule(style="dim")
     console.print(_comparison(outcome.job.plan.predicted, report["measured"], report["ratio"]))
     console.print(_stage_table(outcome.clock))
+    for line in _standing_still(outcome.clock):
+        console.print(line)
+    if "busy_share" in report["gpu"]:
+        console.print(_gpu_line(report["gpu"]))
     cache = report["cache"]
     console.print(
         f"DRAM cache: {cache['hits']} hits, {cache['misses']} misses, {cache['loads']} loads,"
         f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
     )
+    if report["stalls"]["count"]:
+        stalls = "{count} reads stalled, the longest for {longest_s:.2f} s (median {median_s:.3f}) at offset {offset} of {file}, {when}"
+        console.print(stalls.format(**report["stalls"]), style="yellow", markup=False, soft_wrap=True)
     if outcome.logits:
         differ = "relative difference {relative_l2:.2%}, BF16 rounding explains {rounding:.2%}"
         same = "bit-identical" if outcome.logits["identical"] else differ
@@ -169,13 +173,13 @@ def _ratios(predicted: Prediction, measured: Mapping[str, Any]) -> dict[str, flo
 
 
 def _seeds_keys(outcome: Outcome) -> dict[str, Any]:
-    """The keys of the seeds' benchmark JSON: milliseconds, summed over batches."""
-    generations, job = outcome.generations, outcome.job
-    prefill = sum(g.prefill_s for g in generations)
-    first = sum(g.first_token_s for g in generations)
-    decode = sum(g.decode_s for g in generations)
-    new = sum(len(t) for g in generations for t in g.tokens)
-    stepped = sum(len(g.step_s) * len(g.tokens) for g in generations)
+    """The keys of the seeds' benchmark JSON: milliseconds, summed over batches, means over rounds."""
+    generations, rounds, job = outcome.generations, outcome.rounds, outcome.job
+    prefill = sum(g.prefill_s for g in generations) / rounds
+    first = sum(g.first_token_s for g in generations) / rounds
+    decode = sum(g.decode_s for g in generations) / rounds
+    new = sum(len(t) for g in outcome.first_round for t in g.tokens)
+    stepped = sum(len(g.step_s) * len(g.tokens) for g in generations) / rounds
     lens = [len(r.ids) for r in job.requests]
     return {
         "batch_size": job.plan.decisions.batch,
@@ -185,7 +189,7 @@ def _seeds_keys(outcome: Outcome) -> dict[str, Any]:
         "decode_tokens_total": new,
         "prefill_ms": prefill * 1e3,
         "first_token_decode_ms": first * 1e3,
-        "ttft_ms": (prefill + first) / len(generations) * 1e3,
+        "ttft_ms": (prefill + first) / len(outcome.first_round) * 1e3,
         "decode_ms": decode * 1e3,
         "e2e_ms": (prefill + first + decode) * 1e3,
         "throughput_tok_s": stepped / decode if decode else None,
@@ -212,6 +216,22 @@ def _stage_table(clock: StageClock) -> Table:
                 rate = "" if use.mbps is None else f"{use.mbps:,.0f}"
                 table.add_row(f"{phase} {stage}", show_bytes(use.bytes) if use.bytes else "", show_seconds(use.busy_s), rate)
     return table
+
+
+def _standing_still(clock: StageClock) -> Iterator[str]:
+    """The bottleneck of each phase, and for what share of it the stage after it stood still."""
+    for phase in WORKING:
+        stages = {name: use for name, use in clock.phases[phase].items() if use.busy_s}
+        if stages:
+            slowest = _busiest(stages)
+            share = stages[slowest].busy_s / clock.seconds[phase]
+            waited = ", ".join(f"{name} {part:.1%}" for name, part in clock.waited(phase).items() if part >= WORTH_SAYING)
+            yield f"{phase}: bound by {slowest}, busy {min(1.0, share):.1%} of it; waited for {waited or 'nothing'}"
+
+
+def _gpu_line(gpu: Mapping[str, Any]) -> str:
+    told = {"busy_share": "GPU busy {mean:.0%}", "sm_clock_mhz": "SM clock {mean:.0f} MHz", "power_w": "{mean:.0f} W, at most {max:.0f} W"}
+    return ", ".join(text.format(**gpu[key]) for key, text in told.items() if key in gpu)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,9 +12,13 @@ from typing import Protocol
 import torch
 
 from planner.errors import UserError
+from planner.interrupt import uninterrupted
 from planner.placement import Unit
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
+from runtime.turns import Turns
+
+Ready = Callable[[], bool]
 
 
 class UnitSource(Protocol):
@@ -38,8 +42,29 @@ class Segment:
 class _Slot:
     buffer: torch.Tensor
     left: Event | None = None
-    """When the slot's last unit was used; None while that unit is still to be used."""
-    free: bool = True
+    """Behind the kernels that read the slot's last unit."""
+
+
+@dataclass(frozen=True)
+class _Cleared:
+    """What a unit's first copy had to wait for: host times at which the window reached the unit and DRAM held it, and the kernels that
+    read its slot last."""
+
+    window_s: float
+    dram_s: float
+    left: Event | None
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """A copy on its way. ``cleared`` is set on a unit's first one."""
+
+    start: Event
+    end: Event
+    unit: Unit
+    nbytes: int
+    last: bool
+    cleared: _Cleared | None
 
 
 @dataclass
@@ -61,6 +86,9 @@ class VramRing:
     The consumer calls :meth:`enter` and :meth:`leave` in forward order from one thread. A copy into a slot waits, on the device, for the
     event recorded when the slot's previous unit was left; a unit is used only after the event recorded behind its copy.
     The host blocks only when the copier has not yet queued what compute wants, never on the device.
+
+    :class:`Turns` decides; :meth:`copying` and :meth:`retiring` carry it out, each a generator that yields what it waits for, driven
+    by a thread of its own (or by a test, in any order).
     """
 
     def __init__(
@@ -77,27 +105,25 @@ class VramRing:
         wrap: bool = True,
     ):
         self.stats = RingStats()
+        self.turns = Turns([u.ring_class for u in units], {name: len(buffers) for name, buffers in slots.items()}, distance, wrap)
         self._units = tuple(units)
-        self._segments = segments
+        self._pieces = {unit: tuple(_pieces(segments[unit], chunk_bytes)) for unit in self._units}
         self._slots = {name: [_Slot(b) for b in buffers] for name, buffers in slots.items()}
         self._source = source
         self._device = device
-        self._distance = distance
-        self._chunk = chunk_bytes
-        self._permits = threading.Semaphore(in_flight)
+        self._in_flight = in_flight
         self._ledger = ledger
-        self._wrap = wrap
         self._cond = threading.Condition()
-        self._arrived: dict[int, tuple[_Slot, int, Event]] = {}
-        self._entered = 0
-        self._passes = 0
-        self._current: _Slot | None = None
+        self._arrived: dict[int, Event] = {}
+        self._queued: deque[_Queued] = deque()
+        self.entered_after: Event | None = None
+        """What compute waits for before it uses the unit that was entered last."""
         self._error: BaseException | None = None
         self._stop = False
-        self._retiring: queue.SimpleQueue[tuple[Event, Event, Unit | None, int] | None] = queue.SimpleQueue()
+        self._copier_over = False
         self._threads = [
-            threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
-            for name, work in (("penstock-copier", self._copy_all), ("penstock-retirer", self._retire_all))
+            threading.Thread(target=self._drive, args=(work,), name=name, daemon=True)
+            for name, work in (("penstock-copier", self.copying()), ("penstock-retirer", self.retiring()))
         ]
 
     @property
@@ -107,131 +133,155 @@ class VramRing:
 
     def start(self) -> None:
         """Begin copying the first units; with no units there is nothing to do."""
-        for thread in self._threads if self._units else ():
-            thread.start()
+        with uninterrupted():
+            for thread in self._threads if self._units else ():
+                thread.start()
 
     def begin_pass(self) -> None:
         """Compute is about to visit the first unit again; without wrap-around, copying starts only now."""
         with self._cond:
-            self._passes += 1
+            self.turns.begun += 1
             self._cond.notify_all()
 
     def enter(self, unit: Unit) -> tuple[int, torch.Tensor]:
         """(slot index within its class, buffer) of ``unit``; kernels issued from now on see its bytes."""
         with self._cond:
-            number = self._entered
+            number = self.turns.entered
             if self._units[number % len(self._units)] != unit:
                 raise RuntimeError(f"unit {unit} entered out of order; expected {self._units[number % len(self._units)]}")
-            if number not in self._arrived:
+            if not self.turns.may_enter():
                 begun = time.perf_counter()
-                while number not in self._arrived:
-                    self._raise_if_broken()
-                    self._cond.wait(1.0)
+                self._cond.wait_for(lambda: self._stop or self.turns.may_enter())
+                self._raise_if_broken()
                 self.stats.waits += 1
                 self.stats.wait_s += time.perf_counter() - begun
-            slot, index, event = self._arrived.pop(number)
-            self._entered += 1
-            self._current = slot
+            copied = self._arrived.pop(number)
+            self.turns.entered += 1
             self._cond.notify_all()
-        self._device.compute_waits(event)
-        return index, slot.buffer
+        self._device.compute_waits(copied)
+        self.entered_after = copied
+        name, index = self.turns.place(number)
+        return index, self._slots[name][index].buffer
 
     def leave(self, unit: Unit, event: Event) -> None:
         """``event`` lies behind every kernel that reads ``unit``."""
         with self._cond:
-            slot = self._current
-            assert slot is not None, unit
-            slot.left, slot.free = event, True
+            if self.turns.left + 1 != self.turns.entered:
+                raise RuntimeError(f"unit {unit} left without being entered")
+            name, index = self.turns.place(self.turns.left)
+            self._slots[name][index].left = event
+            self.turns.left += 1
             self._cond.notify_all()
 
     def close(self) -> None:
-        """Stop both threads; queued copies finish first."""
+        """Stop both threads; queued copies finish first, so that their DRAM and their slots may be used for something else."""
         with self._cond:
             self._stop = True
             self._cond.notify_all()
-        self._retiring.put(None)
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(timeout=30)
+        copier, retirer = self._threads
+        _join(copier)
+        with self._cond:
+            self._copier_over = True
+            self._cond.notify_all()
+        _join(retirer)
 
-    def _numbers(self) -> Iterator[tuple[int, Unit]]:
-        number = 0
+    def copying(self) -> Iterator[Ready]:
+        """Fetch and copy unit after unit, at most ``in_flight`` copies queued; goes on when what it yielded is true, ends on stop."""
+        turns = self.turns
         while True:
-            yield number, self._units[number % len(self._units)]
-            number += 1
-
-    def _copy_all(self) -> None:
-        turns = dict.fromkeys(self._slots, 0)
-        for number, unit in self._numbers():
-            with self._cond:
-                self._cond.wait_for(lambda number=number: self._stop or self._may_fetch(number))
+            yield lambda: self._stop or turns.may_fetch()
             if self._stop:
                 return
-            name = unit.ring_class
-            index = turns[name] % len(self._slots[name])
-            turns[name] += 1
+            number = turns.fetched
+            unit = self._units[number % len(self._units)]
+            window_s = time.perf_counter()
             _, source = self._source.acquire(unit)
+            turns.fetched += 1
+            begun = dram_s = time.perf_counter()
+            yield lambda: self._stop or turns.may_copy()
+            self.stats.slot_wait_s += time.perf_counter() - begun
+            name, index = turns.place(number)
             slot = self._slots[name][index]
-            with self._cond:
-                begun = time.perf_counter()
-                self._cond.wait_for(lambda slot=slot: self._stop or slot.free)
-                self.stats.slot_wait_s += time.perf_counter() - begun
+            for k, piece in enumerate(self._pieces[unit]):
+                yield lambda: self._stop or len(self._queued) < self._in_flight
                 if self._stop:
                     return
-                left, slot.free = slot.left, False
-            begun = time.perf_counter()
-            event = self._copy(unit, slot, source, left)
-            self.stats.issue_s += time.perf_counter() - begun
+                begun = time.perf_counter()
+                if k == 0 and slot.left is not None:
+                    self._device.copy_waits(slot.left)
+                last = k == len(self._pieces[unit]) - 1
+                cleared = None if k else _Cleared(window_s, dram_s, slot.left)
+                copied = self._copy(piece, slot.buffer, source, unit, last, cleared)
+                self.stats.issue_s += time.perf_counter() - begun
             with self._cond:
-                self._arrived[number] = (slot, index, event)
+                self._arrived[number] = copied
+                turns.copied += 1
+                self.stats.units += 1
                 self._cond.notify_all()
 
-    def _may_fetch(self, number: int) -> bool:
-        if self._error is not None:
-            raise self._error
-        if not self._wrap and number // len(self._units) >= self._passes:
-            return False
-        return number < self._entered + self._distance
+    def retiring(self) -> Iterator[Ready]:
+        """Wait for copy after copy, book it and give its DRAM back; ends once the copier has ended and nothing is queued."""
+        idle_since: float | None = None
+        while True:
+            yield lambda: self._copier_over or bool(self._queued)
+            if not self._queued:
+                return
+            copy = self._queued[0]
+            self._device.host_waits(copy.end)
+            with self._cond:
+                self._queued.popleft()
+                self._cond.notify_all()
+            start_s, end_s = self._device.time_of(copy.start), self._device.time_of(copy.end)
+            if copy.cleared is not None and idle_since is not None:
+                self._book_idle(str(copy.unit), copy.cleared, idle_since, start_s)
+            self._ledger.add("h2d", str(copy.unit), start_s, end_s, copy.nbytes)
+            idle_since = end_s
+            self.stats.bytes += copy.nbytes
+            if copy.last:
+                self._source.release(copy.unit)
 
-    def _copy(self, unit: Unit, slot: _Slot, source: torch.Tensor, left: Event | None) -> Event:
-        if left is not None:
-            self._device.copy_waits(left)
-        pieces = list(_pieces(self._segments[unit], self._chunk))
-        event = None
-        for k, piece in enumerate(pieces):
-            while not self._permits.acquire(timeout=0.5):
-                self._raise_if_broken()
-            start = self._device.copy_event()
-            self._device.copy(slot.buffer[piece.dst : piece.dst + piece.nbytes], source[piece.src : piece.src + piece.nbytes])
-            event = self._device.copy_event()
-            self._retiring.put((start, event, unit if k == len(pieces) - 1 else None, piece.nbytes))
-        assert event is not None
-        self.stats.units += 1
-        return event
+    def _book_idle(self, unit: str, cleared: _Cleared, since: float, until: float) -> None:
+        """Say for whom the link stood still before a unit's first copy: until the window, behind compute, reached the unit; until DRAM
+        held it; until the kernels that read its slot last were over."""
+        window_s, dram_s = min(cleared.window_s, until), min(cleared.dram_s, until)
+        over = cleared.left is not None and self._device.done(cleared.left)
+        left_s = min(self._device.time_of(cleared.left), until) if over else dram_s
+        self._ledger.waited("h2d", "compute", unit, since, window_s)
+        self._ledger.waited("h2d", "ssd", unit, max(since, window_s), dram_s)
+        self._ledger.waited("h2d", "compute", unit, max(since, dram_s), left_s)
 
-    def _retire_all(self) -> None:
-        while (item := self._retiring.get()) is not None:
-            start, end, unit, nbytes = item
-            self._device.host_waits(end)
-            self._permits.release()
-            self._ledger.add("h2d", str(unit or ""), self._device.time_of(start), self._device.time_of(end), nbytes)
-            self.stats.bytes += nbytes
-            if unit is not None:
-                self._source.release(unit)
+    def _copy(
+        self, piece: Segment, slot: torch.Tensor, source: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None
+    ) -> Event:
+        start = self._device.copy_event()
+        self._device.copy(slot[piece.dst : piece.dst + piece.nbytes], source[piece.src : piece.src + piece.nbytes])
+        end = self._device.copy_event()
+        with self._cond:
+            self._queued.append(_Queued(start, end, unit, piece.nbytes, last, cleared))
+            self._cond.notify_all()
+        return end
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _drive(self, work: Iterator[Ready]) -> None:
         try:
-            work()
-        except BaseException as error:
+            for ready in work:
+                with self._cond:
+                    self._cond.wait_for(ready)
+        except BaseException as error:  # handed to compute, which waits for the units that will not come
             with self._cond:
                 self._error = self._error or error
+                self._stop = True
                 self._cond.notify_all()
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._stop:
+        if not self.turns.may_enter():
             raise UserError("the weight stream was stopped")
+
+
+def _join(thread: threading.Thread) -> None:
+    if thread.is_alive():
+        thread.join(timeout=30)
 
 
 def _pieces(segments: Sequence[Segment], chunk: int) -> Iterator[Segment]:

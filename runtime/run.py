@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import transformers
 from rich.console import Console
 
-from runtime.cuda import measured_vram_bytes, open_cuda
+from planner.trace import Timeline
+from runtime.cuda import VramWatch, open_cuda, told_when_vram_runs_out
 from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from runtime.job import Job, prepare
 from runtime.limits import measure_limits
 from runtime.memory import PeakDram
 from runtime.model import open_skeleton
+from runtime.nvml import GpuSampler
 from runtime.order import Order
+from runtime.output import write_json
+from runtime.pageable import pageable_note, slowed_by_pageable
 from runtime.progress import PhaseBar
-from runtime.report import Outcome, make_report, show, write_report
+from runtime.report import Outcome, make_report, show
 from runtime.schema import RunConfig, Validation
 from runtime.stages import StageClock
 from runtime.startup import Startup
+from runtime.trace import PassMarks, make_timeline, write_trace
 from runtime.validate import broken_at_run_time, compare_logits, load_unstreamed
 
 
 @dataclass
 class _Streamed:
-    """The streamed part of a run, over before anything is validated."""
+    """The streamed part of a run, over before anything is validated. ``job`` carries the prediction for the machine as it turned out."""
 
+    job: Job
     generations: list[Generation]
     load_s: float
     clock: StageClock
@@ -37,6 +43,7 @@ class _Streamed:
     vram_bytes: int
     engine: dict[str, Any]
     rules_broken: list[str]
+    timeline: Timeline
 
 
 def run(cfg: RunConfig, order: Order) -> None:
@@ -47,11 +54,13 @@ def run(cfg: RunConfig, order: Order) -> None:
     for note in dict.fromkeys([*job.plan.notes, *cfg.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
     with PhaseBar() as bar:
-        streamed = _stream(job, cfg, console, bar)
+        with told_when_vram_runs_out(job.plan, job.device):
+            streamed = _stream(job, cfg, console, bar)
         logits = _validate(job, streamed.generations[0], bar) if cfg.validate is Validation.full else None
     outcome = Outcome(
-        job=job,
+        job=streamed.job,
         generations=streamed.generations,
+        rounds=cfg.rounds,
         load_s=streamed.load_s,
         clock=streamed.clock,
         dram_bytes=streamed.dram_bytes,
@@ -61,7 +70,9 @@ def run(cfg: RunConfig, order: Order) -> None:
         logits=logits,
     )
     report = make_report(outcome)
-    write_report(report, order.out)
+    write_json(order.out, "out", report)
+    if order.trace is not None:
+        write_trace(streamed.timeline, order.trace)
     show(console, outcome, report, order.out)
 
 
@@ -74,9 +85,15 @@ def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Strea
     copier = open_cuda(job.plan, job.device)
     startup.mark("cuda")
     peak = PeakDram()
-    options = EngineOptions(wrap_around=cfg.engine.wrap_around, skip_preload_wait=cfg.engine.skip_preload_wait)
+    options = EngineOptions(
+        wrap_around=cfg.engine.wrap_around, skip_preload_wait=cfg.engine.skip_preload_wait, keep_spans=cfg.trace is not None
+    )
     with closing(Engine(job.plan, skeleton, copier, job.device, options, say)) as engine:
         startup.mark("arena")
+        if engine.arena.refused:
+            slowed = slowed_by_pageable(job.plan, engine.arena.locked_bytes / engine.arena.nbytes)
+            console.print(f"note: {pageable_note(engine.arena, job.plan, slowed)}", style="dim", markup=False)
+            job = replace(job, plan=slowed)
         clock = StageClock(engine)
         limits = {}
         if cfg.limits:
@@ -88,26 +105,39 @@ def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Strea
             peak.leave_out_cuda(engine.arena.nbytes)
         clock.book("load")
         startup.mark("load")
+        vram = VramWatch(job.plan, job.device)
         sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
-        generations = [_generate(job, cfg, engine, sampler, batch, clock, bar) for batch in job.batches()]
-        dram_bytes, vram_bytes = peak.peak_bytes(), measured_vram_bytes(job.plan, job.device)
-        facts = engine.facts()
+        for _ in range(cfg.warmup_rounds):
+            for batch in job.batches():
+                _generate(job, cfg, engine, sampler, batch, bar)
+        if cfg.warmup_rounds:
+            clock.book("warmup")
+        begun = engine.ledger.now()
+        with GpuSampler(job.device) as gpu:
+            generations = [_generate(job, cfg, engine, sampler, b, bar, clock) for _ in range(cfg.rounds) for b in job.batches()]
+        dram_bytes, vram_bytes = peak.peak_bytes(), vram.peak_bytes()
+        facts = engine.facts() | vram.facts()
         if cfg.limits:
             engine.stop()
             limits["after"] = measure_limits(engine)
         broken = broken_at_run_time(job.plan, engine.dram.cache.stats, dram_bytes, vram_bytes)
         startup.add("prefill", generations[0].prefill_s + generations[0].first_token_s)
         load_s = startup.seconds["arena"] + startup.seconds["load"]
-        facts |= {"limits": limits, "start_s": startup.seconds}
-        return _Streamed(generations, load_s, clock, dram_bytes, vram_bytes, facts, broken)
+        facts |= {"limits": limits, "start_s": startup.seconds, "gpu": gpu.report()}
+        timeline = make_timeline(engine.ledger, begun, gpu.samples, job.plan)
+        return _Streamed(job, generations, load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline)
 
 
 def _generate(
-    job: Job, cfg: RunConfig, engine: Engine, sampler: Sampler, batch: Batch, clock: StageClock, bar: PhaseBar
+    job: Job, cfg: RunConfig, engine: Engine, sampler: Sampler, batch: Batch, bar: PhaseBar, clock: StageClock | None = None
 ) -> Generation:
+    """Run one batch; without ``clock`` it only warms up."""
+
     def progress(phase: str, done: int, total: int) -> None:
-        if phase == "decode" and done == 1:
-            clock.book("prefill")
+        if phase == "decode":
+            marks.token(done)
+            if done == 1 and clock is not None:
+                clock.book("prefill")
         bar(phase, done, total)
 
     def finished(tokens: list[list[int]]) -> list[bool]:
@@ -115,8 +145,10 @@ def _generate(
 
     sequences = Sequences(engine.model, engine.device, batch, engine.stream.begin_pass)
     keep = cfg.validate is Validation.full
+    marks = PassMarks(engine.ledger)
     result = generate(sequences, batch, sampler, finished if cfg.stop else None, progress, keep)
-    clock.book("decode")
+    if clock is not None:
+        clock.book("decode")
     return result
 
 

@@ -105,7 +105,11 @@ class BenchConfig:
     """Of sampling and of random prompts."""
     out: str = "bench.json"
     """Every mode's report, with the keys of the seeds' benchmark."""
+    verbose: bool = False
+    """Show what each run prints, each load and eviction included."""
     engine: EngineConfig = field(default_factory=EngineConfig)
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -31,11 +32,14 @@ class HostStream:
         """Nothing to do: the cache's window wraps by itself."""
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        stats = self._dram.cache.stats
+        before_s = stats.wait_s
         slot, buffer = self._dram.acquire(unit)
         views = self._views.get((unit, slot))
         if views is None:
             views = self._views[unit, slot] = parameters(self._layouts[unit], buffer)
-        self._entered_at = self._ledger.now()
+        self._entered_at = now = self._ledger.now()
+        self._ledger.waited("compute", "ssd", str(unit), now - (stats.wait_s - before_s), now)
         return views
 
     def leave(self, unit: Unit) -> None:
@@ -48,6 +52,16 @@ class HostStream:
     def close(self) -> None:
         self._dram.cache.close()
         self._views.clear()
+
+
+class _Timed(NamedTuple):
+    """A unit's kernels: the host time at which its pass began, the copy that they waited for (None: resident), their first and last."""
+
+    unit: Unit
+    begun_s: float
+    arrival: Event | None
+    start: Event
+    end: Event
 
 
 class RingStream:
@@ -66,15 +80,21 @@ class RingStream:
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
         self._started: Event | None = None
-        self._timing: deque[tuple[Unit, Event, Event]] = deque()
+        self._arrival: Event | None = None
+        self._timing: deque[_Timed] = deque()
+        self._begun_at = 0.0
+        self._idle_since = 0.0
 
     def begin_pass(self) -> None:
+        self._begun_at = self._ledger.now()
         self._ring.begin_pass()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         views: dict[str, nn.Parameter] = {}
+        self._arrival = None
         if unit in self._layouts:
             index, buffer = self._ring.enter(unit)
+            self._arrival = self._ring.entered_after
             found = self._views.get((unit, index))
             views = self._views[unit, index] = parameters(self._layouts[unit], buffer) if found is None else found
         self._started = self._device.compute_event()
@@ -84,7 +104,7 @@ class RingStream:
         end = self._device.compute_event()
         if unit in self._layouts:
             self._ring.leave(unit, end)
-        self._timing.append((unit, self._started, end))
+        self._timing.append(_Timed(unit, self._begun_at, self._arrival, self._started, end))
         self._book(2)
 
     def settle(self) -> None:
@@ -93,10 +113,15 @@ class RingStream:
 
     def _book(self, most: int) -> None:
         for _ in range(most):
-            if not self._timing or not self._device.done(self._timing[0][2]):
+            if not self._timing or not self._device.done(self._timing[0].end):
                 return
-            unit, start, end = self._timing.popleft()
-            self._ledger.add("compute", str(unit), self._device.time_of(start), self._device.time_of(end))
+            timed = self._timing.popleft()
+            start_s, end_s = self._device.time_of(timed.start), self._device.time_of(timed.end)
+            if timed.arrival is not None:
+                arrived_s = min(self._device.time_of(timed.arrival), start_s)
+                self._ledger.waited("compute", "h2d", str(timed.unit), max(self._idle_since, timed.begun_s), arrived_s)
+            self._ledger.add("compute", str(timed.unit), start_s, end_s)
+            self._idle_since = end_s
 
     def close(self) -> None:
         self._dram.cache.close()

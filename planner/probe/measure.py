@@ -16,11 +16,11 @@ from pathlib import Path
 from rich.console import Console
 
 from planner.errors import UserError
+from planner.interrupt import terminate_as_interrupt
 from planner.probe.cpu import measure_cpu
 from planner.probe.dram import Arena, mlock
 from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
 from planner.probe.gpu import Gpu, host_register
-from planner.probe.interrupt import terminate_as_interrupt
 from planner.probe.layer import measure_launch
 from planner.probe.memory import last_level_cache_bytes, memory_facts, usable_cores
 from planner.probe.meter import FULL, QUICK, Meter, Shares

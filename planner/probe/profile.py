@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import UserError
-from planner.probe.interrupt import terminate_as_interrupt
+from planner.interrupt import terminate_as_interrupt
 
 if TYPE_CHECKING:
     from planner.schema import HardwareConfig

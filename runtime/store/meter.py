@@ -18,16 +18,17 @@ class Meter:
         self._reads = 0
         self._retries = 0
 
-    def begin(self) -> None:
-        """A read starts."""
+    def begin(self) -> float:
+        """A read starts. When, in seconds of ``time.perf_counter``."""
         now = time.perf_counter()
         with self._lock:
             if not self._in_flight:
                 self._since = now
             self._in_flight += 1
+        return now
 
-    def end(self, nbytes: int) -> None:
-        """A read of ``nbytes`` is over."""
+    def end(self, nbytes: int) -> float:
+        """A read of ``nbytes`` is over. When."""
         now = time.perf_counter()
         with self._lock:
             self._in_flight -= 1
@@ -35,6 +36,7 @@ class Meter:
             self._reads += 1
             if not self._in_flight:
                 self._busy_s += now - self._since
+        return now
 
     def retry(self) -> None:
         """A read failed and is tried again."""

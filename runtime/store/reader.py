@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import threading
@@ -19,6 +20,7 @@ from runtime.store.errors import StoreError
 from runtime.store.files import FileTable, OpenFile
 from runtime.store.layout import Extent
 from runtime.store.meter import Meter
+from runtime.store.stalls import Stalls
 
 BACK_OFF_S = (0.01, 0.1, 0.5)
 """Seconds to wait before each retry of a failed read; after the last one the read has failed."""
@@ -27,15 +29,19 @@ RETRIED = (errno.EIO, errno.EAGAIN, errno.ETIMEDOUT)
 
 Done = Callable[[BaseException | None], None]
 Preadv = Callable[[int, Sequence[memoryview], int], int]
+OnBlock = Callable[[str, int, float, float, int], None]
+"""Told of every block: what it is a part of, the number of the call of ``read``, when it began and ended, and its bytes."""
 
 
 class _Request:
     """One call of ``read``: how many blocks are open, and the first error."""
 
-    __slots__ = ("address", "done", "error", "into", "lock", "open_blocks", "try_cached")
+    __slots__ = ("address", "done", "error", "into", "lock", "name", "number", "open_blocks", "try_cached")
 
-    def __init__(self, into: memoryview, address: int, blocks: int, done: Done, try_cached: bool):
+    def __init__(self, into: memoryview, address: int, blocks: int, done: Done, try_cached: bool, name: str, number: int):
         self.into = into
+        self.name = name
+        self.number = number
         self.try_cached = try_cached
         self.address = address
         self.open_blocks = blocks
@@ -59,15 +65,22 @@ class ReadPool:
     None. Blocks whose place in the buffer allows it are read straight there with O_DIRECT; the others land in staging
     and are copied. Where the file system refuses O_DIRECT, or with ``direct=False``, reads go through the page cache
     straight to their place; after a refusal the cache is told to drop what was read. ``preadv`` is ``os.preadv``, or a
-    test's own.
+    test's own. ``on_block`` is called on the reading threads.
     """
 
     def __init__(
-        self, threads: int, block_bytes: int, staging: memoryview | None = None, direct: bool = True, preadv: Preadv = os.preadv
+        self,
+        threads: int,
+        block_bytes: int,
+        staging: memoryview | None = None,
+        direct: bool = True,
+        preadv: Preadv = os.preadv,
+        on_block: OnBlock | None = None,
     ):
         if threads < 1 or block_bytes < ALIGN:
             raise UserError(f"queue_depth={threads}, block_bytes={block_bytes}: at least 1 and {ALIGN} are needed")
         self.meter = Meter()
+        self.stalls = Stalls()
         self.cached_bytes = 0
         """Bytes that came from the page cache; the meter counts the drive's alone."""
         self._block_bytes = align_down(block_bytes)
@@ -77,6 +90,8 @@ class ReadPool:
         if not self._staged_bytes or _address(whole) % ALIGN:
             raise UserError(f"staging_bytes={len(whole)}: {threads} threads need at least {threads * ALIGN} page-aligned bytes")
         self._preadv = preadv
+        self._on_block = on_block
+        self._numbers = itertools.count(1)
         self._files = FileTable(direct)
         self._queue: SimpleQueue[tuple[_Request, Block] | None] = SimpleQueue()
         self._order = threading.Lock()
@@ -87,8 +102,8 @@ class ReadPool:
         for thread in self._threads:
             thread.start()
 
-    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, try_cached: bool = False) -> None:
-        """Queue the reads of ``extents`` into the writable buffer ``into`` and return.
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, try_cached: bool = False, name: str = "load") -> None:
+        """Queue the reads of ``extents``, called ``name``, into the writable buffer ``into`` and return.
 
         With ``try_cached``, blocks that lie in the page cache already are copied from there, ten times faster than any drive; others
         are read past it as ever.
@@ -102,7 +117,7 @@ class ReadPool:
         view = into.cast("B")
         address = _address(view)
         blocks = list(cut(extents, self._block_bytes, self._staged_bytes, len(view), address % ALIGN == 0))
-        request = _Request(view, address, len(blocks), done, try_cached)
+        request = _Request(view, address, len(blocks), done, try_cached, name, next(self._numbers))
         if not blocks:
             done(None)
         with self._order:
@@ -182,7 +197,7 @@ class ReadPool:
         if direct and self._read_direct(fd, file, block, request, staging, staging_address):
             return
         fd, _ = file.fd()
-        self._fill(fd, file.path, [target], block.offset, block.nbytes, 1)
+        self._fill(fd, file.path, [target], block.offset, block.nbytes, 1, request)
         file.done_with(block.offset, block.nbytes)
 
     def _read_direct(self, fd: int, file: OpenFile, block: Block, request: _Request, staging: memoryview, staging_address: int) -> bool:
@@ -190,7 +205,7 @@ class ReadPool:
         lead = block.offset - block.start
         views, copies = _targets(block, request.into, staging)
         try:
-            self._fill(fd, file.path, views, block.start, lead + block.nbytes, ALIGN)
+            self._fill(fd, file.path, views, block.start, lead + block.nbytes, ALIGN, request)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
@@ -200,10 +215,10 @@ class ReadPool:
             ctypes.memmove(request.address + dest, staging_address + source, nbytes)
         return True
 
-    def _fill(self, fd: int, path: Path, views: list[memoryview], offset: int, needed: int, align: int) -> None:
+    def _fill(self, fd: int, path: Path, views: list[memoryview], offset: int, needed: int, align: int, request: _Request) -> None:
         """Read until ``needed`` bytes from ``offset`` are in ``views``; what may pass is tried again."""
         got = failures = total = 0
-        self.meter.begin()
+        begun = self.meter.begin()
         try:
             while got < needed:
                 problem = "the file ends there"
@@ -229,7 +244,10 @@ class ReadPool:
                 time.sleep(BACK_OFF_S[failures])
                 failures += 1
         finally:
-            self.meter.end(total)
+            ended = self.meter.end(total)
+            self.stalls.note(ended - begun, path, offset)
+            if self._on_block is not None:
+                self._on_block(request.name, request.number, begun, ended, total)
 
 
 def _targets(block: Block, into: memoryview, staging: memoryview) -> tuple[list[memoryview], list[tuple[int, int, int]]]:

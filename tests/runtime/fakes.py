@@ -1,0 +1,281 @@
+"""A device whose two streams run only when told to, a DRAM tier that spoils what is given back, and a ring between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from planner.placement import Unit
+from runtime.ledger import Ledger
+from runtime.ring import Segment, VramRing
+from tests.support import HostCopier
+
+STREAMS = ("copies", "compute")
+SPOILT = 255
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    """Recorded on a stream; ``at`` is the clock when the stream came to it."""
+
+    at: int | None = None
+
+
+@dataclass(frozen=True)
+class _Record:
+    event: FakeEvent
+
+
+@dataclass(frozen=True)
+class _Wait:
+    event: FakeEvent
+
+
+class FakeDevice:
+    """Two streams as queues of work that is done in any order that stream order and events allow.
+
+    Bytes move when a copy is done, not when it is queued. The clock ticks once for each piece of work done. ``choose`` picks the next
+    stream while the host waits; on the compute path the host must never wait.
+    """
+
+    def __init__(self, choose: Callable[[Sequence[str]], str] = lambda enabled: enabled[0]):
+        self.clock = 0
+        self.done_on = dict.fromkeys(STREAMS, 0)
+        self.on_compute_path = False
+        self._choose = choose
+        self._queues: dict[str, deque] = {name: deque() for name in STREAMS}
+
+    def launch(self, kernel: Callable[[], None]) -> None:
+        """Queue ``kernel`` on the compute stream."""
+        self._queues["compute"].append(kernel)
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._queues["copies"].append(lambda: dst.copy_(src))
+
+    def copy_event(self) -> FakeEvent:
+        return self._record("copies")
+
+    def compute_event(self) -> FakeEvent:
+        return self._record("compute")
+
+    def copy_waits(self, event: FakeEvent) -> None:
+        self._queues["copies"].append(_Wait(event))
+
+    def compute_waits(self, event: FakeEvent) -> None:
+        self._queues["compute"].append(_Wait(event))
+
+    def host_waits(self, event: FakeEvent) -> None:
+        assert not self.on_compute_path, "compute waited for the device on the host"
+        while event.at is None:
+            enabled = self.enabled()
+            assert enabled, "the host waits for what nothing can bring about"
+            self.advance(self._choose(enabled))
+
+    def done(self, event: FakeEvent) -> bool:
+        return event.at is not None
+
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        return host
+
+    def time_of(self, event: FakeEvent) -> float:
+        assert event.at is not None, "the time of an event that has not happened"
+        return float(event.at)
+
+    def enabled(self) -> list[str]:
+        """Streams whose next piece of work can be done now."""
+        return [name for name, queue in self._queues.items() if queue and not (isinstance(queue[0], _Wait) and queue[0].event.at is None)]
+
+    def advance(self, stream: str) -> None:
+        """Do one piece of ``stream``'s work."""
+        work = self._queues[stream].popleft()
+        self.clock += 1
+        self.done_on[stream] += 1
+        if isinstance(work, _Record):
+            work.event.at = self.clock
+        elif not isinstance(work, _Wait):
+            work()
+
+    def _record(self, stream: str) -> FakeEvent:
+        event = FakeEvent()
+        self._queues[stream].append(_Record(event))
+        return event
+
+
+class SpoilingSource:
+    """DRAM whose units differ from pass to pass and are overwritten the moment they are given back."""
+
+    def __init__(self, units: Sequence[Unit], nbytes: int):
+        self._units = units
+        self._nbytes = nbytes
+        self._held: deque[tuple[Unit, torch.Tensor]] = deque()
+        self.acquired = 0
+
+    def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
+        assert unit == self._units[self.acquired % len(self._units)], "fetched out of order"
+        buffer = contents(self.acquired, self._nbytes)
+        self._held.append((unit, buffer))
+        self.acquired += 1
+        return 0, buffer
+
+    def release(self, unit: Unit) -> None:
+        held, buffer = self._held.popleft()
+        assert held == unit, "given back out of order"
+        buffer.fill_(SPOILT)
+
+
+def contents(number: int, nbytes: int) -> torch.Tensor:
+    """What the ``number``-th unit since the start holds in DRAM; never ``SPOILT``, unlike the numbers around it everywhere."""
+    return ((torch.arange(nbytes) * 7 + number * 31) % SPOILT).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A small ring: ``kinds`` are the units of a pass, ``a`` for attention and ``f`` for FFN."""
+
+    kinds: str = "af"
+    slots: tuple[int, int] = (1, 1)
+    distance: int = 1
+    in_flight: int = 1
+    chunk: int = 4
+    wrap: bool = True
+
+
+@dataclass
+class Rig:
+    """A ring on a fake device, driven by hand: five actors, each of which does one step when told to.
+
+    ``copier`` and ``retirer`` are the ring's threads, ``host`` the thread that issues compute, ``copies`` and ``compute`` the device's
+    streams. What each has done so far is the whole state: see :meth:`state`.
+    """
+
+    setting: Setting
+    passes: int
+    """Passes after which the host is at its end."""
+    choose: Callable[[Sequence[str]], str] = lambda enabled: enabled[0]
+    only_when_done: bool = False
+    """The retirer goes on only when it need not wait for the device; the device's steps are then all taken by the device."""
+    used: list[int] = field(default_factory=list)
+    """Numbers whose kernels were done, in order."""
+
+    def __post_init__(self) -> None:
+        kinds = {"a": "attn", "f": "ffn"}
+        self.units = [Unit(kinds[kind], i) for i, kind in enumerate(self.setting.kinds)]
+        self.segments = (Segment(6, 0, 5), Segment(0, 5, 6))
+        self.device = FakeDevice(self.choose)
+        self.source = SpoilingSource(self.units, 11)
+        s = self.setting
+        counts = zip(kinds.values(), s.slots, strict=True)
+        slots = {name: [torch.full((11,), SPOILT, dtype=torch.uint8) for _ in range(n)] for name, n in counts}
+        pieces = dict.fromkeys(self.units, self.segments)
+        self.ring = VramRing(self.units, pieces, slots, self.source, self.device, s.distance, s.chunk, s.in_flight, Ledger(), s.wrap)
+        self._threads = {"copier": _Thread(self.ring.copying()), "retirer": _Thread(self.ring.retiring())}
+        self._host = self._compute()
+        self._next = next(self._host)
+        self._host_steps = 0
+
+    def enabled(self) -> list[str]:
+        """Actors that can do something now."""
+        threads = [name for name, thread in self._threads.items() if thread.ready()]
+        if self.only_when_done and self.ring._queued and not self.device.done(self.ring._queued[0].end):
+            threads = [name for name in threads if name != "retirer"]
+        host = ["host"] if self._next is not None and self._next() else []
+        return threads + host + self.device.enabled()
+
+    def step(self, actor: str) -> None:
+        """One step of ``actor``, then every rule is checked."""
+        if actor in self._threads:
+            self._threads[actor].step()
+        elif actor == "host":
+            self.device.on_compute_path = True
+            self._next = next(self._host, None)
+            self.device.on_compute_path = False
+            self._host_steps += 1
+        else:
+            self.device.advance(actor)
+        self.check()
+
+    def check(self) -> None:
+        """The window is kept, and without wrap-around nothing is fetched before its pass begins."""
+        turns = self.ring.turns
+        assert turns.left <= turns.entered <= turns.copied <= turns.fetched == self.source.acquired
+        assert turns.fetched <= turns.entered + self.setting.distance, "the copier ran too far ahead"
+        assert len(self.ring._queued) <= self.setting.in_flight, "too many copies in flight"
+        if not self.setting.wrap:
+            assert turns.fetched <= turns.begun * len(self.units), "fetched before its pass began"
+
+    def state(self) -> tuple[int, ...]:
+        """How far each actor is. Everything else follows from it: which bytes lie where, and what is queued."""
+        return (*(t.steps for t in self._threads.values()), self._host_steps, *self.device.done_on.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether compute has done all that it was to do."""
+        return len(self.used) == self.passes * len(self.units)
+
+    def _compute(self) -> Iterator[Callable[[], bool]]:
+        for _ in range(self.passes):
+            yield lambda: True
+            self.ring.begin_pass()
+            for unit in self.units:
+                yield self.ring.turns.may_enter
+                number = self.ring.turns.entered
+                _, buffer = self.ring.enter(unit)
+                self.device.launch(partial(self._use, buffer, number))
+                yield lambda: True
+                self.device.launch(partial(self._use, buffer, number, last=True))
+                self.ring.leave(unit, self.device.compute_event())
+
+    def _use(self, buffer: torch.Tensor, number: int, last: bool = False) -> None:
+        dram = contents(number, 11)
+        want = torch.cat([dram[s.src : s.src + s.nbytes] for s in self.segments])
+        assert torch.equal(buffer, want), f"unit number {number} was used before its bytes arrived or after they were overwritten"
+        if last:
+            self.used.append(number)
+
+
+class _Thread:
+    """A ring's thread, stepped by hand: it stands at what its generator yielded."""
+
+    def __init__(self, work: Iterator[Callable[[], bool]]):
+        self._work = work
+        self._ready: Callable[[], bool] | None = next(work)
+        self.steps = 0
+
+    def ready(self) -> bool:
+        return self._ready is not None and self._ready()
+
+    def step(self) -> None:
+        self._ready = next(self._work, None)
+        self.steps += 1
+
+
+class LockingCopier(HostCopier):
+    """Copies at once, and locks pages up to ``most_bytes`` in all, ``largest`` in one go."""
+
+    def __init__(self, most_bytes: int = 1 << 40, largest: int = 1 << 40):
+        self.held: dict[int, int] = {}
+        self.refusals = 0
+        self.aliased = 0
+        self._most = most_bytes
+        self._largest = largest
+
+    def lock(self, address: int, nbytes: int) -> str | None:
+        assert address % 4096 == 0 and nbytes % 4096 == 0 and nbytes > 0
+        if nbytes > self._largest or sum(self.held.values()) + nbytes > self._most:
+            self.refusals += 1
+            return "CUDA error 2"
+        self.held[address] = nbytes
+        return None
+
+    def unlock(self, address: int) -> None:
+        del self.held[address]
+
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        start = host.data_ptr()
+        assert any(at <= start and start + host.numel() <= at + n for at, n in self.held.items()), "kernels cannot read pageable memory"
+        self.aliased += 1
+        return host

@@ -1,0 +1,139 @@
+"""`runtime bench` measures every mode that can be on a machine, and says of the others why not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.build import build
+from planner.errors import UserError
+from planner.explain import Infeasible
+from planner.hardware import HardwareProfile
+from planner.memory import dram_use
+from planner.plan import Plan
+from planner.resolve import hardware_mapping, workload_mapping
+from planner.schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig
+from runtime.bench import bench
+from runtime.modes import MODES, NotHere, Setting, read_setting
+from runtime.schema import BenchConfig
+from tests.cli import refusal
+from tests.support import machine, save_tiny, workload
+
+LAYERS = 8
+SEEDS_KEYS = {
+    "batch_size", "max_new_tokens", "prompt_lens", "prefill_tokens_total", "decode_tokens_total", "prefill_ms", "first_token_decode_ms",
+    "ttft_ms", "decode_ms", "e2e_ms", "throughput_tok_s", "end_to_end_tok_s", "io_bw_MBps", "gpu_mem_GB", "mode", "device", "wsm",
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "a model=tiny", layers=LAYERS)
+
+
+def configured(hardware: HardwareProfile, checkpoint: Path, **force: object) -> SolveConfig:
+    return SolveConfig(
+        hardware=build(HardwareConfig, hardware_mapping(hardware), "hardware"),
+        model=ModelConfig(name="hf", checkpoint=str(checkpoint)),
+        workload=build(WorkloadConfig, dict(workload_mapping(workload(new_tokens=4))), "workload"),
+        force=ForceConfig(**force),
+    )
+
+
+def setting(checkpoint: Path, gpu: bool, **force: object) -> Setting:
+    return read_setting(configured(machine(gpu), checkpoint, **force))
+
+
+def where(plan: Plan) -> tuple[int, int, int]:
+    """Layers in VRAM, kept in DRAM, read from the SSD."""
+    p = plan.placement
+    return plan.model.layers - len(p.dram_layers), len(p.resident_layers), len(p.ssd_layers)
+
+
+def test_without_a_gpu_weights_are_in_dram_or_on_the_ssd(checkpoint: Path) -> None:
+    here = setting(checkpoint, gpu=False)
+    assert where(MODES["full"](here)) == (0, LAYERS, 0)
+    assert where(MODES["mixed"](here)) == (0, LAYERS // 2, LAYERS // 2)
+    for mode in ("preload", "stream"):
+        with pytest.raises(NotHere, match="the same as full"):
+            MODES[mode](here)
+
+
+def test_with_a_gpu_each_mode_uses_one_tier_more(checkpoint: Path) -> None:
+    here = setting(checkpoint, gpu=True)
+    full, stream, mixed = (MODES[mode](here) for mode in ("full", "stream", "mixed"))
+    assert where(full) == (LAYERS, 0, 0) and not full.placement.streamed_units
+    assert where(stream) == (0, LAYERS, 0) and stream.placement.vram_resident_bytes == 0
+    assert where(mixed) == (LAYERS // 2, 0, LAYERS // 2) and mixed.placement.ssd_bytes_per_pass > 0
+    with pytest.raises(NotHere, match="everything fits in VRAM"):
+        MODES["preload"](here)
+
+
+def test_preload_keeps_in_vram_what_fits_and_the_rest_in_dram(checkpoint: Path) -> None:
+    roomy = read_setting(configured(machine(True), checkpoint))
+    spare = MODES["full"](roomy).predicted.vram_bytes - roomy.model.weight_bytes // 2
+    small = machine(True, vram_bytes=spare + workload().vram_guard_bytes)
+    here = read_setting(configured(small, checkpoint))
+    vram, dram, ssd = where(MODES["preload"](here))
+    assert 0 < vram < LAYERS and dram == LAYERS - vram and ssd == 0
+    with pytest.raises(Infeasible) as short:
+        MODES["full"](here)
+    assert set(short.value.shortages) == {"vram"}
+
+
+def test_a_mode_that_lacks_dram_says_by_how_much_and_mixed_is_the_solvers_own_plan(checkpoint: Path) -> None:
+    here = setting(checkpoint, gpu=False)
+    least = MODES["mixed"](here)
+    tight = replace(machine(), dram_bytes=sum(dram_use(machine(), here.model, workload(new_tokens=4), least.decisions).values()))
+    here = read_setting(configured(tight, checkpoint))
+    with pytest.raises(Infeasible) as short:
+        MODES["full"](here)
+    assert short.value.shortages["dram"] > 0
+    assert MODES["mixed"](here) == here.best and where(here.best)[2] > 0
+
+
+def test_a_mode_that_contradicts_a_forced_decision_is_not_run(checkpoint: Path) -> None:
+    with pytest.raises(NotHere, match="force.cap_layers=2 contradicts it: it needs 8"):
+        MODES["full"](setting(checkpoint, gpu=False, cap_layers=2))
+
+
+def test_the_modes_that_can_be_are_run_and_told(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WSM_CPU_CACHE_CAP_LAYERS", "1")
+    out, solve = tmp_path / "bench.json", configured(machine(), checkpoint)
+    bench(BenchConfig(solve.hardware, solve.model, solve.workload, solve.force, modes=["full", "stream", "mixed"], rounds=2, out=str(out)))
+    document = json.loads(out.read_text(encoding="utf-8"))
+    modes = document["modes"]
+    assert list(modes) == ["full", "stream", "mixed"] and modes["stream"]["why_not"]
+    for mode in ("full", "mixed"):
+        assert set(modes[mode]) >= SEEDS_KEYS and modes[mode]["mode"] == mode
+        assert modes[mode]["decode_tokens_total"] == 4 and modes[mode]["batches"] == 2
+    assert modes["full"]["stages"]["decode"]["ssd"]["bytes"] == 0 < modes["mixed"]["stages"]["decode"]["ssd"]["bytes"]
+    assert modes["mixed"]["io_bw_MBps"]["weight_ssd_MBps"] > 0
+    assert (document["rounds"], document["warmup_rounds"], document["machine"]["gpu"]) == (2, 1, None)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said[1:5]] == ["mode", "full", "stream", "mixed"]
+    assert "the same as full" in said[3]
+    line = json.loads(said[-1])
+    assert line["bench"] == str(out) and set(line["modes"]) == set(modes)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_nothing_is_written_when_no_mode_can_run(checkpoint: Path, tmp_path: Path) -> None:
+    solve = configured(machine(), checkpoint)
+    with pytest.raises(UserError, match="no mode could run here"):
+        bench(BenchConfig(solve.hardware, solve.model, solve.workload, solve.force, modes=["stream"], out=str(tmp_path / "bench.json")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_told_before_anything_is_run(checkpoint: Path, tmp_path: Path) -> None:
+    given = ["bench", "hardware=cpu", "model=hf", f"model.checkpoint={checkpoint}"]
+    assert "modes=steam" in refusal("runtime", *given, "modes=[steam]", cwd=tmp_path)
+    assert "checkpoint=DIR" in refusal("runtime", "bench", "hardware=cpu", "model=llama8b", cwd=tmp_path)
+    assert "rounds=0" in refusal("runtime", *given, "modes=[full]", "rounds=0", cwd=tmp_path)
+    assert "out=" in refusal("runtime", *given, f"out={tmp_path}", cwd=tmp_path)
+    assert "prompt" in refusal("runtime", *given, "modes=[full]", "prompt=a", "prompts=b", cwd=tmp_path)
