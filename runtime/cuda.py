@@ -24,6 +24,7 @@ def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
     with warnings.catch_warnings():  # the setter's name changes between torch versions
         warnings.simplefilter("ignore", FutureWarning)
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for every new length: 40 ms at each token of an 8B geometry
     small = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
     small.matmul(small)
     torch.cuda.synchronize(device)

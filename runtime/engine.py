@@ -218,7 +218,10 @@ class Engine:
         with torch.inference_mode():
             sequences = Sequences(self.model, self.device, shape, self._rehearsal.begin_pass)
             sequences.prefill()
-            sequences.step(torch.zeros(len(shape.prompts), dtype=torch.long, device=self.device)).cpu()
+            fed = torch.zeros(len(shape.prompts), dtype=torch.long, device=self.device)
+            sequences.step(fed)
+            sequences.jump_to_end()
+            sequences.step(fed).cpu()
 
     def stage_totals(self) -> dict[str, tuple[int, float]]:
         """Stage -> (bytes, busy seconds) since the engine was made."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from runtime.kv import make_cache
+from runtime.kv import ContiguousLayer, make_cache
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,16 @@ class Sequences:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(fed), 1)], 1)
         self._positions += 1
         return self._forward(fed[:, None], self._mask, self._positions)
+
+    def jump_to_end(self) -> None:
+        """Pretend that all but the last token of the capacity were decoded: the next step is the largest that can come."""
+        last = self._batch.capacity - 1
+        for layer in self._cache.layers:
+            if isinstance(layer, ContiguousLayer):
+                layer.pretend(last)
+        self._positions.fill_(last - 1)
+        if self._padded:
+            self._mask = self._mask.new_ones(len(self._mask), last)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self._begin_pass()

@@ -7,6 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from planner.interrupt import uninterrupted
+
 
 def bar_console() -> Console:
     """stderr, for progress bars: silent where it is no terminal (rich would end a bar there with an empty line)."""
@@ -24,7 +26,12 @@ class PhaseBar:
         self._phase: tuple[str, TaskID] | None = None
 
     def __enter__(self) -> PhaseBar:
-        self._progress.start()
+        try:
+            with uninterrupted():
+                self._progress.start()
+        except BaseException:  # a signal, heard only now: without an enter there is no exit
+            self._progress.stop()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -33,6 +33,10 @@ class ContiguousLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
         return self.keys, self.values
 
+    def pretend(self, length: int) -> None:
+        """Count ``length`` tokens as held, whatever the buffers say: for rehearsing the last step of a run."""
+        self._length = length
+
     def get_seq_length(self, *_args) -> int:
         return self._length
 
