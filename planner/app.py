@@ -21,7 +21,7 @@ from planner.arguments import arguments, parse
 from planner.complaints import explain
 from planner.complete import complete_word
 from planner.errors import UserError, nearest
-from planner.interrupt import Terminated, terminate_as_interrupt
+from planner.interrupt import Terminated, raise_if_interrupted, terminate_as_interrupt
 from planner.keys import Key, keys_of
 from planner.overrides import Grammar, key_of, normalise, quote
 from planner.probe.profile import profile_dir
@@ -88,6 +88,7 @@ def job(task: Callable[[Any], None]) -> Callable[[Any], None]:
             _credit(config, hydra.overrides.task)
             if sweep and getattr(config, "out", None):
                 config.out = os.path.relpath(os.path.join(hydra.runtime.output_dir, config.out))
+            raise_if_interrupted()
             task(config)
         except (UserError, OmegaConfBaseException) as error:
             line = explain(error, call.keys, call.typed)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 DEAF_S = 1.0
 """Seconds after a signal in which others are ignored: a terminal and a supervisor may both send one, and what gives everything back must
@@ -17,31 +18,49 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
 
+_Raised = list[tuple[float, KeyboardInterrupt]]
+_raised: ContextVar[_Raised | None] = ContextVar("raised", default=None)
+
+
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM raises Terminated inside, SIGINT KeyboardInterrupt; a second signal right after the first does nothing.
 
-    A signal that the process was started to ignore stays ignored; off the main thread nothing changes.
+    An exception that a library's cleanup raises on the way out, stumbling over the first, leaves as the interrupt; one that a library
+    swallows is raised again by :func:`raise_if_interrupted`. A signal that the process was started to ignore stays ignored; off the
+    main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came = float("-inf")
+    raised: _Raised = []
 
     def interrupt(number: int, frame: object) -> None:
-        nonlocal came
         now = time.monotonic()
-        if now - came >= DEAF_S:
-            came = now
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        if not raised or now - raised[-1][0] >= DEAF_S:
+            raised.append((now, Terminated() if number == signal.SIGTERM else KeyboardInterrupt()))
+            raise raised[-1][1]
 
     heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     usual = {number: signal.signal(number, interrupt) for number in heard}
+    token = _raised.set(raised)
     try:
         yield
+    except Exception as error:
+        if raised:
+            raise raised[-1][1] from error
+        raise
     finally:
+        _raised.reset(token)
         for number, handler in usual.items():
             signal.signal(number, handler)
+
+
+def raise_if_interrupted() -> None:
+    """Raise what a signal raised earlier, if whoever it met swallowed it: called where long work begins or goes on."""
+    raised = _raised.get()
+    if raised:
+        raise raised[-1][1]
 
 
 @contextmanager

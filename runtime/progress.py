@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from planner.interrupt import uninterrupted
+from planner.interrupt import raise_if_interrupted, uninterrupted
 
 
 def bar_console() -> Console:
@@ -38,6 +38,7 @@ class PhaseBar:
         self._progress.stop()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
+        raise_if_interrupted()
         if self._phase is None or self._phase[0] != phase:
             if self._phase:
                 self._progress.remove_task(self._phase[1])

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -54,7 +54,9 @@ class AnyOrder(RuleBasedStateMachine):
             run_to_the_end(self.rig, random.Random(0).choice)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+AnyOrder.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
 TestAnyOrder = AnyOrder.TestCase
 
 
@@ -282,6 +284,24 @@ def test_closing_waits_for_the_copies_that_were_queued() -> None:
     closing.join(30)
     device.close()
     assert not closing.is_alive() and not ring._queued
+
+
+def test_closing_waits_for_the_copy_that_is_just_being_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ThreadedDevice(0)
+    _, ring = threaded(Setting("af", (1, 1), 1, 1, 64), device)
+    real, begun = device.copy, threading.Event()
+
+    def slow(dst: torch.Tensor, src: torch.Tensor) -> None:
+        begun.set()
+        time.sleep(0.1)
+        real(dst, src)
+
+    monkeypatch.setattr(device, "copy", slow)
+    ring.start()
+    begun.wait()
+    ring.close()
+    device.close()
+    assert ring.stats.bytes == 64 and not ring._queued
 
 
 @pytest.mark.parametrize("where", ["acquire", "release", "copy", "host_waits"])
