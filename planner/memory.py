@@ -83,8 +83,9 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included.
 
     The largest of three phases of a decoder layer (norm in float32; attention with rotary temporaries; gated FFN with gate,
-    up and product alive together), plus the attention mask and one layer's K and V repeated over query heads and copied as
-    the cache grows. From the forward passes of ``transformers`` v5 with SDPA attention.
+    up, product and the room that its output is written to; the embeddings, which transformers keep alive), plus the attention mask and one layer's K and V repeated over query heads and copied as
+    the cache grows. From the forward passes of ``transformers`` v5 with SDPA attention; with three FFN widths a batch of 32 × 512
+    tokens of an 8B geometry ran out of VRAM on an H100.
     """
     dtype, f32 = model.dtype_bytes, OVERHEADS.float32_bytes
     chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
@@ -93,7 +94,7 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     rotary = 2 * model.attn_width + model.kv_width
     attention = (2 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
     gathered = 2 * model.hidden * model.experts.top_k if model.experts else 0
-    ffn = (2 * model.hidden + 3 * model.ffn_width + gathered) * dtype
+    ffn = (3 * model.hidden + 4 * model.ffn_width + gathered) * dtype
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated + 2 * model.kv_width) * workload.max_tokens * dtype
     mask = chunk_tokens * workload.max_tokens * (1 + dtype)
