@@ -83,9 +83,10 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included.
 
     The largest of three phases of a decoder layer (norm in float32; attention with rotary temporaries; gated FFN with gate,
-    up, product and the room that its output is written to; the embeddings, which transformers keep alive), plus the attention mask and one layer's K and V repeated over query heads and copied as
-    the cache grows. From the forward passes of ``transformers`` v5 with SDPA attention; with three FFN widths a batch of 32 × 512
-    tokens of an 8B geometry ran out of VRAM on an H100.
+    up, product and the room that its output is written to; the embeddings, which transformers keep alive), plus the attention
+    mask and one layer's K and V repeated over query heads and copied as the cache grows. From the forward passes of
+    ``transformers`` v5 with SDPA attention; with three FFN widths a batch of 32 × 512 tokens of an 8B geometry ran out of VRAM
+    on an H100.
     """
     dtype, f32 = model.dtype_bytes, OVERHEADS.float32_bytes
     chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
