@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from planner.cost import FIXED
 from planner.probe.dram import Arena
 from planner.probe.findings import CannotMeasure, Figure
 from planner.probe.meter import median_seconds
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 MATVEC_ROWS, MATVEC_COLUMNS = 14336, 4096
 """An FFN matrix of an 8B model."""
-DENSE_TOKENS, DENSE_ROWS, DENSE_COLUMNS = 256, 4096, 4096
+DENSE_TOKENS, DENSE_ROWS, DENSE_COLUMNS = FIXED.cpu_dense_rows, 4096, 4096
 """Tokens of a prefill chunk times an attention matrix of an 8B model."""
 
 
