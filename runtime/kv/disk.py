@@ -1,0 +1,180 @@
+"""The L3 tier of the KV prefix cache: pages of KV in a directory on an SSD, checked on every read.
+
+``DiskReader`` and ``DiskWriter`` (in ``writer.py``) are what a run opens; ``upkeep.py`` is what a command line calls. Nothing that the
+disk does raises during a run: pages are absent, counted, and the first of each trouble is told through ``warn``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from planner.errors import UserError
+from planner.units import ALIGN
+from runtime.kv.counters import Tally
+from runtime.kv.fetch import Damaged, fetch
+from runtime.kv.index import Index, Place, load
+from runtime.kv.record import PageShape
+from runtime.kv.segments import SegmentFiles, Transfer
+
+_NOTE_NS = 1_000_000_000
+"""A segment's last use is noted in its file no more often than this."""
+
+Warn = Callable[[str], None]
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class ReadResult(Enum):
+    """What a read came to; true when the bytes are there. Otherwise the buffer's contents are undefined."""
+
+    hit = "hit"
+    absent = "absent"
+    failed = "failed"
+
+    def __bool__(self) -> bool:
+        return self is ReadResult.hit
+
+
+class DiskPages:
+    """Reading, which readers and the writer share. Thread-safe."""
+
+    def __init__(self, files: SegmentFiles, shape: PageShape, warn: Warn):
+        self.shape = shape
+        self._files = files
+        self._tally = Tally(warn)
+        self._lock = threading.Lock()
+        self._index = self._load()
+
+    @property
+    def directory(self) -> Path:
+        return self._files.directory
+
+    def counters(self) -> dict[str, int]:
+        """``runtime.kv.counters.Counters`` as a dict, for the report."""
+        return self._tally.facts()
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many leading ``keys`` are here, 0.1 microseconds each. They may be gone when they are read."""
+        places = self._index.places
+        for i, key in enumerate(keys):
+            if key not in places:
+                return i
+        return len(keys)
+
+    def read(self, key: bytes, into: memoryview, layers: range | None = None) -> ReadResult:
+        """Read a page, or only its consecutive ``layers``, to the front of ``into`` (page-aligned, writable), and check it.
+
+        One ``preadv``, and another of 4096 bytes when a page is first read and layer 0 is not asked for. Blocks the calling thread; call
+        from several to keep a drive busy. A page that fails is dropped. ValueError for a buffer or layers that do not fit.
+        """
+        layers = range(self.shape.layers) if layers is None else layers
+        if layers.step != 1 or not layers or layers.start < 0 or layers.stop > self.shape.layers:
+            raise ValueError(f"{layers} of {self.shape.layers} layers")
+        target = page_aligned(into)[: len(layers) * self.shape.layer_bytes]
+        if len(target) < len(layers) * self.shape.layer_bytes:
+            raise ValueError(f"a buffer of {len(target)} bytes for {len(layers)} layers of {self.shape.layer_bytes}")
+        index = self._index
+        place = index.places.get(key)
+        if place is None:
+            self._tally.add(read_absent=1)
+            return ReadResult.absent
+        try:
+            fetch(self._files, place, key, target, layers)
+        except FileNotFoundError:
+            return self._missing(index, place)
+        except OSError as error:
+            return self._failed(index, key, place, "failed_error", error.strerror or str(error))
+        except Damaged as error:
+            return self._failed(index, key, place, error.counter, str(error))
+        self._tally.add(read_hits=1, read_bytes=len(target))
+        self._use(index, place)
+        return ReadResult.hit
+
+    def _failed(self, index: Index, key: bytes, place: Place, counter: str, reason: str) -> ReadResult:
+        with self._lock:
+            index.drop(key, place)
+        where = f"{self._files.path(place.segment.number)}: page at {place.slot * self.shape.record_bytes}"
+        self._tally.trouble(counter, f"{where} was not used, {reason}; it will be computed again")
+        return ReadResult.failed
+
+    def _missing(self, index: Index, place: Place) -> ReadResult:
+        segment = place.segment
+        with self._lock:
+            evicted_here = index.segments.get(segment.number) is not segment
+            index.forget(segment)
+        if evicted_here:
+            self._tally.add(read_absent=1)
+            return ReadResult.absent
+        self._tally.trouble("failed_missing", f"{self._files.path(segment.number)}: gone, removed by another process")
+        return ReadResult.failed
+
+    def _use(self, index: Index, place: Place) -> None:
+        segment = place.segment
+        with self._lock:
+            index.use(segment)
+            note = segment.used_ns - segment.noted_ns > _NOTE_NS
+            if note:
+                segment.noted_ns = segment.used_ns
+        if note:
+            self._files.touch(segment.number, segment.used_ns)
+
+    def _note_all(self) -> None:
+        """Leave the order of last uses to later runs."""
+        with self._lock:
+            segments = list(self._index.segments.values())
+        for segment in segments:
+            if segment.noted_ns < segment.used_ns:
+                segment.noted_ns = segment.used_ns
+                self._files.touch(segment.number, segment.used_ns)
+
+    def _load(self) -> Index:
+        try:
+            index, problem = load(self._files, self.shape)
+        except OSError as error:
+            raise UserError(f"{self.directory}: cannot be read ({error.strerror}); name a directory of KV pages") from error
+        if problem is not None:
+            self._tally.trouble("index_rebuilt", f"{self.directory}: the index was made anew from the pages' headers, {problem}")
+        return index
+
+
+class DiskReader(DiskPages):
+    """Pages of ``shape`` in ``directory``, as they were at the last ``refresh``. Needs no lock: any number, in any process.
+
+    UserError when the directory is not there or cannot be read. ``warn`` is told the first of each trouble, on whatever thread met it.
+    ``preadv`` is ``os.preadv``, or a test's own.
+    """
+
+    def __init__(self, directory: Path, shape: PageShape, warn: Warn = to_stderr, preadv: Transfer = os.preadv):
+        super().__init__(SegmentFiles(directory, preadv), shape, warn)
+
+    def refresh(self) -> None:
+        """See what was written and removed since. Costs what opening does. UserError."""
+        self._note_all()
+        self._index = self._load()
+
+    def close(self) -> None:
+        """Nothing is held open; leaves the order of last uses to later runs."""
+        self._note_all()
+
+    def __enter__(self) -> DiskReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def page_aligned(view: memoryview) -> memoryview:
+    """``view`` as bytes. ValueError when it does not begin at a multiple of 4096."""
+    flat = view.cast("B")
+    if len(flat) and np.frombuffer(flat, np.uint8).__array_interface__["data"][0] % ALIGN:
+        raise ValueError(f"a buffer at a multiple of {ALIGN} is needed")
+    return flat
