@@ -26,7 +26,7 @@ from planner.keys import Key, keys_of
 from planner.overrides import Grammar, key_of, normalise, quote
 from planner.probe.profile import profile_dir
 from planner.sweeps import sweep_directory
-from planner.wsm import read_environment
+from planner.wsm import Environment, read_environment
 
 CONFIG = "pkg://conf"
 """Where Hydra finds the primary configs and the presets: inside the installed package."""
@@ -63,6 +63,7 @@ class _Call:
     keys: Mapping[str, Key]
     groups: Mapping[str, tuple[str, ...]]
     typed: list[str]
+    environment: Environment = field(default_factory=Environment)
     failed: list[UserError] = field(default_factory=list)
 
 
@@ -90,9 +91,13 @@ def job(task: Callable[[Any], None]) -> Callable[[Any], None]:
                 config.out = os.path.relpath(os.path.join(hydra.runtime.output_dir, config.out))
             raise_if_interrupted()
             task(config)
-        except (UserError, OmegaConfBaseException) as error:
+        except Exception as error:
+            raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would tell of a job that failed
+            if not isinstance(error, UserError | OmegaConfBaseException):
+                raise
             line = explain(error, call.keys, call.typed)
             assert line is not None
+            line = call.environment.credit(line)
             call.failed.append(line)
             if sweep:
                 print(f"[{hydra.job.num}] {line}", file=sys.stderr, flush=True)
@@ -215,14 +220,16 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
         return 0
     typed = list(args.overrides)
     overrides = [normalise(override, grammar) for override in typed]
-    overrides = _implied(verb, grammar, {key_of(o) for o in overrides}) + overrides
+    explicit = {key_of(o) for o in overrides}
+    environment = read_environment(os.environ, verb.name, explicit) if verb.reads_wsm else Environment()
+    overrides = [*_implied(grammar, environment, explicit), *overrides]
     if profile_dir().is_dir():
         if args.config_dir is None:
             args.config_dir = str(profile_dir())
         elif "hydra.searchpath" not in [key_of(o) for o in overrides]:
             overrides.append(f"hydra.searchpath=[{quote('file://' + str(profile_dir()))}]")
     with sweep_directory(multirun and "hydra.sweep.dir" not in [key_of(o) for o in overrides]) as sweep:
-        call = _Call(verb, grammar.keys, {g: tuple(options) for g, options in grammar.groups.items()}, typed)
+        call = _Call(verb, grammar.keys, {g: tuple(options) for g, options in grammar.groups.items()}, typed, environment)
         _enter_hydra(call, arguments(args, overrides + sweep))
     if call.failed and not multirun:
         raise call.failed[0]
@@ -251,16 +258,14 @@ def _enter_hydra(call: _Call, line: list[str]) -> None:
         _call.reset(token)
 
 
-def _implied(verb: Verb, grammar: Grammar, explicit: set[str]) -> list[str]:
+def _implied(grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:
     """Overrides that nobody typed: this machine's own profile, and what the environment asks for."""
     overrides = []
     if LOCAL in grammar.groups.get("hardware", ()) and "hardware" not in explicit:
         overrides.append(f"hardware={LOCAL}")
-    if verb.reads_wsm:
-        environment = read_environment(os.environ, verb.name, explicit)
-        overrides += environment.overrides
-        if environment.notes:
-            overrides.append(f"notes=[{','.join(quote(note, literal=True) for note in environment.notes)}]")
+    overrides += environment.overrides
+    if environment.notes:
+        overrides.append(f"notes=[{','.join(quote(note, literal=True) for note in environment.notes)}]")
     return overrides
 
 

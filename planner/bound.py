@@ -17,8 +17,8 @@ def bound_s(problem: Problem) -> float:
     passes = pass_menu(hardware, model, p.workload, p.force, p.batch)
     working = min(c.activation_bytes for c in passes) + model.norm_bytes
     if not p.workload.kv_spill:
-        working += min(c.pages * c.page_bytes for c in page_menu(model, p.workload, p.force, p.batch))
-    dram = hardware.dram_bytes - p.workload.dram_reserve_bytes - dram_workspace_bytes(hardware)
+        working += model.layers * min(c.layer_bytes for c in page_menu(model, p.workload, p.force, p.batch))
+    dram = hardware.dram_bytes - p.workload.dram_reserve_bytes - dram_workspace_bytes(hardware, model)
     vram = 0
     if hardware.gpu:
         vram = hardware.vram_bytes - p.workload.vram_guard_bytes - hardware.gpu.context_bytes - OVERHEADS.cuda_workspace_bytes - working

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from planner.decisions import Decisions, Tier
 from planner.hardware import Curve, Gpu, HardwareProfile
-from planner.memory import dram_use, kv_page_bytes, ssd_use, used_bytes, vram_use
+from planner.memory import dram_use, kv_layer_bytes, kv_page_bytes, ssd_use, used_bytes, vram_use
 from planner.model import ModelSpec
 from planner.placement import Placement, place
 from planner.units import GB
@@ -37,6 +37,10 @@ class FixedCosts:
     ssd_reads_per_s: float = 2000.0
     """Most reads a second: each costs the interpreter some 50 microseconds, which the thread that launches kernels feels (8,500 a
     second doubled the time of a step on an H100). Faster drives want larger blocks."""
+    imports_s: float = 4.0
+    """Importing torch and transformers, at least: 4 s on the fastest machine tried, 8 to 18 on the others."""
+    first_kernels_s: float = 0.6
+    """On a GPU, the first pass over a model, which loads its kernels: 0.5 to 0.6 s with an 8B geometry on an H200."""
     cpu_dense_rows: int = 256
     """Rows at which a CPU's matrix rate is measured."""
     cpu_packing_rows: float = 80.0
@@ -54,7 +58,8 @@ class Prediction:
     """What a plan promises. Stage seconds are sums over a phase; a phase lasts as long as its largest stage."""
 
     load_s: float
-    """Filling the residents of every tier from SSD, and page-locking DRAM, once before the first request."""
+    """From the imports' end to the first request: filling the residents of every tier, page-locking, loading kernels. The page cache is
+    taken to be cold; a run, which can look, predicts this figure anew."""
     ttft_s: float
     prefill_s: float
     decode_s_per_token: float
@@ -88,10 +93,14 @@ def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> f
     return min(rate, block_bytes * FIXED.ssd_reads_per_s / GB)
 
 
-def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int, ssd_busy: bool) -> float:
-    """Host-to-device rate of ``nbytes`` in copies of at most ``chunk_bytes``, lower while the SSD writes to DRAM."""
-    rate = gpu.h2d.at(min(nbytes, chunk_bytes))
-    return min(rate, gpu.h2d_while_ssd_gbps) if ssd_busy else rate
+def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int) -> float:
+    """Host-to-device rate of ``nbytes`` in copies of at most ``chunk_bytes``, with nothing else on the way."""
+    return gpu.h2d.at(min(nbytes, chunk_bytes))
+
+
+def h2d_loss(gpu: Gpu) -> float:
+    """Seconds of copying that a second of SSD reading costs: both write or read the same DRAM. Near 0 beside one drive."""
+    return max(0.0, 1 - gpu.h2d_while_ssd_gbps / gpu.h2d.peak)
 
 
 def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
@@ -105,20 +114,38 @@ def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> f
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
     """Compute seconds of one decode step at the mean context: weights or FLOPs, whichever is slower, and the KV cache read."""
     context = workload.prompt_tokens + workload.new_tokens / 2
-    flops_s = batch * (model.flops_per_token + model.attention_flops(context)) / hardware.dense_tflops / 1e12
+    flops_s = batch * _token_s(hardware, model.flops_per_token, model.attention_flops(context))
     kv_s = batch * context * model.kv_bytes_per_token / hardware.weight_gbps / GB
     return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s)
 
 
+def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: float) -> float:
+    return product_flops / hardware.dense_tflops / 1e12 + attention_flops / hardware.attention_tflops / 1e12
+
+
+def elementwise_bytes_per_token(model: ModelSpec) -> int:
+    """Bytes that one token's pass moves through the device's memory outside matrix products, all layers.
+
+    Counted from the eager forward of a Llama-like layer in ``transformers`` v5, tensor by tensor (reads + writes): two RMSNorms in
+    float32 of 18 and two residual sums of 3 elements of ``hidden`` each; SiLU and the gated product, 5 of ``ffn_width``; rotary
+    embedding, 10 of the query and key widths; the attention's output made contiguous, 2; K and V written to the cache, 4 of ``kv_width``.
+    """
+    elements = 42 * model.hidden + 5 * model.ffn_width + 12 * model.attn_width + 14 * model.kv_width
+    return elements * model.dtype_bytes * model.layers
+
+
 def prefill_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> float:
-    """Compute seconds of the whole prefill in passes of ``chunk_tokens`` per sequence; the LM head sees each last token only."""
+    """Compute seconds of the whole prefill in passes of ``chunk_tokens`` per sequence; the LM head sees each last token only.
+
+    A GPU's matrix products wait for what comes between them, which is bound by its memory.
+    """
     prompt = workload.prompt_tokens
     head_flops = 2 * model.lm_head_bytes / model.dtype_bytes
-    per_token = model.flops_per_token - head_flops + model.attention_flops(prompt / 2)
-    flops_s = batch * (prompt * per_token + head_flops) / hardware.dense_tflops / 1e12
+    per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops(prompt / 2))
+    flops_s = batch * (prompt * per_token_s + head_flops / hardware.dense_tflops / 1e12)
     passes_s = prefill_passes(workload, chunk_tokens) * weight_pass_s(hardware, model, batch * chunk_tokens)
     if hardware.gpu:
-        return max(flops_s, passes_s)
+        return max(flops_s + batch * prompt * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB, passes_s)
     rows = batch * min(chunk_tokens, prompt)
     packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
     return flops_s * packing + passes_s
@@ -160,22 +187,23 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth) * GB
     passes = prefill_passes(workload, decisions.prefill_chunk_tokens)
     earlier = (passes - 1) / 2 * prompt_fill(workload)
-    weights_ssd_s = placement.ssd_bytes_per_pass / ssd_rate
-    weights_h2d_s = _h2d_seconds(hardware, placement, decisions, kv["ssd"] > 0)
-    kv_h2d_s = _kv_h2d_seconds(hardware, model, placement, decisions, kv)
+    weights_ssd_s, kv_ssd_s = placement.ssd_bytes_per_pass / ssd_rate, kv["ssd"] / ssd_rate
+    loss = h2d_loss(hardware.gpu) if hardware.gpu else 0.0
+    weights_h2d_s = _h2d_seconds(hardware, placement, decisions) + loss * weights_ssd_s
+    kv_h2d_s = _kv_h2d_seconds(hardware, model, decisions, kv) + loss * kv_ssd_s
     d2h_rate = hardware.gpu.d2h.peak * GB if hardware.gpu else 1.0
     spilled = kv["h2d"] / d2h_rate
     fixed = FIXED.embedding_lookup_s if hardware.gpu and decisions.weights.embedding is Tier.dram else 0.0
     write_s = kv["ssd"] / (hardware.ssd_write_gbps * GB) if kv["ssd"] else 0.0
     compute_s = prefill_compute_s(hardware, model, workload, decisions.batch, decisions.prefill_chunk_tokens)
     prefill = {
-        Stage.ssd: passes * weights_ssd_s + earlier * kv["ssd"] / ssd_rate + prompt_fill(workload) * write_s,
+        Stage.ssd: passes * weights_ssd_s + earlier * kv_ssd_s + prompt_fill(workload) * write_s,
         Stage.h2d: passes * weights_h2d_s + earlier * kv_h2d_s,
         Stage.d2h: prompt_fill(workload) * spilled,
         Stage.compute: compute_s + passes * fixed,
     }
     decode = {
-        Stage.ssd: weights_ssd_s + kv_fill(workload) * kv["ssd"] / ssd_rate,
+        Stage.ssd: weights_ssd_s + kv_fill(workload) * kv_ssd_s,
         Stage.h2d: weights_h2d_s + kv_fill(workload) * kv_h2d_s,
         Stage.d2h: spilled / workload.max_tokens,
         Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch) + fixed,
@@ -183,9 +211,8 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     prefill_s, decode_s = max(prefill.values()), max(decode.values())
     prefill_weight, decode_weight = objective_weights(workload, decisions.batch)
     dram = used_bytes(dram_use(hardware, model, workload, decisions))
-    loaded = model.weight_bytes - placement.ssd_bytes_per_pass
     return Prediction(
-        load_s=loaded / ssd_rate + dram / GB * hardware.pin_s_per_gb,
+        load_s=load_s(hardware, model, workload, decisions),
         ttft_s=prefill_s,
         prefill_s=prefill_s,
         decode_s_per_token=decode_s,
@@ -203,26 +230,31 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     )
 
 
+def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, cached: float = 0.0) -> float:
+    """Seconds from the imports' end to the first prefill, with a share ``cached`` of the weights in the page cache. Reading, page-locking,
+    which begins before the imports, and the first use of every kernel overlap."""
+    loaded = model.weight_bytes - place(model, decisions.weights, hardware.gpu is not None).ssd_bytes_per_pass
+    ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
+    read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
+    pinned = used_bytes(dram_use(hardware, model, workload, decisions))
+    pin_s = max(0.0, pinned / GB * hardware.pin_s_per_gb - FIXED.imports_s)
+    return max(read_s, pin_s, FIXED.first_kernels_s if hardware.gpu else 0.0)
+
+
 def _kv_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> dict[str, int]:
     page = kv_page_bytes(model, decisions.kv.page_tokens)
     outside = decisions.kv.dram_pages + decisions.kv.ssd_pages
     return {"ssd": decisions.kv.ssd_pages * page, "h2d": outside * page if hardware.gpu else 0}
 
 
-def _h2d_seconds(hardware: HardwareProfile, placement: Placement, decisions: Decisions, kv_on_ssd: bool) -> float:
+def _h2d_seconds(hardware: HardwareProfile, placement: Placement, decisions: Decisions) -> float:
     gpu, chunk = hardware.gpu, decisions.weights.h2d.chunk_bytes
-    if gpu is None:
-        return 0.0
-    busy = kv_on_ssd or placement.ssd_bytes_per_pass > 0
     sizes = [placement.unit_bytes(unit) for unit in placement.streamed_units]
-    return sum(n / h2d_gbps(gpu, n, chunk, busy) for n in sizes) / GB
+    return sum(n / h2d_gbps(gpu, n, chunk) for n in sizes) / GB if gpu else 0.0
 
 
-def _kv_h2d_seconds(
-    hardware: HardwareProfile, model: ModelSpec, placement: Placement, decisions: Decisions, kv: dict[str, int]
-) -> float:
+def _kv_h2d_seconds(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions, kv: dict[str, int]) -> float:
     if not kv["h2d"] or hardware.gpu is None:
         return 0.0
-    busy = kv["ssd"] > 0 or placement.ssd_bytes_per_pass > 0
-    layer_page = kv_page_bytes(model, decisions.kv.page_tokens) // model.layers
-    return kv["h2d"] / h2d_gbps(hardware.gpu, layer_page, decisions.weights.h2d.chunk_bytes, busy) / GB
+    layer = kv_layer_bytes(model, decisions.kv)
+    return kv["h2d"] / h2d_gbps(hardware.gpu, layer, decisions.weights.h2d.chunk_bytes) / GB

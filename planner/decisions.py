@@ -77,7 +77,8 @@ class WeightDecisions:
 
 @dataclass(frozen=True)
 class KvPages:
-    """Pages of all layers' K and V for ``page_tokens`` tokens of one sequence."""
+    """Pages of one layer's K and V for ``page_tokens`` tokens of one sequence. All pages of a layer lie in one tier, so that a layer's KV
+    streams as one copy."""
 
     page_tokens: int
     vram_pages: int
@@ -87,6 +88,10 @@ class KvPages:
     @property
     def pages(self) -> int:
         return self.vram_pages + self.dram_pages + self.ssd_pages
+
+    def of(self, tier: Tier) -> int:
+        """Pages in ``tier``."""
+        return {Tier.vram: self.vram_pages, Tier.dram: self.dram_pages, Tier.ssd: self.ssd_pages}[tier]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pulp
 
@@ -121,14 +122,13 @@ def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workloa
             raise UserError(f"force.{key}={force.given[key]} breaks the rule '{key} range'; allowed: 1 or more; raise it or drop it")
     base = _neutral(hardware, model, workload, force)
     roomy = replace(hardware, vram_bytes=2**62, dram_bytes=2**62, ssd_bytes=2**62)
-    for rule in broken_rules(roomy, model, workload, force.apply(base)):
-        mends = [key for key in force.given if not _breaks(rule.name, roomy, model, workload, force.without(key))]
-        keys = ", ".join(f"force.{key}={force.given[key]}" for key in mends or force.given)
+    for rule in broken_rules(roomy, model, workload, force.apply(base, model.layers)):
+        keys = force.culprits(partial(_breaks, rule.name, roomy, model, workload))
         raise UserError(f"{keys} breaks the rule '{rule.name}': {rule.message}")
 
 
 def _breaks(name: str, hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> bool:
-    decisions = force.apply(_neutral(hardware, model, workload, force))
+    decisions = force.apply(_neutral(hardware, model, workload, force), model.layers)
     return any(rule.name == name for rule in broken_rules(hardware, model, workload, decisions))
 
 
@@ -144,7 +144,7 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
     slots = max(MENUS.ring_slots[0], (force.vram_prefetch_distance or 0) + LIMITS.ring_margin) if gpu else 0
     page = force.page_tokens if force.page_tokens in LIMITS.page_tokens else LIMITS.page_tokens[0]
     batch = workload.batch or 1
-    pages = batch * pages_per_sequence(workload, page)
+    pages = model.layers * batch * pages_per_sequence(workload, page)
     blocks = head_blocks(model) if gpu else 1
     weights = WeightDecisions(
         CachePolicy.pinned,

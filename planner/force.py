@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -32,8 +33,8 @@ class Force:
 
     @classmethod
     def from_config(cls, config: Any) -> Force:
-        """``config`` is a ``ForceConfig`` or the OmegaConf node of one."""
-        return cls(**{f.name: getattr(config, f.name) for f in fields(cls)})
+        """``config`` is a ``ForceConfig``: it has these keys and no other."""
+        return cls(**vars(config))
 
     @property
     def given(self) -> dict[str, Any]:
@@ -44,8 +45,15 @@ class Force:
         """The same with ``names`` left to the program."""
         return replace(self, **dict.fromkeys(names))
 
-    def apply(self, decisions: Decisions) -> Decisions:
-        """``decisions`` with the fixed ones in place; what follows from them (HWM after cap, staging after block) moves along.
+    def culprits(self, breaks: Callable[[Force], bool]) -> str:
+        """``force.key=value`` of those without which ``breaks`` is false; of all where no single one is to blame."""
+        given = self.given
+        blamed = [key for key in given if not breaks(self.without(key))] or list(given)
+        return ", ".join(f"force.{key}={given[key]}" for key in blamed)
+
+    def apply(self, decisions: Decisions, layers: int) -> Decisions:
+        """``decisions`` for a model of ``layers`` layers, with the fixed ones in place; what follows from them (HWM after cap, staging after
+        block) moves along.
 
         The result may break a rule: check it with ``planner.rules.broken_rules``.
         """
@@ -87,7 +95,7 @@ class Force:
                 w.h2d, chunk_bytes=_or(self.chunk_bytes, w.h2d.chunk_bytes), in_flight=_or(self.in_flight, w.h2d.in_flight)
             ),
         )
-        kv = decisions.kv if self.page_tokens is None else _repaged(decisions.kv, decisions.batch, self.page_tokens)
+        kv = decisions.kv if self.page_tokens is None else _repaged(decisions.kv, layers * decisions.batch, self.page_tokens)
         chunk = _or(self.prefill_chunk_tokens, decisions.prefill_chunk_tokens)
         return replace(decisions, weights=weights, kv=kv, prefill_chunk_tokens=chunk)
 
@@ -96,11 +104,8 @@ def _or(forced: Any, decided: Any) -> Any:
     return decided if forced is None else forced
 
 
-def _repaged(kv: KvPages, batch: int, page_tokens: int) -> KvPages:
-    """The same tokens per sequence and tier in pages of another size, rounded up for each sequence."""
-
-    def pages(old: int) -> int:
-        per_sequence = -(-old // batch) * kv.page_tokens
-        return batch * -(-per_sequence // page_tokens)
-
-    return KvPages(page_tokens, pages(kv.vram_pages), pages(kv.dram_pages), pages(kv.ssd_pages))
+def _repaged(kv: KvPages, rows: int, page_tokens: int) -> KvPages:
+    """The same tokens in pages of another size, rounded up for each of ``rows``: the sequences of a layer, over all layers."""
+    each = max(1, -(-kv.pages // rows))
+    pages = -(-each * kv.page_tokens // page_tokens)
+    return KvPages(page_tokens, *(-(-old // each) * pages for old in (kv.vram_pages, kv.dram_pages, kv.ssd_pages)))

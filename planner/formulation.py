@@ -14,7 +14,7 @@ from itertools import product
 
 import pulp
 
-from planner.cost import FIXED, decode_compute_s, h2d_gbps, kv_fill, objective_weights, prompt_fill
+from planner.cost import FIXED, decode_compute_s, h2d_gbps, h2d_loss, kv_fill, objective_weights, prompt_fill
 from planner.decisions import CachePolicy, Tier
 from planner.force import Force
 from planner.hardware import HardwareProfile
@@ -88,7 +88,6 @@ class Formulation:
     def _choose(self) -> None:
         self.ssd_bits = self._bits("ssd", len(self.ssd_choices))
         self.chunk_bits = self._bits("chunk", len(self.chunk_choices))
-        self.page_bits = self._bits("page", len(self.page_choices))
         self.pass_bits = self._bits("pass", len(self.pass_choices))
 
     def _residents(self) -> None:
@@ -149,6 +148,9 @@ class Formulation:
         self._add(self.ssd_only_ffn <= self.only_ffn_out)
         self._add(self.ssd_only_attn <= self.only_attn_out)
         self._add(self.ssd_only_ffn + self.ssd_only_attn <= self.from_ssd)
+        self.spare_slots = self.lp.add_variable("spare_slots", 0, LIMITS.headroom_spare)
+        self._add(self.spare_slots <= self.headroom - LIMITS.headroom_min)
+        self._add(self.spare_slots <= LIMITS.headroom_spare * (1 - self.all_cached))
         self.cache_mb = 0
         slots = []
         for attn, ffn in ((0, 1), (1, 0), (1, 1)):
@@ -182,29 +184,37 @@ class Formulation:
             self.tables_dram_mb = embed * (1 - self.embed_in_vram) + head_mb
 
     def _kv(self) -> None:
-        """KV pages per tier: all where the model computes, unless the workload lets them spill."""
-        spill = self.problem.workload.kv_spill
-        self.pages: dict[Tier, list] = {tier: [] for tier in Tier}
-        for i, (bit, choice) in enumerate(zip(self.page_bits, self.page_choices, strict=True)):
-            free = {
-                Tier.vram: self.gpu is not None,
-                Tier.dram: spill or self.gpu is None,
-                Tier.ssd: spill and choice.page_tokens >= LIMITS.ssd_page_tokens_min,
-            }
-            for tier in Tier:
-                self.pages[tier].append(self._int(f"pages_{tier}_{i}", 0, choice.pages) if free[tier] else 0)
-            self._add(pulp.lpSum(self.pages[tier][i] for tier in Tier) == choice.pages * bit)
+        """The tier of each layer's KV: where the model computes, unless the workload lets it spill."""
+        spill, n = self.problem.workload.kv_spill, self.layers
+        (self.page,) = self.page_choices
+        free = {
+            Tier.vram: self.gpu is not None,
+            Tier.dram: spill or self.gpu is None,
+            Tier.ssd: spill and self.page.page_tokens >= LIMITS.ssd_page_tokens_min,
+        }
+        self.kv_layers = {tier: self._int(f"kv_{tier}", 0, n) if free[tier] else 0 for tier in Tier}
+        self._add(pulp.lpSum(self.kv_layers.values()) == n)
         self.ssd_busy: pulp.LpVariable | pulp.LpAffineExpression = 1 - self.all_cached
+        self.kv_ring_mb = self.kv_staging_mb = 0
         if spill:
             self.ssd_busy = self._int("ssd_busy", 0, 1)
             self._add(self.ssd_busy >= 1 - self.all_cached)
-            for pages, choice in zip(self.pages[Tier.ssd], self.page_choices, strict=True):
-                self._add(pages <= choice.pages * self.ssd_busy)
+            self._add(self.kv_layers[Tier.ssd] <= n * self.ssd_busy)
+            self.kv_staging_mb = self._kv_slots(self.kv_layers[Tier.ssd], "ssd") * (self.page.layer_bytes / MB)
+            if self.gpu:
+                outside = self.kv_layers[Tier.dram] + self.kv_layers[Tier.ssd]
+                self.kv_ring_mb = self._kv_slots(outside, "outside") * (self.page.layer_bytes / MB)
+
+    def _kv_slots(self, layers: pulp.LpAffineExpression, name: str) -> pulp.LpVariable:
+        """At least as many slots as ``layers``, up to the full ring of them."""
+        slots = self.lp.add_variable(f"kv_slots_{name}", 0, OVERHEADS.kv_ring_slots)
+        few = self._int(f"kv_few_{name}", 0, 1)
+        self._add(slots >= layers - self.layers * (1 - few))
+        self._add(slots >= OVERHEADS.kv_ring_slots * (1 - few))
+        return slots
 
     def _kv_mb(self, *tiers: Tier) -> pulp.LpAffineExpression:
-        return pulp.lpSum(
-            pages * (choice.page_bytes / MB) for tier in tiers for pages, choice in zip(self.pages[tier], self.page_choices, strict=True)
-        )
+        return pulp.lpSum(self.kv_layers[tier] for tier in tiers) * (self.page.layer_bytes / MB)
 
     @cached_property
     def _spilled_mb(self) -> pulp.LpAffineExpression:
@@ -217,7 +227,7 @@ class Formulation:
         weights_mb = self.from_ssd * (attn + ffn) - self.ssd_only_ffn * attn - self.ssd_only_attn * ffn
         most_ssd_mb = n * (attn + ffn)
         kv_ssd_mb = self._kv_mb(Tier.ssd)
-        most_kv_mb = max(c.pages * c.page_bytes for c in self.page_choices) / MB
+        most_kv_mb = n * self.page.layer_bytes / MB
         self.ssd_t = self._by_ssd_choice("weights", weights_mb, most_ssd_mb)
         kv_ssd_t = self._by_ssd_choice("kv", kv_ssd_mb, most_kv_mb) if p.workload.kv_spill else 0
         out_mb = ((n - self.attn) * attn, (n - self.ffn) * ffn, (self.head_blocks - self.head) * (self.block / MB))
@@ -229,14 +239,14 @@ class Formulation:
             self.h2d_t = self.lp.add_variable("h2d_t", 0)
             kv_h2d_t = self.lp.add_variable("kv_h2d_t", 0) if p.workload.kv_spill else 0
             for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
-                for busy, rates in ((False, choice.s_per_gb), (True, choice.s_per_gb_beside_ssd)):
-                    off = (1 - bit) + (1 - self.ssd_busy if busy else 0)
-                    ticks = pulp.lpSum(mb * (r * per_mb) for mb, r in zip(out_mb, rates, strict=True))
-                    most = sum(mb * r * per_mb for mb, r in zip(most_mb, rates, strict=True))
-                    self._add(self.h2d_t >= ticks - most * off)
-                    if p.workload.kv_spill:
-                        kv_t, most_kv = self._kv_h2d(choice.chunk_bytes, busy)
-                        self._add(kv_h2d_t >= kv_t - most_kv * off)
+                ticks = pulp.lpSum(mb * (r * per_mb) for mb, r in zip(out_mb, choice.s_per_gb, strict=True))
+                most = sum(mb * r * per_mb for mb, r in zip(most_mb, choice.s_per_gb, strict=True))
+                self._add(self.h2d_t >= ticks - most * (1 - bit))
+                if p.workload.kv_spill:
+                    kv_t, most_kv = self._kv_h2d(choice.chunk_bytes)
+                    self._add(kv_h2d_t >= kv_t - most_kv * (1 - bit))
+            loss = h2d_loss(self.gpu)
+            self.h2d_t, kv_h2d_t = self.h2d_t + loss * self.ssd_t, kv_h2d_t + loss * kv_ssd_t
         fixed = (FIXED.embedding_lookup_s * self.ticks_per_s) * (1 - self.embed_in_vram) if self.gpu else 0
         d2h_t = self._spilled_mb * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
         fill = kv_fill(p.workload)
@@ -255,16 +265,11 @@ class Formulation:
         self._add(pulp.lpSum(parts) == mb)
         return pulp.lpSum(part * (self.ticks_per_s / GB_IN_MB / c.gbps) for part, c in zip(parts, self.ssd_choices, strict=True))
 
-    def _kv_h2d(self, chunk_bytes: int, busy: bool) -> tuple[pulp.LpAffineExpression, float]:
-        """Ticks to copy all spilled pages, and the most that they can be."""
+    def _kv_h2d(self, chunk_bytes: int) -> tuple[pulp.LpAffineExpression, float]:
+        """Ticks to copy the KV of all layers outside VRAM, and the most that they can be."""
         assert self.gpu is not None
-        ticks, most = [], 0.0
-        for i, choice in enumerate(self.page_choices):
-            rate = h2d_gbps(self.gpu, choice.page_bytes // self.layers, chunk_bytes, busy)
-            page_t = choice.page_bytes / MB / GB_IN_MB / rate * self.ticks_per_s
-            ticks += [self.pages[tier][i] * page_t for tier in (Tier.dram, Tier.ssd)]
-            most = max(most, choice.pages * page_t)
-        return pulp.lpSum(ticks), most
+        layer_t = self.page.layer_bytes / MB / GB_IN_MB / h2d_gbps(self.gpu, self.page.layer_bytes, chunk_bytes) * self.ticks_per_s
+        return (self.kv_layers[Tier.dram] + self.kv_layers[Tier.ssd]) * layer_t, self.layers * layer_t
 
     def _prefill(self, kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, fixed) -> None:
         """Ticks of the whole prefill in the chosen passes; KV that is spilled is written once and read by every later pass."""
@@ -272,7 +277,7 @@ class Formulation:
         self.prefill_t = self.lp.add_variable("prefill_t", 0)
         filled = prompt_fill(p.workload)
         weights_gb = (sum(model.attn_bytes) + sum(model.ffn_bytes)) / MB / GB_IN_MB
-        kv_gb = max(c.pages * c.page_bytes for c in self.page_choices) / MB / GB_IN_MB if p.workload.kv_spill else 0
+        kv_gb = self.layers * self.page.layer_bytes / MB / GB_IN_MB if p.workload.kv_spill else 0
         slowest_ssd_t = ticks / min(c.gbps for c in self.ssd_choices)
         write_t_per_gb = ticks / p.hardware.ssd_write_gbps if p.workload.kv_spill else 0.0
         self._add(self.prefill_t >= filled * d2h_t)
@@ -284,10 +289,11 @@ class Formulation:
             most = (choice.compute_s + choice.passes * FIXED.embedding_lookup_s) * ticks
             self._add(self.prefill_t >= choice.compute_s * ticks + choice.passes * fixed - most * (1 - bit))
             if self.gpu:
-                slowest = max(max(c.s_per_gb_beside_ssd) for c in self.chunk_choices) * ticks
+                slowest = max(max(c.s_per_gb) for c in self.chunk_choices) * ticks
                 most = choice.passes * (weights_gb + self.head_blocks * self.block / MB / GB_IN_MB) * slowest
+                most += h2d_loss(self.gpu) * (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t
                 if p.workload.kv_spill:
-                    most += earlier * max(self._kv_h2d(c.chunk_bytes, True)[1] for c in self.chunk_choices)
+                    most += earlier * max(self._kv_h2d(c.chunk_bytes)[1] for c in self.chunk_choices)
                 self._add(self.prefill_t >= choice.passes * self.h2d_t + earlier * kv_h2d_t - most * (1 - bit))
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
         self.total_t = prefill_weight * self.prefill_t + decode_weight * self.decode_t
@@ -306,8 +312,8 @@ class Formulation:
         activations = pulp.lpSum(bit * (c.activation_bytes / MB) for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
         staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))
         self.vram_mb: pulp.LpAffineExpression = pulp.lpSum([])
-        self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self._kv_mb(Tier.dram)
-        self.dram_mb += (OVERHEADS.tables_padding_bytes + dram_workspace_bytes(p.hardware) + p.workload.dram_reserve_bytes) / MB
+        self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self._kv_mb(Tier.dram) + self.kv_staging_mb
+        self.dram_mb += (OVERHEADS.tables_padding_bytes + dram_workspace_bytes(p.hardware, p.model) + p.workload.dram_reserve_bytes) / MB
         if self.gpu:
             ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
             fixed = self.gpu.context_bytes + OVERHEADS.cuda_workspace_bytes + model.norm_bytes + p.workload.vram_guard_bytes
@@ -316,7 +322,7 @@ class Formulation:
                 + self.ffn * (unit_vram_bytes(model.ffn_max) / MB)
                 + self.head * (unit_vram_bytes(self.block) / MB)
             )
-            self.vram_mb = ring + residents + self.tables_vram_mb + self._kv_mb(Tier.vram) + activations + fixed / MB
+            self.vram_mb = ring + residents + self.tables_vram_mb + self._kv_mb(Tier.vram) + self.kv_ring_mb + activations + fixed / MB
         else:
             self.dram_mb += activations + model.norm_bytes / MB
         self.ssd_mb = self._kv_mb(Tier.ssd) + model.weight_bytes / MB

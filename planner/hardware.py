@@ -49,6 +49,8 @@ class Gpu:
     """VRAM that the CUDA context and its libraries take before the first tensor."""
     dense_tflops: float
     """BF16 matrix products at prefill shapes."""
+    attention_tflops: float
+    """Causal attention of a long prompt, FLOPs of the lower triangle alone."""
     memory_gbps: float
     """Bytes of weights read per second at decode shapes (batch 1)."""
     h2d: Curve
@@ -92,6 +94,11 @@ class HardwareProfile:
     def dense_tflops(self) -> float:
         """Matrix rate of the device that computes."""
         return self.gpu.dense_tflops if self.gpu else self.cpu_dense_tflops
+
+    @property
+    def attention_tflops(self) -> float:
+        """Attention's rate on the device that computes."""
+        return self.gpu.attention_tflops if self.gpu else self.cpu_dense_tflops
 
     @property
     def weight_gbps(self) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 DEAF_S = 1.0
 """Seconds after a signal in which others are ignored: a terminal and a supervisor may both send one, and what gives everything back must
@@ -27,8 +29,8 @@ def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM raises Terminated inside, SIGINT KeyboardInterrupt; a second signal right after the first does nothing.
 
     An exception that a library's cleanup raises on the way out, stumbling over the first, leaves as the interrupt; one that a library
-    swallows is raised again by :func:`raise_if_interrupted`. A signal that the process was started to ignore stays ignored; off the
-    main thread nothing changes.
+    or a finalizer swallows is raised again by :func:`raise_if_interrupted`, and Python does not print it. A signal that the process was
+    started to ignore stays ignored; off the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -41,9 +43,16 @@ def terminate_as_interrupt() -> Iterator[None]:
             raised.append((now, Terminated() if number == signal.SIGTERM else KeyboardInterrupt()))
             raise raised[-1][1]
 
+    tell = sys.unraisablehook
+
+    def tell_of_others(unraisable: Any) -> None:
+        if not any(unraisable.exc_value is error for _, error in raised):
+            tell(unraisable)
+
     heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     usual = {number: signal.signal(number, interrupt) for number in heard}
     token = _raised.set(raised)
+    sys.unraisablehook = tell_of_others
     try:
         yield
     except Exception as error:
@@ -52,6 +61,7 @@ def terminate_as_interrupt() -> Iterator[None]:
         raise
     finally:
         _raised.reset(token)
+        sys.unraisablehook = tell
         for number, handler in usual.items():
             signal.signal(number, handler)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.decisions import Decisions, ExpertSlots
+from planner.decisions import Decisions, ExpertSlots, KvPages, Tier
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.placement import Placement, place
@@ -23,6 +23,14 @@ class Overheads:
     """cuBLAS and cuBLASLt workspaces: 32 MiB each on Hopper, less on older devices (cuBLAS documentation)."""
     cpu_workspace_bytes: int = 72 * 2**20
     """Scratch of the CPU's matrix library for one layer at a time."""
+    cpu_kernels: int = 32
+    """Compiled matrix kernels that oneDNN keeps, and its PyTorch binding once more. A decoder has fewer than ten shapes of weights."""
+    cpu_kernel_bytes: int = 700_000
+    """One of them with AVX-512, measured: routed experts fill both caches, since each layer and prompt brings other numbers of rows."""
+    allocator_holes: float = 0.22
+    """Share of a prefill's activations that torch's allocator needs beside them on a card, for blocks of different sizes to find a place
+    without asking the driver: 0.10 to 0.22 with 2048 to 16384 tokens of an 8B geometry on an H200; with less, passes take 8 to 12 %
+    longer."""
     host_workspace_bytes: int = 64 * 2**20
     """With a GPU: the interpreter's growth while it runs (events, views, buffers of the driver), measured on an H100."""
     bounce_bytes: int = 64 * 2**20
@@ -31,6 +39,12 @@ class Overheads:
     """A unit is read in place by O_DIRECT from an offset that is not page-aligned in its file: a page at either end."""
     tables_padding_bytes: int = 4 * 4096
     """The same for the embedding table and the LM head."""
+    pieces_padding_bytes: int = 4 * 4096
+    """More of the same for a layer that lies in several pieces: its shard ended, or its experts are put together."""
+    outside_per_layer: int = 4
+    """Tensors of a decoder layer outside its two blocks, at most: the norms of Gemma. The runtime places each one in pages of its own."""
+    kv_ring_slots: int = 3
+    """One layer's KV is read by attention, the next one's has arrived, a third one's is on its way."""
     norm_float32_copies: int = 2
     """RMSNorm upcasts its input to float32 and multiplies it into a second float32 tensor."""
     float32_bytes: int = 4
@@ -39,9 +53,11 @@ class Overheads:
 OVERHEADS = Overheads()
 
 
-def dram_workspace_bytes(hardware: HardwareProfile) -> int:
+def dram_workspace_bytes(hardware: HardwareProfile, model: ModelSpec) -> int:
     """DRAM that a run takes beside what the plan places."""
-    return OVERHEADS.host_workspace_bytes + OVERHEADS.bounce_bytes if hardware.gpu else OVERHEADS.cpu_workspace_bytes
+    if hardware.gpu:
+        return OVERHEADS.host_workspace_bytes + OVERHEADS.bounce_bytes
+    return OVERHEADS.cpu_workspace_bytes + (2 * OVERHEADS.cpu_kernels * OVERHEADS.cpu_kernel_bytes if model.experts else 0)
 
 
 def unit_vram_bytes(unit_bytes: int) -> int:
@@ -70,8 +86,24 @@ def ring_bytes(placement: Placement) -> int:
 
 
 def kv_page_bytes(model: ModelSpec, page_tokens: int) -> int:
-    """One KV page: K and V of ``page_tokens`` tokens over all layers."""
-    return page_tokens * model.kv_bytes_per_token
+    """One KV page: K and V of ``page_tokens`` tokens in one layer."""
+    return page_tokens * model.kv_bytes_per_token // model.layers
+
+
+def kv_layer_bytes(model: ModelSpec, kv: KvPages) -> int:
+    """K and V of one layer for all sequences of a batch at their end."""
+    return kv.pages // model.layers * kv_page_bytes(model, kv.page_tokens)
+
+
+def kv_ring_slots(model: ModelSpec, kv: KvPages) -> int:
+    """VRAM slots that streamed layers' KV passes through, one layer each; none when all of it stays in VRAM."""
+    outside = (kv.dram_pages + kv.ssd_pages) * model.layers // max(1, kv.pages)
+    return min(OVERHEADS.kv_ring_slots, outside)
+
+
+def kv_staging_slots(model: ModelSpec, kv: KvPages) -> int:
+    """DRAM slots that the KV of the SSD's layers passes through, one layer each."""
+    return min(OVERHEADS.kv_ring_slots, kv.ssd_pages * model.layers // max(1, kv.pages))
 
 
 def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
@@ -82,25 +114,42 @@ def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
 def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
     """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included.
 
-    The largest of three phases of a decoder layer (norm in float32; attention with rotary temporaries; gated FFN with gate,
-    up, product and the room that its output is written to; the embeddings, which transformers keep alive), plus the attention
-    mask and one layer's K and V repeated over query heads and copied as the cache grows. From the forward passes of
-    ``transformers`` v5 with SDPA attention; with three FFN widths a batch of 32 × 512 tokens of an 8B geometry ran out of VRAM
-    on an H100.
+    The largest of three phases of a decoder layer, each beside the embeddings, which transformers keep alive, and the residual: a norm
+    in float32; attention with rotary temporaries, K and V of one layer repeated over the query heads and the mask; the gated FFN
+    with gate, up and product. From the forward passes of ``transformers`` v5 with SDPA attention; with an 8B geometry on an H100 the
+    peak was 61 MB for 512 tokens and 3910 MB for 32768, whether in one sequence or in many. Only one sequence in one pass
+    needs no mask.
     """
     dtype, f32 = model.dtype_bytes, OVERHEADS.float32_bytes
     chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
-    norm = 2 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
+    norm = 3 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
     qkv = model.attn_width + 2 * model.kv_width
     rotary = 2 * model.attn_width + model.kv_width
-    attention = (2 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
-    gathered = 2 * model.hidden * model.experts.top_k if model.experts else 0
-    ffn = (3 * model.hidden + 4 * model.ffn_width + gathered) * dtype
+    attention = (3 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
+    ffn = 4 * model.hidden * dtype + (_experts_bytes_per_token(model) if model.experts else 3 * model.ffn_width * dtype)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated + 2 * model.kv_width) * workload.max_tokens * dtype
-    mask = chunk_tokens * workload.max_tokens * (1 + dtype)
+    masked = batch > 1 or chunk_tokens < workload.prompt_tokens
+    mask = chunk_tokens * workload.max_tokens * (1 + dtype) if masked else 0
     logits = model.vocab * (dtype + f32)
-    return batch * (chunk_tokens * max(norm, attention, ffn) + one_layer_kv + mask + logits)
+    return batch * (max(chunk_tokens * max(norm, ffn), chunk_tokens * attention + one_layer_kv + mask) + logits)
+
+
+def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
+    """``activation_bytes`` with what a card's allocator needs to place them."""
+    return round((1 + OVERHEADS.allocator_holes) * activation_bytes(model, workload, batch, chunk_tokens))
+
+
+def _experts_bytes_per_token(model: ModelSpec) -> int:
+    """Activations of a layer's routed experts for one token.
+
+    ``grouped_mm_experts_forward`` of ``transformers`` v5 keeps one row of ``hidden`` for each of the token's ``top_k`` experts. Beside it
+    lie first gate and up in one tensor, the activated gate and their product; later the output, weighted, and in its old
+    order. Four int64 indices a row say which is whose.
+    """
+    top_k = model.experts.top_k if model.experts else 0
+    gated, ordered = top_k * model.hidden + 4 * model.ffn_width, 4 * top_k * model.hidden
+    return max(gated, ordered) * model.dtype_bytes + 4 * 8 * top_k
 
 
 def expert_slots(placement: Placement) -> ExpertSlots | None:
@@ -127,7 +176,8 @@ def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "residents": sum(unit_vram_bytes(placement.unit_bytes(u)) for u, tier in placement.units if tier == "vram"),
         "ring": ring_bytes(placement),
         "kv": decisions.kv.vram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
-        "activations": activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
+        "kv_ring": kv_ring_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
+        "activations": card_activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
         "guard": workload.vram_guard_bytes,
     }
 
@@ -140,13 +190,32 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "staging": decisions.weights.ssd.staging_bytes,
         "embedding_head": placement.head_dram_bytes + OVERHEADS.tables_padding_bytes,
         "kv": decisions.kv.dram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
+        "kv_staging": kv_staging_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
     }
-    use["workspace"] = dram_workspace_bytes(hardware)
+    use["workspace"] = dram_workspace_bytes(hardware, model)
     if hardware.gpu is None:
         use["norms"] = model.norm_bytes
         use["activations"] = activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens)
     use["reserve"] = workload.dram_reserve_bytes
     return use
+
+
+def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> int:
+    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, staging, tables, buffers.
+
+    An upper bound for checkpoints whose units lie in a few pieces each; of one that lies in many, padding takes more.
+    """
+    placement = place(model, decisions.weights, hardware.gpu is not None)
+    sizes = [placement.dram_slots * (dram_slot_bytes(placement) + OVERHEADS.pieces_padding_bytes), decisions.weights.ssd.staging_bytes]
+    if hardware.gpu is None:
+        tables = model.embed_bytes + model.head_bytes + model.norm_bytes
+        pieces = OVERHEADS.outside_per_layer * (model.layers + 1)
+    else:
+        in_dram = sum(tier is Tier.dram for tier in placement.head)
+        embedding = model.embed_bytes if decisions.weights.embedding is Tier.dram else 0
+        tables, pieces = embedding + in_dram * placement.head_block_bytes, 1 + in_dram
+        sizes.append(OVERHEADS.bounce_bytes)
+    return sum(map(align_up, sizes)) + align_up(tables) + pieces * OVERHEADS.unit_padding_bytes
 
 
 def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:

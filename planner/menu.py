@@ -8,11 +8,11 @@ from planner.cost import h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
 from planner.errors import UserError
 from planner.force import Force
 from planner.hardware import HardwareProfile
-from planner.memory import activation_bytes, kv_page_bytes, pages_per_sequence
+from planner.memory import activation_bytes, card_activation_bytes, kv_page_bytes, pages_per_sequence
 from planner.model import ModelSpec
 from planner.placement import head_block_bytes
 from planner.rules import LIMITS, head_blocks
-from planner.units import ALIGN
+from planner.units import ALIGN, align_up
 from planner.workload import Workload
 
 
@@ -28,8 +28,8 @@ class Menus:
     """With fewer reads in flight the drive idles while a busy interpreter turns around."""
     prefill_chunk_min_tokens: int = 256
     """Smaller passes read all weights again for too few tokens."""
-    chunk_tolerance: float = 0.002
-    """A smaller copy that is slower by no more than this is as good: what is urgent then waits less."""
+    chunk_tolerance: float = 0.01
+    """A copy size is as good as another that is faster by no more than this: fewer copies cost the host less."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     in_flight: int = 2
     """One copy runs while the next is queued; more only delays what is urgent."""
@@ -50,20 +50,24 @@ class SsdChoice:
 
 @dataclass(frozen=True)
 class ChunkChoice:
-    """H2D seconds per GB of each kind with copies of at most ``chunk_bytes``: (attn, ffn, head), alone and beside SSD reads."""
+    """H2D seconds per GB of each kind with copies of at most ``chunk_bytes``: (attn, ffn, head)."""
 
     chunk_bytes: int
     s_per_gb: tuple[float, ...]
-    s_per_gb_beside_ssd: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class PageChoice:
-    """KV pages of ``page_tokens`` that the workload needs at one batch."""
+    """KV pages of ``page_tokens`` that the workload needs at one batch in one layer."""
 
     page_tokens: int
     pages: int
     page_bytes: int
+
+    @property
+    def layer_bytes(self) -> int:
+        """K and V of one layer."""
+        return self.pages * self.page_bytes
 
 
 @dataclass(frozen=True)
@@ -102,33 +106,31 @@ def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
 
 
 def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[ChunkChoice]:
-    """Copy sizes of the measured curve, or the forced one: a larger one only where it is faster for some kind."""
+    """Whole units, copy sizes of the measured curve, or the forced one: a smaller one only where it is faster for some kind."""
     gpu = hardware.gpu
     kinds = (model.attn_max, model.ffn_max, head_block_bytes(model, head_blocks(model)))
     if gpu is None:
-        return [ChunkChoice(force.chunk_bytes or max(kinds[:2]), (0.0,) * 3, (0.0,) * 3)]
-    sizes = sorted(size for size, _ in gpu.h2d.points) if force.chunk_bytes is None else [force.chunk_bytes]
+        return [ChunkChoice(force.chunk_bytes or max(kinds[:2]), (0.0,) * 3)]
+    whole = align_up(max(kinds))
+    sizes = sorted({whole, *(size for size, _ in gpu.h2d.points)}) if force.chunk_bytes is None else [force.chunk_bytes]
     best: list[ChunkChoice] = []
-    for size in sizes:
-        alone, beside = ([1 / h2d_gbps(gpu, n, size, busy) for n in kinds] for busy in (False, True))
-        choice = ChunkChoice(size, tuple(alone), tuple(beside))
-        if not any(_no_slower(smaller, choice, MENUS.chunk_tolerance) for smaller in best):
-            best = [other for other in best if not _no_slower(choice, other)] + [choice]
+    for size in reversed(sizes):
+        choice = ChunkChoice(size, tuple(1 / h2d_gbps(gpu, n, size) for n in kinds))
+        if not any(_no_slower(larger, choice, MENUS.chunk_tolerance) for larger in best):
+            best.append(choice)
     return best
 
 
-def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float = 0.0) -> bool:
-    mine, theirs = one.s_per_gb + one.s_per_gb_beside_ssd, other.s_per_gb + other.s_per_gb_beside_ssd
-    return all(a <= b * (1 + tolerance) for a, b in zip(mine, theirs, strict=True))
+def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float) -> bool:
+    return all(a <= b * (1 + tolerance) for a, b in zip(one.s_per_gb, other.s_per_gb, strict=True))
 
 
 def page_menu(model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PageChoice]:
-    """KV page sizes. Without spilling only bytes count: the largest page among those that waste least."""
-    sizes = LIMITS.page_tokens if force.page_tokens is None else (force.page_tokens,)
+    """The KV page size: of those that waste least, the largest. A layer's pages move together, so only their bytes count."""
+    least = LIMITS.ssd_page_tokens_min if workload.kv_spill else 0
+    sizes = [t for t in LIMITS.page_tokens if t >= least] if force.page_tokens is None else [force.page_tokens]
     choices = [PageChoice(t, batch * pages_per_sequence(workload, t), kv_page_bytes(model, t)) for t in sizes]
-    if workload.kv_spill:
-        return choices
-    return [min(choices, key=lambda c: (c.pages * c.page_bytes, -c.page_tokens))]
+    return [min(choices, key=lambda c: (c.layer_bytes, -c.page_tokens))]
 
 
 def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PassChoice]:
@@ -144,7 +146,7 @@ def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, f
         PassChoice(
             tokens,
             prefill_passes(workload, tokens),
-            activation_bytes(model, workload, batch, tokens),
+            (card_activation_bytes if hardware.gpu else activation_bytes)(model, workload, batch, tokens),
             prefill_compute_s(hardware, model, workload, batch, tokens),
         )
         for tokens in sizes

@@ -27,7 +27,7 @@ _HEAD = """\
 """
 _COMMENTS = {
     "weights": "Where weights live and how they move: resident_units stay in VRAM, resident_layers in DRAM, the rest is streamed.",
-    "kv": "KV cache pages of page_tokens tokens, of all layers, per tier.",
+    "kv": "KV cache pages of page_tokens tokens of one layer, per tier; a layer's pages lie in one tier.",
     "experts": "Experts held at once per tier.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest.",
     "hardware": "What was assumed of the machine.",

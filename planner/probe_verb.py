@@ -20,7 +20,7 @@ def probe_verb(settings: ProbeSettings) -> None:
     if resources.files("conf").joinpath("hardware", f"{settings.name}.yaml").is_file():
         raise UserError(f"probe.name={settings.name}: a preset has this name and would hide the profile; choose another name")
     prepare_directory(profile_path(settings.name))
-    config = probe(settings, Console(stderr=True, highlight=False))
+    config = probe(settings)
     path = write_profile(settings.name, config)
     Console(highlight=False).print(profile_table(config))
     print(f"kept as hardware={settings.name} in {path}")

@@ -47,6 +47,9 @@ class Preferences:
     """Seconds of the links, also of those that nothing waits for."""
     passes: float = 1e-3
     """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
+    headroom: float = 1e-2
+    """A DRAM slot more for layers on their way from the SSD, where it costs no time: with the fewest, a copy that is late holds up the
+    reads behind it."""
     load: float = 5e-2
     """Seconds to load: a rate of half the SSD's best is worth 5 % of memory, staging for the full rate rarely takes that much."""
 
@@ -137,7 +140,8 @@ def _least_memory(program: Formulation) -> Decisions:
     links = (program.ssd_t + program.h2d_t) * (PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best)
     streaming = (program.ssd_busy + program.ring_busy) * PREFERENCES.streaming
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
-    if not program.minimise(objective + links + streaming + passes + PREFERENCES.load * load):
+    slots = PREFERENCES.headroom * program.spare_slots
+    if not program.minimise(objective + links + streaming + passes + PREFERENCES.load * load - slots):
         raise RuntimeError("the program found a best plan and lost it in its second stage")
     decisions = _read(program)
     broken = broken_rules(p.hardware, p.model, p.workload, decisions)
@@ -152,8 +156,8 @@ def _read(program: Formulation) -> Decisions:
     ssd, chunk = _taken(program.ssd_bits, program.ssd_choices), _taken(program.chunk_bits, program.chunk_choices)
     slots = _taken(program.ring_bits, program.ring_options)[1]
     distance = max(0, slots - LIMITS.ring_margin) if force.vram_prefetch_distance is None else force.vram_prefetch_distance
-    index = next(i for i, bit in enumerate(program.page_bits) if bit.value() > 0.5)
-    pages = {tier: round(pulp.value(program.pages[tier][index])) for tier in Tier}
+    page = program.page
+    pages = {tier: round(pulp.value(layers)) * page.pages for tier, layers in program.kv_layers.items()}
     weights = WeightDecisions(
         policy=p.policy,
         embedding=Tier.vram if _count(program.embed_in_vram) else Tier.dram,
@@ -167,7 +171,7 @@ def _read(program: Formulation) -> Decisions:
     )
     return Decisions(
         weights=weights,
-        kv=KvPages(program.page_choices[index].page_tokens, pages[Tier.vram], pages[Tier.dram], pages[Tier.ssd]),
+        kv=KvPages(page.page_tokens, pages[Tier.vram], pages[Tier.dram], pages[Tier.ssd]),
         experts=expert_slots(place(p.model, weights, gpu)),
         batch=p.batch,
         prefill_chunk_tokens=_taken(program.pass_bits, program.pass_choices).chunk_tokens,
@@ -183,8 +187,8 @@ def _count(variable: pulp.LpVariable) -> int:
 
 
 def _dram_counts(program: Formulation) -> DramWeights:
-    """Cap, HWM and distance where the program leaves a choice: the largest cap that changes nothing, the least headroom, and a
-    window that reaches as far as the headroom can hold.
+    """Cap, HWM and distance where the program leaves a choice: the largest cap that changes nothing, the least headroom when
+    all layers stay cached, and a window that reaches as far as the headroom can hold.
 
     Pinned: ``hwm`` layers ahead always hold as many streamed layers as there are slots for them, when spread evenly. Rolling:
     one less, so that the window and the layer that computes fit together.
@@ -194,8 +198,9 @@ def _dram_counts(program: Formulation) -> DramWeights:
     cap = _count(program.cap)
     all_cached = _count(program.all_cached) == 1
     caps = range(through, -1, -1) if all_cached and force.cap_layers is None else [cap]
+    least = LIMITS.headroom_min if all_cached else _count(program.headroom)
     for cap in caps:
-        for hwm in range(cap + LIMITS.headroom_min, cap + LIMITS.headroom_max + 1):
+        for hwm in range(cap + least, cap + LIMITS.headroom_max + 1):
             farthest = hwm if policy is CachePolicy.pinned else hwm - 1
             distance = farthest if force.prefetch_distance is None else force.prefetch_distance
             holds_all = hwm >= through or not all_cached

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.text import Text
 
 from planner.cost import Stage, ssd_gbps
-from planner.decisions import Decisions
+from planner.decisions import Decisions, Tier
 from planner.hardware import HardwareProfile
 from planner.memory import LEFT_ALONE, dram_use, ssd_use, vram_use
 from planner.plan import Plan
@@ -40,7 +41,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     _tiers(plan, console)
     _prediction(plan, console)
     for note in plan.notes:
-        _line(console, Text(f"  note: {note}", style="dim"))
+        _note(console, note)
 
 
 def _title(plan: Plan, console: Console) -> None:
@@ -62,6 +63,14 @@ def _head(console: Console, name: str, rest: str = "") -> None:
 def _line(console: Console, text: Text) -> None:
     text.rstrip()
     console.print(text, overflow="ellipsis", no_wrap=True, crop=True)
+
+
+def _note(console: Console, note: str) -> None:
+    """Notes are whole sentences: wrapped, and a path that is longer than a line is left in one piece."""
+    lines = textwrap.wrap(f"note: {note}", console.width, initial_indent="  ", subsequent_indent="    ", break_long_words=False,
+                          break_on_hyphens=False)
+    for line in lines:
+        console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def _table(console: Console, name: str, rows: Iterator[tuple[str, str, str]]) -> None:
@@ -88,6 +97,7 @@ def _assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:
         yield "  with SSD", f"{gpu.h2d_while_ssd_gbps:.3g} GB/s", from_("gpu.h2d_while_ssd_gbps")
         yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
         yield "matrices", f"{gpu.dense_tflops:.3g} TFLOP/s", from_("gpu.dense_tflops")
+        yield "attention", f"{gpu.attention_tflops:.3g} TFLOP/s", from_("gpu.attention_tflops")
     else:
         yield "weights", f"{hardware.cpu_matvec_gbps:.3g} GB/s from DRAM", from_("cpu.matvec_gbps")
         yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
@@ -132,8 +142,8 @@ def _decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "SSD reads", f"{_binary(ssd.block_bytes)} x {ssd.queue_depth}", f"{rate:.3g} GB/s, staging {_binary(ssd.staging_bytes)}"
     if gpu:
         yield "H2D copies", f"{_binary(w.h2d.chunk_bytes)} x {w.h2d.in_flight}", ""
-    tiers = (("VRAM", d.kv.vram_pages), ("DRAM", d.kv.dram_pages), ("SSD", d.kv.ssd_pages))
-    yield "KV", f"pages of {d.kv.page_tokens} tokens", ", ".join(f"{n} in {tier}" for tier, n in tiers if n)
+    tiers = ", ".join(f"{d.kv.of(tier)} in {str(tier).upper()}" for tier in Tier if d.kv.of(tier))
+    yield "KV", f"pages of {d.kv.page_tokens} tokens", f"{d.kv.pages // plan.model.layers} a layer: {tiers}"
     if d.experts:
         yield "experts", f"{d.experts.vram_slots} slots in VRAM", f"{d.experts.dram_slots} in DRAM"
     yield "prefill", f"{d.prefill_chunk_tokens} tokens a pass", f"batch {d.batch}"

@@ -73,6 +73,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "name": gpu.name,
             "context_bytes": gpu.context_bytes,
             "dense_tflops": gpu.dense_tflops,
+            "attention_tflops": gpu.attention_tflops,
             "memory_gbps": gpu.memory_gbps,
             "h2d": [list(p) for p in gpu.h2d.points],
             "d2h": [list(p) for p in gpu.d2h.points],
@@ -119,11 +120,12 @@ def model_from(cfg: ModelConfig) -> ModelSpec:
 
 def _gpu(cfg: GpuConfig) -> Gpu:
     _at_least("hardware.gpu", cfg, 0, "context_bytes", "h2d_pageable_gbps", "h2d_with_d2h_gbps")
-    _positive("hardware.gpu", cfg, "dense_tflops", "memory_gbps", "h2d_while_ssd_gbps")
+    _positive("hardware.gpu", cfg, "dense_tflops", "attention_tflops", "memory_gbps", "h2d_while_ssd_gbps")
     return Gpu(
         name=cfg.name,
         context_bytes=cfg.context_bytes,
         dense_tflops=cfg.dense_tflops,
+        attention_tflops=cfg.attention_tflops,
         memory_gbps=cfg.memory_gbps,
         h2d=_curve("hardware.gpu.h2d", cfg.h2d),
         d2h=_curve("hardware.gpu.d2h", cfg.d2h),
@@ -134,7 +136,7 @@ def _gpu(cfg: GpuConfig) -> Gpu:
 
 
 _NEEDED = ("ssd.read", "cpu.matvec_gbps", "cpu.dense_tflops", "dram_bytes", "ssd_bytes", "layer_launch_s")
-_NEEDED_GPU = ("gpu.dense_tflops", "gpu.memory_gbps", "gpu.h2d", "gpu.d2h", "gpu.h2d_while_ssd_gbps")
+_NEEDED_GPU = ("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps", "gpu.h2d", "gpu.d2h", "gpu.h2d_while_ssd_gbps")
 
 
 def _measured(cfg: HardwareConfig) -> None:

@@ -20,6 +20,8 @@ class Limits:
 
     headroom_min: int = 3
     """Layers of DRAM cache above ``cap``: one that computes or is copied, one that is ready, one that is being read."""
+    headroom_spare: int = 2
+    """Slots beyond ``headroom_min`` that are taken where they cost no time, to ride out late reads and copies."""
     headroom_max: int = 10
     """More headroom than this holds layers that residents would hold better."""
     ring_margin: int = 2
@@ -43,7 +45,7 @@ class BrokenRule:
 def broken_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> list[BrokenRule]:
     """Every rule that ``decisions`` break, in a fixed order; capacities are only computed when the counts make sense."""
     broken = [*_counts(hardware, model, decisions), *_dram_cache(hardware, model, decisions), *_transfers(decisions)]
-    broken += _kv(hardware, workload, decisions)
+    broken += _kv(hardware, model, workload, decisions)
     return broken or list(_capacities(hardware, model, workload, decisions))
 
 
@@ -155,7 +157,7 @@ def _transfers(d: Decisions) -> Iterator[BrokenRule]:
         yield _range("weights.h2d.in_flight", h2d.in_flight, 1)
 
 
-def _kv(hardware: HardwareProfile, workload: Workload, d: Decisions) -> Iterator[BrokenRule]:
+def _kv(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d: Decisions) -> Iterator[BrokenRule]:
     kv = d.kv
     if kv.page_tokens not in LIMITS.page_tokens:
         allowed = ", ".join(map(str, LIMITS.page_tokens))
@@ -178,12 +180,21 @@ def _kv(hardware: HardwareProfile, workload: Workload, d: Decisions) -> Iterator
                 f"kv.{name}={value}; allowed: 0, since KV lives in kv.{home}"
                 + ("; set workload.kv_spill=true" if name != "vram_pages" else " without a GPU; set it to 0"),
             )
-    need = d.batch * pages_per_sequence(workload, kv.page_tokens)
+    a_layer = max(1, -(-kv.pages // model.layers))
+    for tier in Tier:
+        pages = kv.of(tier)
+        if pages % a_layer:
+            yield BrokenRule(
+                "KV layer by layer",
+                f"kv.{tier}_pages={pages} of {kv.pages} in {model.layers} layers; allowed: whole layers, multiples of {a_layer}; "
+                f"set it to {-(-pages // a_layer) * a_layer}",
+            )
+    need = model.layers * d.batch * pages_per_sequence(workload, kv.page_tokens)
     if kv.pages < need:
         yield BrokenRule(
             "KV pages for the workload",
-            f"kv pages={kv.pages} of {kv.page_tokens} tokens; allowed: at least {need} for batch {d.batch} of {workload.max_tokens} "
-            f"tokens; raise kv.{home}",
+            f"kv pages={kv.pages} of {kv.page_tokens} tokens; allowed: at least {need} for {model.layers} layers and batch {d.batch} of "
+            f"{workload.max_tokens} tokens; raise kv.{home}",
         )
 
 

@@ -49,6 +49,8 @@ class GpuConfig:
     """VRAM taken by the CUDA context and its libraries."""
     dense_tflops: float = MISSING
     """BF16 matrix products at prefill shapes."""
+    attention_tflops: float = MISSING
+    """Causal attention over long prompts, FLOPs of the lower triangle alone."""
     memory_gbps: float = MISSING
     """Bytes of weights read per second at decode shapes."""
     h2d: list[list[Any]] = MISSING

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.errors import UserError, nearest
 
@@ -30,16 +31,28 @@ def _rolling(text: str) -> str | None:
     return {"true": "rolling", "false": "pinned"}.get(_switch(text) or "")
 
 
+def _skipped(text: str) -> str | None:
+    return {"true": "0", "false": "null"}.get(_switch(text) or "")
+
+
+def _kept(text: str) -> str | None:
+    return {"true": "0", "false": "1"}.get(_switch(text) or "")
+
+
+def _balanced(text: str) -> str | None:
+    return {"true": "1", "false": "null"}.get(_switch(text) or "")
+
+
+def _apart(text: str) -> str | None:
+    return str(max(1, int(text))) if text.isdigit() else None
+
+
 def _never(value: str) -> bool:
     return False
 
 
 def _on(value: str) -> bool:
     return value == "true"
-
-
-def _one_or_more(value: str) -> bool:
-    return int(value) >= 1
 
 
 @dataclass(frozen=True)
@@ -67,8 +80,8 @@ def _forced(name: str, convert: Callable[[str], str | None], key: str, allowed: 
     return Variable(PREFIX + name, convert, allowed, f"force.{key}", f"force.{key}")
 
 
-def _engine(name: str, key: str) -> Variable:
-    return Variable(PREFIX + name, _switch, _SWITCH, run=f"engine.{key}")
+def _engine(name: str, convert: Callable[[str], str | None], key: str, allowed: str) -> Variable:
+    return Variable(PREFIX + name, convert, allowed, run=f"engine.{key}")
 
 
 def _constant(
@@ -79,8 +92,6 @@ def _constant(
 
 _LAYERS = "a number of layers"
 _SWITCH = "0 or 1"
-_IN_ORDER = "units are copied in forward order, attention and FFN never more than one apart"
-_HOW_FAR = _IN_ORDER + "; how far ahead is force.vram_prefetch_distance"
 _NO_KV_COPIES = "no KV moves between tiers yet"
 
 TABLE: tuple[Variable, ...] = (
@@ -88,24 +99,25 @@ TABLE: tuple[Variable, ...] = (
     _forced("CPU_CACHE_HWM_LAYERS", _count, "hwm_layers", _LAYERS),
     _forced("CPU_PREFETCH_DISTANCE", _count, "prefetch_distance", _LAYERS),
     _forced("CPU_ROLLING_MODE", _rolling, "policy", _SWITCH),
+    _forced("KIND_AHEAD_CAP", _units, "vram_prefetch_distance", "a number of units of one kind"),
+    _forced("PAIR_AHEAD", _units, "vram_prefetch_distance", _LAYERS),
     _forced("AGGRESSIVE_GPU_PREFETCH", _units, "vram_prefetch_distance", _LAYERS),
     _forced("MAX_CACHED_LAYERS", _units, "vram_slots", _LAYERS),
     _forced("GPU_MAX_GROUPS", _count, "vram_slots", "a number of groups"),
     _forced("STAGING_MB", _mebibytes, "staging_bytes", "a number of MiB"),
     Variable(PREFIX + "GPU_FREE_GUARD_MB", _mebibytes, "a number of MiB", solve="workload.vram_guard_bytes"),
     Variable(PREFIX + "VERBOSE", _switch, _SWITCH, run="verbose"),
-    _engine("CPU_WRAP_AROUND", "wrap_around"),
-    _engine("SKIP_PRELOAD_WAIT", "skip_preload_wait"),
+    _engine("CPU_WRAP_AROUND", _switch, "wrap_around", _SWITCH),
+    _engine("SKIP_PRELOAD_WAIT", _skipped, "warmup_layers", _SWITCH),
+    _engine("EVICT_FINISHED", _kept, "keep_finished_units", _SWITCH),
+    _engine("BALANCE_PREFETCH", _balanced, "balance_units", _SWITCH),
+    _engine("BALANCE_TOL", _apart, "balance_units", "a number of units"),
     _constant("CPU_ROLL_SYNC", _switch, _SWITCH, "the DRAM window advances with the layer in use", _on),
-    _constant("EVICT_FINISHED", _switch, _SWITCH, "a VRAM slot is free as soon as its unit has computed", _on),
-    _constant("BALANCE_PREFETCH", _switch, _SWITCH, _IN_ORDER, _on),
-    _constant("BALANCE_TOL", _count, "a number of units", _IN_ORDER, _one_or_more),
-    _constant("PAIR_AHEAD", _count, "a number of layers", _HOW_FAR),
-    _constant("KIND_AHEAD_CAP", _count, "a number of units", _HOW_FAR),
     _constant("KV_THROTTLE_THRESHOLD", _count, "a number of copies", _NO_KV_COPIES),
     _constant("KV_THROTTLE_MS", _count, "a number of milliseconds", _NO_KV_COPIES),
 )
-"""Every variable that the seeds name. A seeds' GPU layer is two units (attention and FFN), a group is one; MB there is MiB.
+"""Every variable that the seeds name. A seeds' GPU layer is two units (attention and FFN), a group is one; MB there is MiB. So many units
+of each kind ahead are twice as many units ahead. Attention and FFN as close together as they can be are one apart.
 Of two variables for one key the later in this table wins."""
 
 
@@ -113,8 +125,15 @@ Of two variables for one key the later in this table wins."""
 class Environment:
     """What the environment asks of one verb."""
 
-    overrides: tuple[str, ...]
-    notes: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Key -> ``NAME=text`` of the variable that set it."""
+
+    def credit(self, error: UserError) -> UserError:
+        """``error`` with the variables named whose keys it speaks of: nobody typed those keys."""
+        said = [f"{key} was set by {origin}" for key, origin in self.origins.items() if re.search(rf"\b{re.escape(key)}\b", str(error))]
+        return UserError(f"{error}; {', '.join(said)}") if said else error
 
 
 def read_environment(environ: Mapping[str, str], verb: str, explicit: Collection[str]) -> Environment:
@@ -149,4 +168,5 @@ def read_environment(environ: Mapping[str, str], verb: str, explicit: Collection
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             notes.append(f"{name} is not a known WSM variable{nearest(name, known)}")
-    return Environment(tuple(f"{key}={value}" for key, (_, value) in chosen.items()), tuple(notes))
+    origins = {key: f"{variable.name}={environ[variable.name]}" for key, (variable, _) in chosen.items()}
+    return Environment(tuple(f"{key}={value}" for key, (_, value) in chosen.items()), tuple(notes), origins)

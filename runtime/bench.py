@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import runtime
+from planner.bars import bar_console
 from planner.errors import UserError
 from planner.explain import Infeasible
 from planner.planfile import write_plan
@@ -21,7 +22,6 @@ from planner.wsm import PREFIX
 from runtime.modes import MODES, Setting, check_modes, read_setting
 from runtime.order import read_order, writable
 from runtime.output import write_json
-from runtime.progress import bar_console
 from runtime.schema import BenchConfig, RunConfig
 
 LEFT_OUT = ("texts", "tokens", "step_s")
@@ -96,8 +96,9 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
 def _command(run: RunConfig) -> list[str]:
     """`runtime run` with every key of ``run`` that differs from its default."""
     code = "import sys; sys.argv[0] = 'runtime'; from runtime.cli import main; main()"
-    given, usual = _flat(run), _flat(RunConfig())
-    return [sys.executable, "-c", code, "run", *(f"{key}={value}" for key, value in given.items() if value != usual[key])]
+    usual = _flat(RunConfig())
+    given = {key: "null" if value is None else value for key, value in _flat(run).items() if value != usual[key]}
+    return [sys.executable, "-c", code, "run", *(f"{key}={value}" for key, value in given.items())]
 
 
 def _flat(run: RunConfig) -> dict[str, Any]:

@@ -31,7 +31,8 @@ class _Held:
     layer: int
     slot: int
     state: _State = _State.loading
-    in_use: bool = False
+    users: int = 0
+    """Visits that have not left it: the next one may begin before the last one has."""
     leaving: bool = False
 
 
@@ -48,6 +49,8 @@ class CacheStats:
     waits: int = 0
     wait_s: float = 0.0
     peak_layers: int = 0
+    warm_layers: int = 0
+    """Layers of the first fill that had arrived when compute began."""
     accesses: int = 0
     log: list[tuple[str, int]] = field(default_factory=list)
     """Loads and evictions in the order the policy gave them, kept only when asked for."""
@@ -71,7 +74,7 @@ class LayerCache:
         self._free = deque(range(slots))
         self._slots = slots
         self._held: dict[int, _Held] = {}
-        self._in_use: dict[int, _Held] = {}
+        self._in_use: dict[int, deque[_Held]] = {}
         self._pending: deque[int] = deque()
         self._first: tuple[int, ...] = ()
         self._lock = threading.Condition()
@@ -89,17 +92,24 @@ class LayerCache:
         if wait:
             self.wait_preloaded(progress)
 
-    def wait_preloaded(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Return when every layer that :meth:`preload` started has arrived."""
+    def wait_preloaded(self, progress: Callable[[int, int], None] | None = None, layers: int | None = None) -> None:
+        """Return when the first ``layers`` that :meth:`preload` started have arrived; None awaits all of them."""
+        wanted = self._first[:layers]
         while True:
             with self._lock:
                 self._raise_if_broken()
-                arrived = sum(1 for layer in self._first if layer in self._held and self._held[layer].state is _State.ready)
+                arrived = sum(map(self._is_ready, wanted))
                 if progress:
-                    progress(arrived, len(self._first))
-                if arrived == len(self._first):
+                    progress(arrived, len(wanted))
+                if arrived == len(wanted):
+                    self.stats.warm_layers = sum(map(self._is_ready, self._first))
                     return
                 self._lock.wait(0.5)
+
+    def holds(self, layer: int) -> bool:
+        """Whether :meth:`acquire` would not have to wait for ``layer``."""
+        with self._lock:
+            return self._is_ready(layer)
 
     def acquire(self, layer: int) -> int:
         """Slot of ``layer``, which stays there until :meth:`release`. Blocks until the layer has arrived."""
@@ -127,23 +137,23 @@ class LayerCache:
             waited = False
             while True:
                 self._raise_if_broken()
-                held = self._held.get(layer)
-                if held is not None and held.state is _State.ready:
+                if self._is_ready(layer):
                     break
                 waited = True
                 self._lock.wait(1.0)
             if waited:
                 self.stats.waits += 1
                 self.stats.wait_s += time.perf_counter() - begun
-            held.in_use = True
-            self._in_use[layer] = held
+            held = self._held[layer]
+            held.users += 1
+            self._in_use.setdefault(layer, deque()).append(held)
             return held.slot
 
     def release(self, layer: int) -> None:
-        """The consumer has left ``layer``; its slot may be reused once the policy evicts it."""
+        """The consumer has left ``layer``, its earliest visit first; its slot may be reused once the policy evicts it."""
         with self._lock:
-            held = self._in_use.pop(layer)
-            held.in_use = False
+            held = self._in_use[layer].popleft()
+            held.users -= 1
             self._reclaim(held)
             started = self._start()
         self._issue(started)
@@ -172,8 +182,11 @@ class LayerCache:
         self._reclaim(held)
 
     def _reclaim(self, held: _Held) -> None:
-        if held.leaving and not held.in_use and held.state is _State.ready:
+        if held.leaving and not held.users and held.state is _State.ready:
             self._free.append(held.slot)
+
+    def _is_ready(self, layer: int) -> bool:
+        return layer in self._held and self._held[layer].state is _State.ready
 
     def _start(self) -> list[_Held]:
         started = []

@@ -6,6 +6,7 @@ import hydra
 
 from planner.app import CONFIG, Program, Verb, job
 from planner.threads import wait_asleep
+from runtime.kernels import keep_few_kernels
 from runtime.schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 
 
@@ -70,4 +71,5 @@ PROGRAM = Program(
 def main() -> None:
     """Entry point of the ``runtime`` console script."""
     wait_asleep()
+    keep_few_kernels()
     PROGRAM.main()

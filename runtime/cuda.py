@@ -16,6 +16,20 @@ from planner.units import show_bytes
 from runtime.device import CudaDevice
 
 
+def find_device(plan: Plan) -> torch.device:
+    """Where ``plan`` computes. UserError when that is a GPU and there is none."""
+    if plan.hardware.gpu is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(f"the plan computes on a GPU ({plan.hardware.gpu.name}) and torch sees none here; solve again with hardware=cpu")
+    return torch.device("cuda", 0)
+
+
+def free_vram(device: torch.device) -> tuple[int, int]:
+    """Bytes of the card that are free beside this process's context, which is made here, and all of them; zeros on the CPU."""
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
+
+
 def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
     """The copy device, None on the CPU. Creates the context and cuBLAS first, so that what they take is known, then caps the allocator:
     a run that would pass the budget fails instead. Segments that grow keep blocks of different sizes from wasting each other's room."""
@@ -33,6 +47,18 @@ def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, room / total)), device)
     torch.cuda.reset_peak_memory_stats(device)
     return CudaDevice(device.index)
+
+
+def take_planned(plan: Plan, device: torch.device) -> None:
+    """Have torch's allocator ask the driver now for all that the plan takes of the card, so that nothing is asked for while units move:
+    a request to the driver waits for every copy under way."""
+    if device.type != "cuda" or plan.hardware.gpu is None:
+        return
+    context = max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)
+    rest = min(plan.predicted.vram_bytes, plan.hardware.vram_bytes) - context - torch.cuda.memory_reserved(device)
+    if rest > 0:
+        torch.empty(rest, dtype=torch.uint8, device=device)
+    torch.cuda.reset_peak_memory_stats(device)
 
 
 class VramWatch:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -19,6 +20,9 @@ class Event(Protocol):
 
 class CopyDevice(Protocol):
     """One copy stream beside one compute stream."""
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Inside, the calling thread may :meth:`copy`."""
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a host-to-device copy on the copy stream."""
@@ -76,10 +80,12 @@ class CudaDevice:
             torch.cuda.synchronize(self.device)
         torch.cuda.cudart().cudaHostUnregister(address)
 
+    def copying(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._copies)  # the current stream is the thread's own; to change it at every copy costs as much as one
+
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        with torch.cuda.stream(self._copies):
-            for to, from_ in split_copy(dst, src, self._borders):
-                to.copy_(from_, non_blocking=True)
+        for to, from_ in split_copy(dst, src, self._borders):
+            to.copy_(from_, non_blocking=True)
 
     def copy_event(self) -> torch.cuda.Event:
         return self._record(self._copies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from planner.units import align_up
 from runtime.arena import Arena
 from runtime.cache import LayerCache
 from runtime.store.base import Extent, UnitLayout
-from runtime.store.reader import ReadPool
+from runtime.store.reader import ReadPool, Reads
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class DramTier:
     """Hands out a unit's bytes in DRAM: ``acquire`` blocks until they have arrived, ``release`` says that they were used.
 
     Layers pass through the cache's slots, which lie in the arena from ``base`` on; LM-head blocks lie still in ``heads``. One
-    consumer, units in forward order.
+    consumer acquires units in forward order; they are given back in any order, but each unit's visits in theirs.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class DramTier:
         self._plans = layer_plans(placement, layouts)
         self.slot_bytes = max((plan.nbytes for plan in self._plans.values()), default=0)
         self._slot_of: dict[int, int] = {}
+        self._given_back: Counter[Unit] = Counter()
         self.layers = placement.dram_layers
         self.slots = placement.dram_slots
         self.cache = LayerCache(policy, placement.dram_slots, self.read_into, say, keep_log)
@@ -84,6 +86,10 @@ class DramTier:
     def nbytes(placement: Placement, layouts: Mapping[Unit, UnitLayout]) -> int:
         """Arena bytes that the slots of such a tier take."""
         return placement.dram_slots * max((plan.nbytes for plan in layer_plans(placement, layouts).values()), default=0)
+
+    def arrived(self, unit: Unit) -> bool:
+        """Whether :meth:`acquire` would return ``unit``, the next one, at once."""
+        return unit.kind == "head" or unit != self._plans[unit.layer].units[0] or self.cache.holds(unit.layer)
 
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
         """(slot, uint8 buffer of the unit's layout). Valid until the unit's :meth:`release`; slot -1 is a fixed region."""
@@ -97,16 +103,22 @@ class DramTier:
         return slot, self._arena.slice(start, plan.nbytes - plan.offsets[unit])
 
     def release(self, unit: Unit) -> None:
-        """The consumer no longer reads the unit's buffer."""
-        if unit.kind != "head" and unit == self._plans[unit.layer].units[-1]:
+        """The consumer no longer reads the unit's buffer. A layer is left when the last of its units was given back."""
+        if unit.kind == "head":
+            return
+        units = self._plans[unit.layer].units
+        visits = min(self._given_back[u] for u in units)
+        self._given_back[unit] += 1
+        if min(self._given_back[u] for u in units) > visits:
             self.cache.release(unit.layer)
 
-    def preload(self) -> None:
-        """Start filling the cache, from the page cache where the weights lie there already."""
-        self.cache.preload(wait=False, read=partial(self.read_into, try_cached=True))
+    def preload(self, source: Reads) -> None:
+        """Start filling the cache from ``source``."""
+        self.cache.preload(wait=False, read=partial(self.read_into, source=source))
 
-    def read_into(self, layer: int, slot: int, done: Callable[[BaseException | None], None], try_cached: bool = False) -> None:
-        """Start reading ``layer`` into ``slot``; ``done(error)`` is called from a reader's thread."""
+    def read_into(self, layer: int, slot: int, done: Callable[[BaseException | None], None], source: Reads | None = None) -> None:
+        """Start reading ``layer`` into ``slot``, past the page cache where no ``source`` is named; ``done(error)`` is called from a
+        reader's thread."""
         start = self._base + slot * self.slot_bytes
         into = self._arena.view[start : start + self.slot_bytes]
-        self._pool.read(self._plans[layer].extents, into, done, try_cached, f"layer {layer}")
+        (source or self._pool).read(self._plans[layer].extents, into, done, f"layer {layer}")

@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from planner.decisions import CachePolicy, Tier
+from planner.decisions import Tier
 from planner.interrupt import uninterrupted
-from planner.memory import OVERHEADS
-from planner.placement import Placement, Unit
 from planner.plan import Plan
-from planner.policy import LayerPolicy, PinnedPolicy, RollingPolicy
 from runtime.arena import Arena, PageLock
 from runtime.device import CopyDevice
-from runtime.dram import DramTier
-from runtime.fixtures import Fixture, device_fixtures, head_rows, host_fixtures
+from runtime.fixtures import head_rows
 from runtime.generate import Batch, Sequences
-from runtime.ledger import Ledger
-from runtime.load import Fill, Filler, start_reads
+from runtime.host import EngineOptions, HostSide
+from runtime.kv import KvBuffers
+from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
 from runtime.ring import VramRing
-from runtime.store.base import UnitLayout
-from runtime.store.reader import ReadPool
 from runtime.stream import HostStream, Rehearsal, RingStream
 from runtime.vram import VramPool, device_layout
 
-BOUNCES = 4
-"""Bounce buffers on the way to VRAM at start: some are read into while others are copied from."""
-
 Progress = Callable[[str, int, int], None]
 """Told (phase, done, total)."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How a plan is executed, beside what it decides."""
-
-    wrap_around: bool = True
-    skip_preload_wait: bool = False
-    keep_log: bool = False
-    keep_spans: bool = False
-
-
-def make_policy(placement: Placement, wrap: bool) -> LayerPolicy:
-    """The plan's DRAM cache policy over the layers that pass through DRAM."""
-    dram = placement.weights.dram
-    layers, slots = placement.dram_layers, placement.dram_slots
-    if placement.weights.policy is CachePolicy.pinned:
-        return PinnedPolicy(layers, placement.resident_layers, slots, dram.prefetch_distance, wrap)
-    return RollingPolicy(layers, min(dram.cap_layers, slots), slots, dram.prefetch_distance, wrap)
 
 
 class Engine:
     """``model`` can be called like the unstreamed one after :meth:`load`; units move underneath by the plan.
 
     Takes the arena (the plan's DRAM share of weights) at once and, with a GPU, one block of VRAM; nothing is allocated after
-    :meth:`load` but activations and KV. ``copier`` is None to compute on the CPU from two tiers.
+    :meth:`load` but activations and KV. ``copier`` is None to compute on the CPU from two tiers. ``host`` is the DRAM side made before
+    with the same ``options``, which stays its maker's to close; None makes it here.
     """
 
     def __init__(
@@ -71,71 +46,48 @@ class Engine:
         device: torch.device,
         options: EngineOptions,
         say: Callable[[str], None] | None = None,
+        host: HostSide | None = None,
     ):
         self.device = device
         self.model = skeleton.model
-        self.ledger = Ledger(options.keep_spans)
         self.ring: VramRing | None = None
         self.copier = copier
         copies = plan.decisions.weights.h2d
         self.chunking = copies.chunk_bytes, copies.in_flight
-        self._options = options
         self._placement = plan.placement
+        self._filler: Filler | None = None
+        self._kv: dict[int, KvBuffers] = {}
         self._stack = ExitStack()
-        blocks = [u for u, _ in self._placement.units if u.kind != "head"]
-        self._layouts: dict[Unit, UnitLayout] = {u: skeleton.store.unit(u) for u in blocks}
-        if copier is None:
-            self._fixtures = host_fixtures(skeleton.store, self.model)
-        else:
-            self._fixtures = device_fixtures(self._placement, skeleton.store, self.model, skeleton.layers)
-            self._layouts |= {f.unit: f.layout for f in self._fixtures if f.unit and f.unit.kind == "head"}
         try:
-            self._take_dram(plan, say)
+            self.host = HostSide(plan, skeleton, self._take_arena, options, say) if host is None else host
+            if host is None:
+                self._stack.callback(self.host.close)
+            self.arena, self.pool, self.dram, self.ledger = self.host.arena, self.host.pool, self.host.dram, self.host.ledger
             if copier is None:
-                tensors = {u: x.tensors for u, x in self._layouts.items()}
+                tensors = {u: x.tensors for u, x in self.host.layouts.items()}
                 self.stream = HostStream(self.dram, tensors, self.ledger)
-                slot = self.arena.slice(self._cache_at, self.dram.slot_bytes)
+                slot = self.arena.slice(self.host.cache_at, self.dram.slot_bytes)
                 self._rehearsal = Rehearsal(tensors, lambda _: slot)
             else:
                 self._take_vram(plan, copier)
             self._stack.callback(self.stream.close)
-            self._binder = Binder(skeleton.layers, blocks, self._rehearsal)
+            self._binder = Binder(skeleton.layers, self.host.blocks, self._rehearsal)
             self._bind_fixtures()
         except BaseException:
             self.close()
             raise
 
-    def _take_dram(self, plan: Plan, say: Callable[[str], None] | None) -> None:
-        ssd = plan.decisions.weights.ssd
-        fixed = [f for f in self._fixtures if f.tier is Tier.dram]
-        cache_bytes = DramTier.nbytes(self._placement, self._layouts)
-        bounce_bytes = OVERHEADS.bounce_bytes if self.copier else 0
-        total = sum(f.layout.nbytes for f in fixed) + cache_bytes + bounce_bytes + ssd.staging_bytes
+    def _take_arena(self, nbytes: int) -> Arena:
         with uninterrupted():
-            self.arena = Arena(total)
-            self._stack.callback(self.arena.close)
-        self.arena.occupy(self.copier if isinstance(self.copier, PageLock) else None)
-        staging_at, _ = self.arena.take(ssd.staging_bytes)
-        staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]
-        on_block = self.ledger.keep_block if self._options.keep_spans else None
-        with uninterrupted():
-            self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block)
-            self._stack.callback(self.pool.close)
-        self._dram_at: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
-        self._cache_at, _ = self.arena.take(cache_bytes)
-        bounces_at, _ = self.arena.take(bounce_bytes)
-        ranges = [(at, at + bounce_bytes // BOUNCES) for at in range(bounces_at, bounces_at + bounce_bytes, bounce_bytes // BOUNCES or 1)]
-        self._bounces = [(self.arena.view[first:last], self.arena.slice(first, last - first)) for first, last in ranges]
-        heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self._dram_at if f.unit}
-        policy = make_policy(self._placement, self._options.wrap_around)
-        self.dram = DramTier(
-            self._placement, self._layouts, self.arena, self._cache_at, self.pool, policy, heads, say, self._options.keep_log
-        )
+            arena = Arena(nbytes)
+            self._stack.callback(arena.close)
+        arena.occupy(self.copier if isinstance(self.copier, PageLock) else None)
+        return arena
 
     def _take_vram(self, plan: Plan, copier: CopyDevice) -> None:
-        weights = plan.decisions.weights
-        streamed = {u: device_layout(self._layouts[u]) for u in self._placement.streamed_units}
-        fixed = [(f, device_layout(f.layout)) for f in self._fixtures if f.tier is Tier.vram]
+        weights, options = plan.decisions.weights, self.host.options
+        streamed = {u: device_layout(self.host.layouts[u]) for u in self._placement.streamed_units}
+        fixed = [(f, device_layout(f.layout)) for f in self.host.fixtures if f.tier is Tier.vram]
         size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
         counts = {name: count for name, (count, _) in self._placement.ring_classes.items()}
         self.vram = VramPool(sum(x.nbytes for _, x in fixed) + sum(count * size[name] for name, count in counts.items()), self.device)
@@ -151,7 +103,9 @@ class Engine:
             chunk_bytes=weights.h2d.chunk_bytes,
             in_flight=weights.h2d.in_flight,
             ledger=self.ledger,
-            wrap=self._options.wrap_around,
+            wrap=options.wrap_around,
+            balance=max(1, weights.vram.prefetch_distance) if options.balance_units is None else options.balance_units,
+            keep=options.keep_finished_units,
         )
         tensors = {u: x.tensors for u, x in streamed.items()}
         self.stream = RingStream(self.ring, self.dram, tensors, copier, self.ledger)
@@ -159,7 +113,7 @@ class Engine:
 
     def _bind_fixtures(self) -> None:
         """Point the model at what never moves; its bytes come with :meth:`load`."""
-        bound = [(f, parameters(f.layout.tensors, self._reach(at, f.layout.nbytes))) for f, at in self._dram_at if f.bind]
+        bound = [(f, parameters(f.layout.tensors, self._reach(at, f.layout.nbytes))) for f, at in self.host.fixed if f.bind]
         if self.copier is not None:
             on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self._vram_at]
             resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
@@ -170,7 +124,7 @@ class Engine:
             if f.bind:
                 f.bind(params)
         move_buffers(self.model, self.device)
-        if self.copier is not None and not all(self._kernels_reach(at, f.layout.nbytes) for f, at in self._dram_at if f.bind):
+        if self.copier is not None and not all(self._kernels_reach(at, f.layout.nbytes) for f, at in self.host.fixed if f.bind):
             look_up_on_host(self.model.get_input_embeddings(), self.device)
 
     def _reach(self, at: int, nbytes: int) -> torch.Tensor:
@@ -182,46 +136,90 @@ class Engine:
         return not isinstance(self.copier, PageLock) or self.arena.is_locked(at, nbytes)
 
     def load(self, batch: Batch, progress: Progress) -> None:
-        """Fill every place and start the stream. While the SSD is read, passes of ``batch``'s shape are rehearsed.
+        """Fill every place and start the stream. While weights arrive, passes of ``batch``'s shape are rehearsed."""
+        self.begin_loading()
+        self.warm_up(batch)
+        self.finish_loading(progress)
 
-        Returns when the cache's first layers have arrived, unless told not to wait.
-        """
-        total = sum(f.layout.payload_bytes for f in self._fixtures)
+    def begin_loading(self) -> None:
+        """Start to fill every place, on other threads."""
+        self.host.begin_reading()
+        if self.copier is not None:
+            fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at]
+            with uninterrupted():
+                self._filler = Filler(self.host.cached, self.host.bounces, self.copier, fills)
+                self._filler.start()
+                self._stack.callback(self._filler.close)
+
+    def warm_up(self, batch: Batch) -> None:
+        """Rehearse passes of ``batch``'s shape, those of one token first: KV memory is taken before activations, which then leave no holes
+        between its parts. On the CPU that is enough: nothing is loaded on demand there."""
+        longest = max(map(len, batch.prompts))
+        for tokens in (1, longest) if self.copier else (1,):
+            self.rehearse(replace(batch, prompts=[[0] * tokens] * len(batch.prompts)))
+
+    def finish_loading(self, progress: Progress) -> None:
+        """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless told not to wait."""
+        total = sum(f.layout.payload_bytes for f in self.host.fixtures)
         done = 0
 
-        def loaded(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            progress("load", min(done, total), total)
+        def await_(arrival: Arrival) -> None:
+            while not arrival.within(0.1):
+                tell()
 
-        reads = start_reads(self.pool, ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self._dram_at))
-        self.dram.preload()
-        self._rehearse(batch)
-        if self.copier is not None:
-            Filler(self.pool, self._bounces, self.copier).run((Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at), loaded)
-        for arrival, nbytes in reads:
-            arrival.wait()
-            loaded(nbytes)
-        if not self._options.skip_preload_wait:
-            self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers))
+        def tell() -> None:
+            progress("load", min(done + (self._filler.filled_bytes if self._filler else 0), total), total)
+
+        for arrival, nbytes in self.host.reads:
+            await_(arrival)
+            done += nbytes
+            tell()
+        if self._filler is not None:
+            await_(self._filler.over)
+            tell()
+        self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers), self.host.options.warmup_layers)
         self._binder.stream = self.stream
         if self.ring is not None:
             self.ring.start()
 
-    def _rehearse(self, batch: Batch) -> None:
-        """A prefill and a decode pass over whatever lies in the buffers, so that the real ones find their kernels and memory.
+    def loaded(self) -> dict[str, tuple[float, int]]:
+        """What arrived on other threads so far, each with its busy seconds and bytes."""
+        meters = {"page_cache": self.host.cached.meter, "ssd": self.pool.meter}
+        arrived = {name: (meter.busy_seconds, meter.bytes) for name, meter in meters.items()}
+        return arrived if self._filler is None else arrived | {"h2d": (self._filler.seconds, self._filler.filled_bytes)}
 
-        On the CPU a short prompt is enough: nothing is loaded on demand there, and a long one would cost as much as the real one.
+    def rehearse(self, batch: Batch) -> tuple[float, float]:
+        """A prefill and two decode steps over whatever lies in the buffers -> seconds of the prefill and of the second step.
+
+        Nothing moves meanwhile, so once kernels are loaded these are what computing alone takes. Before :meth:`load` ends or after
+        :meth:`stop`. On the CPU the first rehearsal, with a short prompt, is enough: nothing is loaded on demand there.
         """
-        tokens = max(map(len, batch.prompts)) if self.copier else 1
-        shape = replace(batch, prompts=[[0] * tokens] * len(batch.prompts))
+        self._binder.stream = self._rehearsal
         with torch.inference_mode():
-            sequences = Sequences(self.model, self.device, shape, self._rehearsal.begin_pass)
-            sequences.prefill()
-            fed = torch.zeros(len(shape.prompts), dtype=torch.long, device=self.device)
-            sequences.step(fed)
+            sequences = Sequences(self.model, self.device, batch, self._rehearsal.begin_pass, self._kv_of(batch))
+            fed = torch.zeros(len(batch.prompts), dtype=torch.long, device=self.device)
+            begun = time.perf_counter()
+            sequences.prefill()[0, 0].item()
+            prefill_s = time.perf_counter() - begun
+            sequences.step(fed)[0, 0].item()
             sequences.jump_to_end()
-            sequences.step(fed).cpu()
+            begun = time.perf_counter()
+            sequences.step(fed)[0, 0].item()
+            return prefill_s, time.perf_counter() - begun
+
+    def sequences(self, batch: Batch) -> Sequences:
+        """``batch`` on its way through the model, in the KV memory of the batches before it. One at a time, after :meth:`load`."""
+        return Sequences(self.model, self.device, batch, self.stream.begin_pass, self._kv_of(batch))
+
+    def _kv_of(self, batch: Batch) -> KvBuffers:
+        if batch.capacity not in self._kv:
+            self._kv = {batch.capacity: KvBuffers(self.model.config, batch.capacity)}
+        return self._kv[batch.capacity]
+
+    @property
+    def reads_ssd(self) -> bool:
+        """Whether every pass reads the SSD."""
+        return bool(self._placement.ssd_layers)
 
     def stage_totals(self) -> dict[str, tuple[int, float]]:
         """Stage -> (bytes, busy seconds) since the engine was made."""

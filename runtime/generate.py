@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from runtime.kv import ContiguousLayer, make_cache
+from runtime.kv import ContiguousLayer, KvBuffers
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,25 @@ class Sampler:
 class Sequences:
     """One batch on its way through ``model``: left-padded ids, their mask and positions, and the KV cache.
 
-    Costs the KV cache of ``batch.capacity`` tokens a sequence and, in each pass, that pass's activations. ``begin_pass`` is
-    told before every pass over the weights. Between passes everything stays on ``device``: a small copy to it would queue behind
-    the weights' large ones.
+    Costs in each pass that pass's activations, and without ``buffers`` of an earlier batch the KV cache of ``batch.capacity`` tokens a
+    sequence. ``begin_pass`` is told before every pass over the weights. Between passes everything stays on ``device``: a small copy
+    to it would queue behind the weights' large ones.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, batch: Batch, begin_pass: Callable[[], None]):
+    def __init__(
+        self, model: nn.Module, device: torch.device, batch: Batch, begin_pass: Callable[[], None], buffers: KvBuffers | None = None
+    ):
         self._model = model
         self._batch = batch
         self._begin_pass = begin_pass
-        self._extra = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+        # an index, not a count: the product of a slice of the prompt with the LM head would copy the head once a sequence
+        last = torch.tensor([-1], device=device)
+        self._extra = {"logits_to_keep": last} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         ids, mask = pad_left(batch.prompts, batch.pad)
         self._padded = bool((mask == 0).any())
         self._ids, self._mask = ids.to(device), mask.to(device)
         self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
-        self._cache = make_cache(model.config, batch.capacity)
+        self._cache = (buffers or KvBuffers(model.config, batch.capacity)).fresh()
 
     def prefill(self, progress: Callable[[int, int], None] | None = None) -> torch.Tensor:
         """All prompts, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from planner.cost import predict
-from planner.errors import UserError
+from planner.cost import load_s
 from planner.plan import Plan
 from runtime.generate import Batch
-from runtime.memory import refuse_if_short
+from runtime.memory import Free, refuse_if_short, refuse_to_compare
 from runtime.order import Order
 from runtime.prompts import Request, Vocabulary, random_requests, read_vocabulary, requests_of
-from runtime.schema import RunConfig
+from runtime.schema import RunConfig, Validation
+from runtime.store.cached import PageCache
+from runtime.work import for_requests, random_count
 
 
 @dataclass(frozen=True)
@@ -45,35 +47,26 @@ class Job:
             )
 
 
-def prepare(cfg: RunConfig, order: Order) -> Job:
-    """Find the device, read the tokenizer and the prompts. UserError when they do not fit, or more memory is needed than is free."""
+def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> Job:
+    """Read the tokenizer and the prompts. UserError when they do not fit, or more memory is needed than was free."""
     plan, limit = order.plan, order.capacity_tokens - order.new_tokens
-    device = _device(plan)
     vocabulary = read_vocabulary(order.checkpoint, plan.model.vocab)
     if order.texts is not None:
         requests = requests_of(order.texts, vocabulary, limit)
     else:
-        count = cfg.batch or max(plan.decisions.batch, plan.workload.requests)
-        requests = random_requests(count, cfg.prompt_tokens or plan.workload.prompt_tokens, vocabulary.size, limit, cfg.seed)
-    plan = _for_requests(plan, requests, order.new_tokens, cfg.batch or plan.decisions.batch)
-    refuse_if_short(plan, device)
+        tokens = cfg.prompt_tokens or plan.workload.prompt_tokens
+        requests = random_requests(random_count(cfg, plan), tokens, vocabulary.size, limit, cfg.seed)
+    longest = max(len(r.ids) for r in requests)
+    plan = for_requests(plan, len(requests), longest, order.new_tokens, cfg.batch or plan.decisions.batch)
+    refuse_if_short(plan, free)
+    plan = _knowing_the_page_cache(plan, order.checkpoint)
+    if cfg.validate is Validation.full:
+        refuse_to_compare(plan.model, free)
     return Job(plan, order.checkpoint, device, vocabulary, requests, order.new_tokens, order.capacity_tokens)
 
 
-def _device(plan: Plan) -> torch.device:
-    if plan.hardware.gpu is None:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UserError(f"the plan computes on a GPU ({plan.hardware.gpu.name}) and torch sees none here; solve again with hardware=cpu")
-    return torch.device("cuda", 0)
-
-
-def _for_requests(plan: Plan, requests: list[Request], new_tokens: int, batch: int) -> Plan:
-    """The same decisions for the work at hand. The batch shrinks to the requests that there are; KV pages stay in proportion."""
-    batch = min(batch, len(requests))
-    kv, old = plan.decisions.kv, plan.decisions.batch
-    pages = {name: getattr(kv, name) // old * batch for name in ("vram_pages", "dram_pages", "ssd_pages")}
-    decisions = replace(plan.decisions, batch=batch, kv=replace(kv, **pages))
-    longest = max(len(r.ids) for r in requests)
-    work = replace(plan.workload, batch=batch, prompt_tokens=longest, new_tokens=new_tokens, requests=len(requests))
-    return replace(plan, workload=work, decisions=decisions, predicted=predict(plan.hardware, plan.model, work, decisions))
+def _knowing_the_page_cache(plan: Plan, checkpoint: Path) -> Plan:
+    with closing(PageCache()) as cache:
+        cached = cache.share(p for p in checkpoint.iterdir() if p.suffix in (".safetensors", ".bin"))
+    again = load_s(plan.hardware, plan.model, plan.workload, plan.decisions, cached)
+    return replace(plan, predicted=replace(plan.predicted, load_s=again))

@@ -5,31 +5,63 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 from planner.units import GB
 from runtime.engine import Engine
+from runtime.generate import Batch
 from runtime.load import Arrival
 
 SECONDS = 1.5
 """Least time of one measurement."""
 WINDOW_S = 0.2
 """Least time of one window of it."""
+REHEARSALS = 3
+
+Until = Callable[[], bool]
+"""Whether a measurement has lasted long enough."""
 
 
 def measure_limits(engine: Engine) -> dict[str, float]:
-    """``ssd_gbps`` and, with a GPU, ``h2d_gbps``. Overwrites the DRAM cache's slots and one ring slot: before loading or after the end."""
-    limits = {}
-    if engine.dram.layers:
-        limits["ssd_gbps"] = _ssd_gbps(engine)
-    if engine.ring is not None and engine.dram.layers:
-        limits["h2d_gbps"] = _h2d_gbps(engine)
+    """What the links give, each alone: ``ssd_gbps`` and, with a GPU, ``h2d_gbps``; where the SSD is read beside copies, also both at
+    once: ``ssd_beside_h2d_gbps`` and ``h2d_beside_ssd_gbps``.
+
+    Overwrites the DRAM cache's slots and one ring slot: before loading or after the end.
+    """
+    if not engine.dram.layers:
+        return {}
+    limits = {"ssd_gbps": _ssd_gbps(engine, _lasting(SECONDS))}
+    if engine.ring is not None:
+        limits["h2d_gbps"] = _h2d_gbps(engine, _lasting(SECONDS))
+        if engine.reads_ssd:
+            limits |= _both(engine)
     return limits
 
 
-def _ssd_gbps(engine: Engine) -> float:
-    """The reader pool kept full with the plan's own layers, blocks and depth, O_DIRECT, into the arena; nothing else runs."""
+def measure_compute(engine: Engine, batch: Batch) -> dict[str, float]:
+    """Seconds of a prefill and of the last decode step of ``batch`` with nothing to wait for, medians over rehearsals. After the
+    stream's end."""
+    prefills, steps = zip(*(engine.rehearse(batch) for _ in range(REHEARSALS)), strict=True)
+    return {"prefill_s": median(prefills), "decode_s": median(steps)}
+
+
+def _lasting(seconds: float) -> Until:
+    begun = time.perf_counter()
+    return lambda: time.perf_counter() - begun >= seconds
+
+
+def _both(engine: Engine) -> dict[str, float]:
+    """Copies run as long as the reads do: each disturbs the other all the time."""
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(_ssd_gbps, engine, _lasting(SECONDS))
+        h2d_gbps = _h2d_gbps(engine, reading.done)
+        return {"ssd_beside_h2d_gbps": reading.result(), "h2d_beside_ssd_gbps": h2d_gbps}
+
+
+def _ssd_gbps(engine: Engine, over: Until) -> float:
+    """The reader pool kept full with the plan's own layers, blocks and depth, O_DIRECT, into the arena."""
     slots = deque(range(engine.dram.slots))
     waiting: deque[tuple[Arrival, int]] = deque()
     meter = engine.pool.meter
@@ -39,7 +71,7 @@ def _ssd_gbps(engine: Engine) -> float:
             arrival, slot = waiting.popleft()
             arrival.wait()
             slots.append(slot)
-            if time.perf_counter() - begun >= SECONDS:
+            if over():
                 break
         arrival = Arrival()
         waiting.append((arrival, slots.popleft()))
@@ -49,7 +81,7 @@ def _ssd_gbps(engine: Engine) -> float:
     return (meter.bytes - first) / (time.perf_counter() - begun) / GB
 
 
-def _h2d_gbps(engine: Engine) -> float:
+def _h2d_gbps(engine: Engine, over: Until) -> float:
     """Chunk after chunk of the arena into a ring slot, the plan's chunk size and copies in flight: the median over windows of the size
     of a step, by device time. A step's median and this one then suffer the same disturbances."""
     copier, (chunk, in_flight) = engine.copier, engine.chunking
@@ -57,16 +89,16 @@ def _h2d_gbps(engine: Engine) -> float:
     size = min(chunk, dst.numel())
     queued: deque = deque()
     times: list[float] = []
-    begun = time.perf_counter()
     first = copier.copy_event()
     for start in itertools.cycle(range(0, engine.arena.nbytes - size + 1, size)):
-        copier.copy(dst[:size], engine.arena.slice(start, size))
+        with copier.copying():
+            copier.copy(dst[:size], engine.arena.slice(start, size))
         queued.append(copier.copy_event())
         if len(queued) > in_flight:
             event = queued.popleft()
             copier.host_waits(event)
             times.append(copier.time_of(event))
-            if time.perf_counter() - begun >= SECONDS:
+            if over():
                 break
     copier.host_waits(queued[-1])
     return median(_window_gbps([copier.time_of(first), *times], size))

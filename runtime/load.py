@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,9 @@ from planner.units import ALIGN, align_down
 from runtime.device import CopyDevice
 from runtime.ring import Segment
 from runtime.store.base import Extent, UnitLayout
-from runtime.store.reader import ReadPool
+from runtime.store.blocks import pieces_of
+from runtime.store.errors import StoreError
+from runtime.store.reader import Reads
 
 
 class Arrival:
@@ -28,18 +31,24 @@ class Arrival:
         self._event.set()
 
     def wait(self) -> None:
-        while not self._event.wait(1.0):
+        while not self.within(1.0):
             pass
+
+    def within(self, seconds: float) -> bool:
+        """Whether it is over after so many seconds at most; raises what it raised."""
+        if not self._event.wait(seconds):
+            return False
         if self._error is not None:
             raise self._error
+        return True
 
 
-def start_reads(pool: ReadPool, reads: Iterable[tuple[Sequence[Extent], memoryview]]) -> list[tuple[Arrival, int]]:
+def start_reads(source: Reads, reads: Iterable[tuple[Sequence[Extent], memoryview]]) -> list[tuple[Arrival, int]]:
     """Queue every read; (arrival, bytes) of each."""
     under_way: list[tuple[Arrival, int]] = []
     for extents, view in reads:
         under_way.append((Arrival(), sum(e.nbytes for e in extents)))
-        pool.read(extents, view, under_way[-1][0], try_cached=True)
+        source.read(extents, view, under_way[-1][0])
     return under_way
 
 
@@ -53,32 +62,64 @@ class Fill:
 
 
 class Filler:
-    """Streams fills SSD -> bounce buffer -> VRAM with as many pieces under way as there are bounce buffers.
+    """Streams fills SSD -> bounce buffer -> VRAM on a thread of its own, with as many pieces under way as there are bounce buffers.
 
     Needs no DRAM but the buffers, however large the tensor.
     """
 
-    def __init__(self, pool: ReadPool, bounces: Sequence[tuple[memoryview, torch.Tensor]], device: CopyDevice):
-        self._pool = pool
+    def __init__(self, source: Reads, bounces: Sequence[tuple[memoryview, torch.Tensor]], device: CopyDevice, fills: Iterable[Fill]):
+        self.over = Arrival()
+        """Arrives when every byte lies in its place."""
+        self.filled_bytes = 0
+        self.seconds = 0.0
+        self._source = source
         self._bounces = bounces
         self._device = device
+        self._fills = fills
+        self._stopped = False
+        self._thread = threading.Thread(target=self._work, name="penstock-fill", daemon=True)
 
-    def run(self, fills: Iterable[Fill], progress: Callable[[int], None]) -> None:
-        """Returns when every byte has been queued for its place; kernels issued later see them."""
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop without waiting for reads under way: they are the reader's to end."""
+        self._stopped = True
+        self._thread.join()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped:
+            raise StoreError("loading was stopped")
+
+    def _work(self) -> None:
+        begun = time.perf_counter()
+        error: BaseException | None = None
+        try:
+            with self._device.copying():
+                self.run()
+        except BaseException as caught:  # handed to whoever waits
+            error = caught
+        self.seconds = time.perf_counter() - begun
+        self.over(error)
+
+    def run(self) -> None:
+        """Returns when every byte lies in its place; kernels issued later see them."""
         piece_bytes = align_down(min(len(view) for view, _ in self._bounces)) - ALIGN
         free = deque((view, tensor, None) for view, tensor in self._bounces)
         under_way: deque = deque()
 
         def retire() -> None:
             arrival, view, tensor, extent, fill = under_way.popleft()
-            arrival.wait()
+            while not arrival.within(0.1):
+                self._raise_if_stopped()
             for s in _crossing(fill.segments, extent, piece_shift=extent.offset % ALIGN):
                 self._device.copy(fill.dst[s.dst : s.dst + s.nbytes], tensor[s.src : s.src + s.nbytes])
             free.append((view, tensor, self._device.copy_event()))
-            progress(extent.nbytes)
+            self.filled_bytes += extent.nbytes
 
-        for fill in fills:
-            for extent in _pieces(fill.layout.extents, piece_bytes):
+        for fill in self._fills:
+            for extent in (piece for e in fill.layout.extents for piece in pieces_of(e, piece_bytes)):
+                self._raise_if_stopped()
                 if not free:
                     retire()
                 view, tensor, copied = free.popleft()
@@ -86,23 +127,13 @@ class Filler:
                     self._device.host_waits(copied)
                 arrival = Arrival()
                 landed = replace(extent, dest=extent.offset % ALIGN, owns_pages=True)
-                self._pool.read((landed,), view, arrival, try_cached=True)
+                self._source.read((landed,), view, arrival)
                 under_way.append((arrival, view, tensor, extent, fill))
         while under_way:
             retire()
         last = self._device.copy_event()
         self._device.compute_waits(last)
         self._device.host_waits(last)
-
-
-def _pieces(extents: Sequence[Extent], piece_bytes: int) -> Iterator[Extent]:
-    """Cut extents at 4096-byte file boundaries into pieces of at most ``piece_bytes``, ``dest`` kept in layout offsets."""
-    for e in extents:
-        start = e.offset
-        while start < e.offset + e.nbytes:
-            end = min(align_down(start + piece_bytes), e.offset + e.nbytes)
-            yield replace(e, offset=start, nbytes=end - start, dest=e.dest + start - e.offset)
-            start = end
 
 
 def _crossing(segments: Sequence[Segment], piece: Extent, piece_shift: int) -> Iterator[Segment]:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 
 from planner.errors import UserError
 from planner.placement import Unit
@@ -62,16 +63,28 @@ def open_skeleton(directory: Path) -> Skeleton:
     return Skeleton(model, open_store(directory, model))
 
 
+def import_model(directory: Path) -> None:
+    """Import the module that defines ``directory``'s model, which transformers would do when the model is built."""
+    with _told(directory):
+        AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(directory))]
+
+
 def build_skeleton(directory: Path) -> nn.Module:
     """The checkpoint's causal LM with every parameter on the meta device; takes no memory for weights."""
-    try:
+    with _told(directory):
         config = AutoConfig.from_pretrained(directory)
-        with _parameters_on_meta():
+        with _parameters_on_meta(), no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
-    except (ValueError, KeyError, OSError) as error:
-        raise UserError(f"{directory}: transformers cannot build this model: {str(error).splitlines()[0]}") from error
     model.tie_weights()
     return model.eval()
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, OSError) as error:
+        raise UserError(f"{directory}: transformers cannot build this model: {str(error).splitlines()[0]}") from error
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:

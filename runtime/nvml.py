@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from planner.interrupt import uninterrupted
 from planner.trace import Sample
 
 PERIOD_S = 0.1
@@ -48,13 +49,22 @@ class GpuSampler:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> GpuSampler:
-        card = self._open()
-        if card is not None:
-            self._thread = threading.Thread(target=self._sample, args=(card,), name="penstock-nvml", daemon=True)
-            self._thread.start()
+        try:
+            with uninterrupted():
+                card = self._open()
+                if card is not None:
+                    thread = threading.Thread(target=self._sample, args=(card,), name="penstock-nvml", daemon=True)
+                    thread.start()
+                    self._thread = thread
+        except BaseException:  # a signal, heard only now: without an enter there is no exit
+            self._close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._thread is None:
             return
         self._over.set()

@@ -12,7 +12,9 @@ from planner.errors import UserError
 from planner.force import Force
 from planner.model import ModelSpec
 from planner.plan import Plan
-from planner.planfile import check_plan, read_plan
+from planner.planfile import read_plan
+from planner.rules import BrokenRule, broken_rules
+from runtime.knobs import check_engine
 from runtime.schema import RunConfig
 from runtime.trace import check_form
 
@@ -37,7 +39,7 @@ class Order:
     def capacity_tokens(self) -> int:
         """Tokens of KV that the plan holds for each sequence."""
         kv = self.plan.decisions.kv
-        return kv.pages // self.plan.decisions.batch * kv.page_tokens
+        return kv.pages // self.plan.model.layers // self.plan.decisions.batch * kv.page_tokens
 
 
 def read_order(cfg: RunConfig) -> Order:
@@ -45,6 +47,7 @@ def read_order(cfg: RunConfig) -> Order:
     _check_values(cfg)
     plan = _read_forced(cfg)
     _refuse_kv_outside(plan)
+    plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
         most = plan.decisions.batch
         raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
@@ -82,10 +85,17 @@ def _check_values(cfg: RunConfig) -> None:
 def _read_forced(cfg: RunConfig) -> Plan:
     plan = read_plan(Path(cfg.plan).expanduser())
     forced = Force.from_config(cfg.force)
-    if forced.given:
-        plan = replace(plan, decisions=forced.apply(plan.decisions))
-    check_plan(plan)
-    return plan
+
+    def first_broken(force: Force) -> BrokenRule | None:
+        decisions = force.apply(plan.decisions, plan.model.layers) if force.given else plan.decisions
+        return next(iter(broken_rules(plan.hardware, plan.model, plan.workload, decisions)), None)
+
+    rule = first_broken(forced)
+    if rule is None:
+        return replace(plan, decisions=forced.apply(plan.decisions, plan.model.layers)) if forced.given else plan
+    if rule == first_broken(Force()):
+        raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
+    raise UserError(f"{forced.culprits(lambda fewer: first_broken(fewer) == rule)} breaks the rule '{rule.name}': {rule.message}")
 
 
 def _refuse_kv_outside(plan: Plan) -> None:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 
+from planner.bars import make_bar
 from planner.interrupt import raise_if_interrupted, uninterrupted
-
-
-def bar_console() -> Console:
-    """stderr, for progress bars: silent where it is no terminal (rich would end a bar there with an empty line)."""
-    console = Console(stderr=True, highlight=False)
-    console.quiet = not console.is_terminal
-    return console
 
 
 class PhaseBar:
@@ -22,7 +15,7 @@ class PhaseBar:
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description:>9}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=bar_console(), transient=True)
+        self._progress = make_bar(*columns)
         self._phase: tuple[str, TaskID] | None = None
 
     def __enter__(self) -> PhaseBar:

@@ -100,6 +100,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         **outcome.engine,
         "rules_broken": outcome.rules_broken,
         "logits": outcome.logits,
+        "prefill_each_s": [g.prefill_s for g in outcome.generations],
         "step_s": [s for g in outcome.generations for s in g.step_s],
         "texts": [job.vocabulary.text(t) for g in outcome.first_round for t in g.tokens],
         "tokens": [t for g in outcome.first_round for t in g.tokens],
@@ -126,7 +127,10 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
     )
     if report["stalls"]["count"]:
-        stalls = "{count} reads stalled, the longest for {longest_s:.2f} s (median {median_s:.3f}) at offset {offset} of {file}, {when}"
+        stalls = (
+            "{count} reads stalled and lost {lost_s:.2f} s beyond the median of {median_s:.3f} s;"
+            " the longest took {longest_s:.2f} s at offset {offset} of {file}, {when}"
+        )
         console.print(stalls.format(**report["stalls"]), style="yellow", markup=False, soft_wrap=True)
     if outcome.logits:
         differ = "relative difference {relative_l2:.2%}, BF16 rounding explains {rounding:.2%}"

@@ -24,6 +24,8 @@ Ready = Callable[[], bool]
 class UnitSource(Protocol):
     """Where the ring's bytes come from: the DRAM tier."""
 
+    def arrived(self, unit: Unit) -> bool: ...
+
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]: ...
 
     def release(self, unit: Unit) -> None: ...
@@ -43,6 +45,15 @@ class _Slot:
     buffer: torch.Tensor
     left: Event | None = None
     """Behind the kernels that read the slot's last unit."""
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """A unit in DRAM, and the host times at which the window reached it and DRAM held it."""
+
+    source: torch.Tensor
+    window_s: float
+    dram_s: float
 
 
 @dataclass(frozen=True)
@@ -69,19 +80,23 @@ class _Queued:
 
 @dataclass
 class RingStats:
-    """``waits`` count the units that compute had to wait for on the host because their copy was not yet queued."""
+    """``waits`` count the units that compute had to wait for on the host because their copy was not yet queued, ``slot_waits`` those whose
+    copy had to wait for a slot, ``out_of_turn`` those that were copied before an earlier one. ``issue_s`` is processor time."""
 
     bytes: int = 0
     units: int = 0
+    out_of_turn: int = 0
     waits: int = 0
     wait_s: float = 0.0
+    slot_waits: int = 0
     slot_wait_s: float = 0.0
     issue_s: float = 0.0
     log: list[tuple[str, str]] = field(default_factory=list)
 
 
 class VramRing:
-    """Streams ``units`` pass after pass through slots of two classes, at most ``distance`` units ahead of compute.
+    """Streams ``units`` pass after pass through slots of two classes, at most ``distance`` units ahead of compute; ``balance`` and
+    ``keep`` are those of :class:`Turns`.
 
     The consumer calls :meth:`enter` and :meth:`leave` in forward order from one thread. A copy into a slot waits, on the device, for the
     event recorded when the slot's previous unit was left; a unit is used only after the event recorded behind its copy.
@@ -103,9 +118,12 @@ class VramRing:
         in_flight: int,
         ledger: Ledger,
         wrap: bool = True,
+        balance: int = 1,
+        keep: int = 0,
     ):
         self.stats = RingStats()
-        self.turns = Turns([u.ring_class for u in units], {name: len(buffers) for name, buffers in slots.items()}, distance, wrap)
+        counts = {name: len(buffers) for name, buffers in slots.items()}
+        self.turns = Turns([u.ring_class for u in units], counts, distance, wrap, balance, keep)
         self._units = tuple(units)
         self._pieces = {unit: tuple(_pieces(segments[unit], chunk_bytes)) for unit in self._units}
         self._slots = {name: [_Slot(b) for b in buffers] for name, buffers in slots.items()}
@@ -114,6 +132,7 @@ class VramRing:
         self._in_flight = in_flight
         self._ledger = ledger
         self._cond = threading.Condition()
+        self._fetched: dict[int, _Fetched] = {}
         self._arrived: dict[int, Event] = {}
         self._queued: deque[_Queued] = deque()
         self.entered_after: Event | None = None
@@ -147,10 +166,12 @@ class VramRing:
         """(slot index within its class, buffer) of ``unit``; kernels issued from now on see its bytes."""
         with self._cond:
             number = self.turns.entered
-            if self._units[number % len(self._units)] != unit:
-                raise RuntimeError(f"unit {unit} entered out of order; expected {self._units[number % len(self._units)]}")
+            if self._unit(number) != unit:
+                raise RuntimeError(f"unit {unit} entered out of order; expected {self._unit(number)}")
+            self.turns.asked = number + 1
             if not self.turns.may_enter():
                 begun = time.perf_counter()
+                self._cond.notify_all()
                 self._cond.wait_for(lambda: self._stop or self.turns.may_enter())
                 self._raise_if_broken()
                 self.stats.waits += 1
@@ -189,35 +210,52 @@ class VramRing:
         """Fetch and copy unit after unit, at most ``in_flight`` copies queued; goes on when what it yielded is true, ends on stop."""
         turns = self.turns
         while True:
-            yield lambda: self._stop or turns.may_fetch()
+            begun, waiting = time.perf_counter(), bool(self._fetched)
+            yield lambda: self._stop or turns.next_copy() is not None or self._may_fetch()
             if self._stop:
                 return
-            number = turns.fetched
-            unit = self._units[number % len(self._units)]
-            window_s = time.perf_counter()
-            _, source = self._source.acquire(unit)
-            turns.fetched += 1
-            begun = dram_s = time.perf_counter()
-            yield lambda: self._stop or turns.may_copy()
-            self.stats.slot_wait_s += time.perf_counter() - begun
-            name, index = turns.place(number)
-            slot = self._slots[name][index]
-            for k, piece in enumerate(self._pieces[unit]):
-                yield lambda: self._stop or len(self._queued) < self._in_flight
-                if self._stop:
-                    return
-                begun = time.perf_counter()
-                if k == 0 and slot.left is not None:
-                    self._device.copy_waits(slot.left)
-                last = k == len(self._pieces[unit]) - 1
-                cleared = None if k else _Cleared(window_s, dram_s, slot.left)
-                copied = self._copy(piece, slot.buffer, source, unit, last, cleared)
-                self.stats.issue_s += time.perf_counter() - begun
-            with self._cond:
-                self._arrived[number] = copied
-                turns.copied += 1
-                self.stats.units += 1
-                self._cond.notify_all()
+            if waiting:
+                self.stats.slot_wait_s += time.perf_counter() - begun
+            number = turns.next_copy()
+            if number is None:
+                self._fetch(turns.fetched)
+                self.stats.slot_waits += turns.next_copy() is None
+            else:
+                yield from self._copying(number)
+
+    def _may_fetch(self) -> bool:
+        """Fetching holds up what was fetched before it, so that must be none, or the unit must be there already."""
+        if not self.turns.may_fetch():
+            return False
+        return not self._fetched or self._source.arrived(self._unit(self.turns.fetched))
+
+    def _fetch(self, number: int) -> None:
+        window_s = time.perf_counter()
+        _, source = self._source.acquire(self._unit(number))
+        self._fetched[number] = _Fetched(source, window_s, time.perf_counter())
+        self.turns.fetched += 1
+
+    def _copying(self, number: int) -> Iterator[Ready]:
+        unit, fetched = self._unit(number), self._fetched.pop(number)
+        name, index = self.turns.place(number)
+        slot = self._slots[name][index]
+        for k, piece in enumerate(self._pieces[unit]):
+            yield lambda: self._stop or len(self._queued) < self._in_flight
+            if self._stop:
+                return
+            begun = time.thread_time()
+            if k == 0 and slot.left is not None and not self._device.done(slot.left):
+                self._device.copy_waits(slot.left)
+            last = k == len(self._pieces[unit]) - 1
+            cleared = None if k else _Cleared(fetched.window_s, fetched.dram_s, slot.left)
+            copied = self._copy(piece, slot.buffer, fetched.source, unit, last, cleared)
+            self.stats.issue_s += time.thread_time() - begun
+        with self._cond:
+            self._arrived[number] = copied
+            self.stats.out_of_turn += number != self.turns.first
+            self.turns.copy(number)
+            self.stats.units += 1
+            self._cond.notify_all()
 
     def retiring(self) -> Iterator[Ready]:
         """Wait for copy after copy, book it and give its DRAM back; ends once the copier has ended and nothing is queued."""
@@ -250,9 +288,10 @@ class VramRing:
         self._ledger.waited("h2d", "ssd", unit, max(since, window_s), dram_s)
         self._ledger.waited("h2d", "compute", unit, max(since, dram_s), left_s)
 
-    def _copy(
-        self, piece: Segment, slot: torch.Tensor, source: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None
-    ) -> Event:
+    def _unit(self, number: int) -> Unit:
+        return self._units[number % len(self._units)]
+
+    def _copy(self, piece: Segment, slot: torch.Tensor, source: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None) -> Event:
         start = self._device.copy_event()
         self._device.copy(slot[piece.dst : piece.dst + piece.nbytes], source[piece.src : piece.src + piece.nbytes])
         end = self._device.copy_event()
@@ -263,9 +302,10 @@ class VramRing:
 
     def _drive(self, work: Iterator[Ready]) -> None:
         try:
-            for ready in work:
-                with self._cond:
-                    self._cond.wait_for(ready)
+            with self._device.copying():
+                for ready in work:
+                    with self._cond:
+                        self._cond.wait_for(ready)
         except BaseException as error:  # handed to compute, which waits for the units that will not come
             with self._cond:
                 self._error = self._error or error

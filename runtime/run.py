@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,14 +10,17 @@ import torch
 import transformers
 from rich.console import Console
 
+from planner.interrupt import uninterrupted
 from planner.trace import Timeline
-from runtime.cuda import VramWatch, open_cuda, told_when_vram_runs_out
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from runtime.cuda import VramWatch, take_planned, told_when_vram_runs_out
+from runtime.engine import Engine
+from runtime.generate import Batch, Generation, Sampler, Sampling, generate
+from runtime.groundwork import Groundwork
+from runtime.host import EngineOptions, HostSide
 from runtime.job import Job, prepare
-from runtime.limits import measure_limits
+from runtime.limits import measure_compute, measure_limits
 from runtime.memory import PeakDram
-from runtime.model import open_skeleton
+from runtime.model import import_model, open_skeleton
 from runtime.nvml import GpuSampler
 from runtime.order import Order
 from runtime.output import write_json
@@ -29,6 +32,9 @@ from runtime.stages import StageClock
 from runtime.startup import Startup
 from runtime.trace import PassMarks, make_timeline, write_trace
 from runtime.validate import broken_at_run_time, compare_logits, load_unstreamed
+
+LOADING = ("arena", "cuda", "engine", "rehearsal", "load")
+"""Phases of a start in which memory is taken and weights are loaded, as far as the main thread waited for it."""
 
 
 @dataclass
@@ -46,16 +52,16 @@ class _Streamed:
     timeline: Timeline
 
 
-def run(cfg: RunConfig, order: Order) -> None:
-    """Execute ``order``: texts, tables and one JSON line on stdout, the report in ``order.out``."""
+def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, startup: Startup) -> None:
+    """Execute ``order``: texts, tables and one JSON line on stdout, the report in ``order.out``. ``ground`` is given back on the way."""
     transformers.utils.logging.disable_progress_bar()
     console = Console(highlight=False)
-    job = prepare(cfg, order)
+    job = prepare(cfg, order, device, ground.free())
     for note in dict.fromkeys([*job.plan.notes, *cfg.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
     with PhaseBar() as bar:
         with told_when_vram_runs_out(job.plan, job.device):
-            streamed = _stream(job, cfg, console, bar)
+            streamed = _stream(job, cfg, ground, startup, console, bar)
         logits = _validate(job, streamed.generations[0], bar) if cfg.validate is Validation.full else None
     outcome = Outcome(
         job=streamed.job,
@@ -76,20 +82,27 @@ def run(cfg: RunConfig, order: Order) -> None:
     show(console, outcome, report, order.out)
 
 
-def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Streamed:
+def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, console: Console, bar: PhaseBar) -> _Streamed:
     say = (lambda line: console.print(f"[penstock] {line}", markup=False)) if cfg.verbose else None
-    startup = Startup()
+    import_model(job.checkpoint)
     startup.mark("imports")
     skeleton = open_skeleton(job.checkpoint)
     startup.mark("skeleton")
-    copier = open_cuda(job.plan, job.device)
-    startup.mark("cuda")
-    peak = PeakDram()
-    options = EngineOptions(
-        wrap_around=cfg.engine.wrap_around, skip_preload_wait=cfg.engine.skip_preload_wait, keep_spans=cfg.trace is not None
-    )
-    with closing(Engine(job.plan, skeleton, copier, job.device, options, say)) as engine:
+    options = EngineOptions(**vars(cfg.engine), keep_spans=cfg.trace is not None)
+    with ExitStack() as stack:
+        stack.callback(ground.close)
+        ground.arena(0)
+        with uninterrupted():
+            host = stack.enter_context(closing(HostSide(job.plan, skeleton, ground.arena, options, say)))
+        if not cfg.limits:
+            host.begin_reading()
         startup.mark("arena")
+        copier = ground.copier()
+        peak = PeakDram(host.arena.nbytes)
+        startup.mark("cuda")
+        with uninterrupted():
+            engine = stack.enter_context(closing(Engine(job.plan, skeleton, copier, job.device, options, say, host)))
+        startup.mark("engine")
         if engine.arena.refused:
             slowed = slowed_by_pageable(job.plan, engine.arena.locked_bytes / engine.arena.nbytes)
             console.print(f"note: {pageable_note(engine.arena, job.plan, slowed)}", style="dim", markup=False)
@@ -100,13 +113,19 @@ def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Strea
             limits["before"] = measure_limits(engine)
             clock.book("limits")
             startup.skip()
-        engine.load(next(job.batches()), bar)
+        engine.begin_loading()
+        engine.warm_up(next(job.batches()))
+        startup.mark("rehearsal")
+        engine.finish_loading(bar)
         if copier is not None:
             peak.leave_out_cuda(engine.arena.nbytes)
         clock.book("load")
         startup.mark("load")
+        beside = ground.beside() | engine.loaded()
+        take_planned(job.plan, job.device)
         vram = VramWatch(job.plan, job.device)
         sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
+        startup.mark("room")
         for _ in range(cfg.warmup_rounds):
             for batch in job.batches():
                 _generate(job, cfg, engine, sampler, batch, bar)
@@ -120,10 +139,11 @@ def _stream(job: Job, cfg: RunConfig, console: Console, bar: PhaseBar) -> _Strea
         if cfg.limits:
             engine.stop()
             limits["after"] = measure_limits(engine)
+            limits["compute"] = measure_compute(engine, next(job.batches()))
         broken = broken_at_run_time(job.plan, engine.dram.cache.stats, dram_bytes, vram_bytes)
         startup.add("prefill", generations[0].prefill_s + generations[0].first_token_s)
-        load_s = startup.seconds["arena"] + startup.seconds["load"]
-        facts |= {"limits": limits, "start_s": startup.seconds, "gpu": gpu.report()}
+        load_s = sum(startup.seconds[phase] for phase in LOADING)
+        facts |= {"limits": limits, **startup.facts(beside), "gpu": gpu.report()}
         timeline = make_timeline(engine.ledger, begun, gpu.samples, job.plan)
         return _Streamed(job, generations, load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline)
 
@@ -143,7 +163,7 @@ def _generate(
     def finished(tokens: list[list[int]]) -> list[bool]:
         return [any(stop in job.vocabulary.text(t) for stop in cfg.stop) for t in tokens]
 
-    sequences = Sequences(engine.model, engine.device, batch, engine.stream.begin_pass)
+    sequences = engine.sequences(batch)
     keep = cfg.validate is Validation.full
     marks = PassMarks(engine.ledger)
     result = generate(sequences, batch, sampler, finished if cfg.stop else None, progress, keep)

@@ -24,8 +24,13 @@ class EngineConfig:
 
     wrap_around: bool = True
     """At the last layers, prefetch the first ones for the next pass."""
-    skip_preload_wait: bool = False
-    """Start computing before the DRAM cache's first fill is complete."""
+    warmup_layers: int | None = None
+    """Layers of the DRAM cache's first fill, the first ones that compute visits, that must have arrived before it starts; null: all."""
+    balance_units: int | None = 1
+    """Units from the first one that waits for its VRAM slot on, itself counted, of which the copier may take another kind's first.
+    1: strictly in forward order; null: as many as are copied ahead."""
+    keep_finished_units: int = 0
+    """Later units that must have computed before a finished one's VRAM slot is given to another."""
 
 
 @dataclass

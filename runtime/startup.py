@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import psutil
 
 
 class Startup:
-    """Seconds by phase; the first mark counts from the start of the process."""
+    """Seconds of the main thread by phase; the first mark counts from the start of the process."""
 
     def __init__(self) -> None:
         self._last = psutil.Process().create_time()
@@ -26,3 +27,11 @@ class Startup:
 
     def add(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def facts(self, beside: Mapping[str, tuple[float, int]]) -> dict[str, dict[str, float]]:
+        """For the report. ``beside`` is what other threads did meanwhile: seconds, and bytes where there were any."""
+        return {
+            "start_s": self.seconds,
+            "start_beside_s": {name: seconds for name, (seconds, _) in beside.items()},
+            "start_beside_bytes": {name: nbytes for name, (_, nbytes) in beside.items() if nbytes},
+        }

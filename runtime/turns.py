@@ -2,64 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 
 class Turns:
-    """Units pass in a cycle; the n-th unit since the start has number n. The whole state is five counters.
+    """Units pass in a cycle; the n-th unit since the start has number n. The whole state is a few counters.
 
-    ``classes`` give each unit's slot class in the order of a pass. The numbers of a class take that class's slots in turn, so
-    the slot of a number, and the number that had it before, follow from arithmetic.
+    ``classes`` give each unit's slot class in the order of a pass. The numbers of a class are copied in order and take that class's
+    slots in turn, so the slot of a number, and the number that had it before, follow from arithmetic. A slot is given away once its unit
+    and ``keep`` units after it were left. Of the ``balance`` units from the first one that is not yet copied on, one whose slot is free
+    may be copied before its turn; 1 is forward order. With ``distance`` 0 a unit is fetched when compute asks for it.
     """
 
-    def __init__(self, classes: Sequence[str], slots: Mapping[str, int], distance: int, wrap: bool):
-        if classes and distance < 1:
-            raise ValueError(f"distance={distance}: the copier must run at least 1 unit ahead")
+    def __init__(self, classes: Sequence[str], slots: Mapping[str, int], distance: int, wrap: bool = True, balance: int = 1, keep: int = 0):
         self._classes = tuple(classes)
         self._members = {name: [i for i, c in enumerate(classes) if c == name] for name in dict.fromkeys(classes)}
         self._rank = [self._members[name].index(i) for i, name in enumerate(classes)]
         self._slots = slots
         self._distance = distance
         self._wrap = wrap
+        self._balance = balance
+        self._keep = keep
+        self._copied = dict.fromkeys(self._members, 0)
         self.begun = 0
         """Passes that compute has begun."""
+        self.asked = 0
+        """Units that compute has asked for, whether they were there or not."""
         self.fetched = 0
         """Units that were asked of DRAM: the next number to fetch."""
-        self.copied = 0
-        """Units whose copy was queued."""
         self.entered = 0
         self.left = 0
 
+    @property
+    def copied(self) -> int:
+        """Units whose copy was queued."""
+        return sum(self._copied.values())
+
+    @property
+    def first(self) -> int:
+        """The first number that is not yet copied."""
+        return min(self._number(name, count) for name, count in self._copied.items())
+
+    @property
+    def shortest_round(self) -> int:
+        """Units, at least, from one that takes a slot to the next one that does; ``keep`` must be less, or nothing moves in the end."""
+        starts = ((name, k) for name, members in self._members.items() for k in range(len(members)))
+        return min(self._number(name, k + self._slots[name]) - self._number(name, k) for name, k in starts)
+
     def place(self, number: int) -> tuple[str, int]:
         """(class, slot index) of ``number``."""
-        name = self._classes[number % len(self._classes)]
+        name = self._class(number)
         return name, self._ordinal(number) % self._slots[name]
 
     def before(self, number: int) -> int | None:
         """The number that had ``number``'s slot last."""
-        name = self._classes[number % len(self._classes)]
+        name = self._class(number)
         ordinal = self._ordinal(number) - self._slots[name]
-        if ordinal < 0:
-            return None
-        members = self._members[name]
-        return ordinal // len(members) * len(self._classes) + members[ordinal % len(members)]
+        return None if ordinal < 0 else self._number(name, ordinal)
 
     def may_fetch(self) -> bool:
-        """The next unit lies within the window, and its pass has begun unless the window wraps."""
+        """The next unit lies within the window and among those to choose from, and its pass has begun unless the window wraps."""
         if not self._wrap and self.fetched // len(self._classes) >= self.begun:
             return False
-        return self.fetched < self.entered + self._distance
+        return self.fetched < max(self.entered + self._distance, self.asked) and self.fetched < self.first + self._balance
 
-    def may_copy(self) -> bool:
-        """Compute has issued everything that reads the unit whose slot the fetched one takes."""
-        before = self.before(self.fetched - 1)
-        return before is None or before < self.left
+    def next_copy(self) -> int | None:
+        """The first fetched number whose slot is free: compute has issued everything that reads what lies there."""
+        return min(filter(self._may_copy, self._candidates()), default=None)
+
+    def copy(self, number: int) -> None:
+        """The copy of ``number``, which was :meth:`next_copy`, is queued."""
+        self._copied[self._class(number)] += 1
 
     def may_enter(self) -> bool:
         """The next unit's copy was queued, so its kernels may be issued behind it."""
-        return self.entered < self.copied
+        return self._ordinal(self.entered) < self._copied[self._class(self.entered)]
+
+    def _candidates(self) -> Iterator[int]:
+        return (number for name, count in self._copied.items() if (number := self._number(name, count)) < self.fetched)
+
+    def _may_copy(self, number: int) -> bool:
+        before = self.before(number)
+        return before is None or before + self._keep < self.left
+
+    def _class(self, number: int) -> str:
+        return self._classes[number % len(self._classes)]
 
     def _ordinal(self, number: int) -> int:
         """How many of its class came before ``number``."""
         passes, i = divmod(number, len(self._classes))
         return passes * len(self._members[self._classes[i]]) + self._rank[i]
+
+    def _number(self, name: str, ordinal: int) -> int:
+        """The number of class ``name`` that has so many of its class before it."""
+        members = self._members[name]
+        return ordinal // len(members) * len(self._classes) + members[ordinal % len(members)]

@@ -8,19 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from planner.bars import make_bar
+from runtime.groundwork import Groundwork
 from runtime.order import read_order
-from runtime.progress import bar_console
 from runtime.schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from runtime.startup import Startup
+from runtime.work import foreseen
 
 
 def run_verb(cfg: RunConfig) -> None:
-    """`runtime run`: what is wrong with the order is said before torch is imported, which takes seconds."""
+    """`runtime run`: what is wrong with the order is said before torch is imported, which takes seconds; memory is taken beside that."""
+    startup = Startup()
     order = read_order(cfg)
-    from runtime.run import run
+    with Groundwork(foreseen(cfg, order)) as ground:
+        device = ground.open_card()
+        from runtime.run import run
 
-    run(cfg, order)
+        run(cfg, order, device, ground, startup)
 
 
 def bench_verb(cfg: BenchConfig) -> None:
@@ -62,7 +68,7 @@ def synth_verb(cfg: SynthConfig) -> None:
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A callback of (bytes done, bytes in all) that moves a bar on stderr; the bar goes when it is full."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=bar_console(), transient=True) as bar:
+    with make_bar(*columns) as bar:
         task = bar.add_task(name)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +33,7 @@ GPU = Gpu(
     name="a card",
     context_bytes=0,
     dense_tflops=100.0,
+    attention_tflops=50.0,
     memory_gbps=500.0,
     h2d=Curve(((1 << 20, 20.0), (64 << 20, 25.0))),
     d2h=Curve(((1 << 20, 20.0), (64 << 20, 25.0))),
@@ -100,8 +104,9 @@ def decisions(
 
 
 def plan_for(checkpoint: Path, made: Decisions, gpu: bool = False, work: Workload | None = None) -> Plan:
-    """A plan for a checkpoint with decisions made by hand."""
+    """A plan for a checkpoint with decisions made by hand, their KV pages those of each layer."""
     hardware, model, work = machine(gpu), spec_from_checkpoint(checkpoint), work or workload()
+    made = replace(made, kv=KvPages(made.kv.page_tokens, *(made.kv.of(tier) * model.layers for tier in Tier)))
     return Plan(hardware, model, work, made, predict(hardware, model, work, made))
 
 
@@ -130,7 +135,16 @@ def save_tiny(directory: Path, model_type: str = "llama", tied: bool = False, la
 class HostCopier:
     """A copy device whose VRAM is host memory: copies happen at once, so a wrong order shows as wrong bytes."""
 
+    copiers = threading.local()
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        self.copiers.inside = True
+        yield
+        self.copiers.inside = False
+
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        assert getattr(self.copiers, "inside", False), "a copy outside copying() would go to the compute stream"
         dst.copy_(src)
 
     def copy_event(self) -> float:

@@ -58,6 +58,7 @@ def _open_device(job: Job) -> torch.device:
     if not job.vram_bytes:
         return torch.device("cpu")
     device = torch.device("cuda", 0)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # the same attention kernels for all; this one plans anew at every length
     small = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
     small.matmul(small)
     torch.cuda.synchronize(device)

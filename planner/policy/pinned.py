@@ -25,7 +25,7 @@ class PinnedPolicy:
         layers = self._cycle.layers
         streamed = [layer for layer in layers[: self._distance + 1] if layer not in self.resident]
         self._held = streamed[: self._slots]
-        return tuple(layer for layer in layers if layer in self.resident) + tuple(self._held)
+        return tuple(layer for layer in layers if layer in self.resident or layer in self._held)
 
     def access(self, layer: int) -> Step:
         hit = layer in self.resident or layer in self._held

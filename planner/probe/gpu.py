@@ -24,6 +24,10 @@ CHUNKS = tuple(kib * 1024 for kib in (256, 1024, 4096, 16384, 65536, 262144))
 """Copy sizes of the H2D and D2H curves."""
 PASS_BYTES = 256 * 2**20
 """Bytes copied in one sample, so that fixed costs of a sample vanish."""
+QUEUED = 8
+"""Copies in flight while the SSD is busy: 10 ms of them at the fastest link, more than this thread ever waits for the interpreter."""
+LONG_PROMPT = 8192
+"""Tokens of the prompt at which attention is timed."""
 BUSY_CHUNK = 64 * 2**20
 """Copy size while the other direction or the SSD is busy."""
 
@@ -201,17 +205,26 @@ class Gpu:
         yield Figure("gpu.h2d_pageable_gbps", host.numel() / GB / took, how)
 
     def compute(self, seconds: float) -> Iterator[Figure]:
-        """BF16 rate at prefill shapes and weight bytes per second at decode shapes."""
+        """BF16 rate of products and of attention at prefill shapes, and weight bytes per second at decode shapes."""
         import torch
-        from torch.nn.functional import linear
+        from torch.nn.functional import linear, scaled_dot_product_attention
 
         def made(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, dtype=torch.bfloat16, device=self.device)
 
+        torch.backends.cuda.enable_cudnn_sdp(False)  # the runtime does without it
         with torch.inference_mode():
             tokens, weight = made(4096, 4096), made(14336, 4096)
             took = self._median(lambda: linear(tokens, weight), seconds, least=5)
             yield Figure("gpu.dense_tflops", 2 * 4096 * 4096 * 14336 / 1e12 / took, "F.linear, BF16 4096x4096 by 4096x14336, median")
+            queries, keys = made(1, 32, LONG_PROMPT, 128), made(1, 8, LONG_PROMPT, 128)
+
+            def attend() -> None:
+                scaled_dot_product_attention(queries, keys, keys, is_causal=True, enable_gqa=True)
+
+            took = self._median(attend, seconds)
+            how = f"scaled_dot_product_attention, causal, {LONG_PROMPT} tokens, 32 query and 8 KV heads of 128, without cuDNN, median"
+            yield Figure("gpu.attention_tflops", 2 * 32 * 128 * LONG_PROMPT**2 / 1e12 / took, how)
             rotated, token = [made(14336, 8192) for _ in range(3)], made(1, 8192)
 
             def decode() -> None:
@@ -224,7 +237,8 @@ class Gpu:
             yield Figure("gpu.memory_gbps", 14336 * 8192 * 2 / GB / took, how)
 
     def feeding(self, arena: Arena, seconds: float) -> float:
-        """GB/s of H2D over ``seconds``, two copies in flight: what the link gives while the caller keeps the SSD busy."""
+        """GB/s of H2D over ``seconds``: what the link gives while the caller keeps the SSD busy. Enough copies are queued that the link
+        does not wait for this thread, which shares the interpreter with the readers."""
         import torch
 
         host = self._host(arena)
@@ -238,8 +252,8 @@ class Gpu:
             device[at % 2].copy_(sources[at % len(sources)], non_blocking=True)
             events.append(torch.cuda.Event())
             events[-1].record()
-            if at >= 1:
-                events[at - 1].synchronize()
+            if at >= QUEUED:
+                events[at - QUEUED].synchronize()
         torch.cuda.synchronize()
         return len(events) * BUSY_CHUNK / GB / (time.perf_counter() - start)
 

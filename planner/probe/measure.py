@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from rich.console import Console
-
 from planner.errors import UserError
 from planner.interrupt import terminate_as_interrupt
 from planner.probe.cpu import measure_cpu
 from planner.probe.dram import Arena, mlock
 from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
-from planner.probe.gpu import Gpu, host_register
+from planner.probe.gpu import BUSY_CHUNK, Gpu, host_register
 from planner.probe.layer import measure_launch
 from planner.probe.memory import last_level_cache_bytes, memory_facts, usable_cores
 from planner.probe.meter import FULL, QUICK, Meter, Shares
@@ -37,7 +35,7 @@ _DRAM = ("dram.pin_s_per_gb", "dram.copy_gbps", "dram.read_gbps")
 _CPU = ("cpu.matvec_gbps", "cpu.dense_tflops")
 
 
-def probe(settings: ProbeSettings, console: Console, shares: Shares | None = None) -> HardwareConfig:
+def probe(settings: ProbeSettings, shares: Shares | None = None) -> HardwareConfig:
     """Measure the machine within ``shares`` (by default 60 s in all, 15 s when ``settings.quick``).
 
     ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. Memory: the
@@ -48,7 +46,7 @@ def probe(settings: ProbeSettings, console: Console, shares: Shares | None = Non
         raise UserError(f"probe.path={settings.path} is not a directory; name a directory on the file system that holds the checkpoint")
     shares = shares or (QUICK if settings.quick else FULL)
     found = Findings(datetime.date.today().isoformat())
-    with terminate_as_interrupt(), Meter(console, shares.total_s) as meter, ExitStack() as held:
+    with terminate_as_interrupt(), Meter(shares.total_s) as meter, ExitStack() as held:
         meter.say("memory")
         facts = memory_facts()
         found.add(Figure("dram_bytes", facts.plan_bytes, facts.describe()))
@@ -114,7 +112,7 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     if gpu is None:
         return
     meter.say("GPU: link and compute")
-    found.attempt(("gpu.dense_tflops", "gpu.memory_gbps"), lambda: gpu.compute(shares.gpu_s))
+    found.attempt(("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps"), lambda: gpu.compute(shares.gpu_s))
     found.attempt(("gpu.h2d_pageable_gbps",), lambda: gpu.pageable(shares.gpu_s))
     if arena is None:
         found.lack((*_LINK, "gpu.h2d_with_d2h_gbps"), str(no_arena))
@@ -190,7 +188,8 @@ def _together(gpu: Gpu, arena: Arena | None, load: ReadLoad, seconds: float) -> 
         raise CannotMeasure("no DRAM mapping to measure on")
     with load if seconds else nullcontext():
         rate = gpu.feeding(arena, seconds)
-    yield Figure("gpu.h2d_while_ssd_gbps", rate, f"two copies in flight while {load.gbps:.2f} GB/s came from the SSD")
+    how = f"copies of {show_bytes(BUSY_CHUNK)} queued without a gap while {load.gbps:.2f} GB/s came from the SSD"
+    yield Figure("gpu.h2d_while_ssd_gbps", rate, how)
 
 
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
@@ -207,6 +206,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             name=gpu.name,
             context_bytes=gpu.context_bytes,
             dense_tflops=number("gpu.dense_tflops"),
+            attention_tflops=number("gpu.attention_tflops"),
             memory_gbps=number("gpu.memory_gbps"),
             h2d=rows("gpu.h2d"),
             d2h=rows("gpu.d2h"),

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+from planner.bars import make_bar
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,10 @@ QUICK = Shares(
 class Meter:
     """A progress bar over elapsed time, and the seconds left. Used as a context manager."""
 
-    def __init__(self, console: Console, total_s: float) -> None:
+    def __init__(self, total_s: float) -> None:
         self._start = time.monotonic()
         self._total_s = total_s
-        self._progress = Progress(
-            TextColumn("[bold]probe[/bold]"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
-            console=console, transient=True, refresh_per_second=4,
-        )
+        self._progress = make_bar(TextColumn("[bold]probe[/bold]"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self._task = self._progress.add_task("", total=total_s)
 
     def __enter__(self) -> Meter:

@@ -47,6 +47,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("vram_bytes", show_bytes(config.vram_bytes)),
         ("gpu.context_bytes", show_bytes(gpu.context_bytes)),
         ("gpu.dense_tflops", f"{gpu.dense_tflops:.0f} TFLOP/s"),
+        ("gpu.attention_tflops", f"{gpu.attention_tflops:.0f} TFLOP/s"),
         ("gpu.memory_gbps", f"{gpu.memory_gbps:.0f} GB/s"),
         ("gpu.h2d", _curve(gpu.h2d)),
         ("gpu.d2h", _curve(gpu.d2h)),

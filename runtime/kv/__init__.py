@@ -1,5 +1,5 @@
 """The KV cache of a run."""
 
-from runtime.kv.contiguous import ContiguousLayer, make_cache
+from runtime.kv.contiguous import ContiguousLayer, KvBuffers
 
-__all__ = ["ContiguousLayer", "make_cache"]
+__all__ = ["ContiguousLayer", "KvBuffers"]

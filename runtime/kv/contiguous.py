@@ -1,4 +1,4 @@
-"""KV on the compute device: one allocation a layer, written in place, so that decoding allocates nothing."""
+"""KV on the compute device: one allocation a layer, written in place and kept from batch to batch, so that a run allocates nothing."""
 
 from __future__ import annotations
 
@@ -6,31 +6,45 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
+Pair = tuple[torch.Tensor, torch.Tensor]
 
-class ContiguousLayer(DynamicLayer):
-    """Keys and values of one layer in two buffers of [batch, kv_heads, capacity, head_dim], taken at the first update.
 
-    Answers like transformers' own dynamic layer, which concatenates (and so copies and allocates) at every token. Costs
-    2 × batch × kv_heads × capacity × head_dim × dtype bytes from the first token on.
-    """
+class KvBuffer:
+    """K and V of one layer, [batch, kv_heads, capacity, head_dim] each, taken when first asked for."""
 
     def __init__(self, capacity: int):
-        super().__init__()
-        self._capacity = capacity
-        self._length = 0
-        self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.capacity = capacity
+        self._pair: Pair | None = None
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._buffers is None:
+    def like(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
+        """Room for ``capacity`` tokens of such states, in the memory that earlier batches used; a larger batch takes new memory."""
+        batch = len(keys)
+        if self._pair is None or len(self._pair[0]) < batch:
+            self._pair = tuple(s.new_empty(*s.shape[:2], self.capacity, s.shape[3]) for s in (keys, values))
+        return tuple(held[:batch] for held in self._pair)
+
+
+class ContiguousLayer(DynamicLayer):
+    """Keys and values of one layer in a ``KvBuffer``. Answers like transformers' own dynamic layer, which concatenates (and so copies and
+    allocates) at every token."""
+
+    def __init__(self, buffer: KvBuffer):
+        super().__init__()
+        self._buffer = buffer
+        self._length = 0
+        self._held: Pair | None = None
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> Pair:
+        if self._held is None:
             self.lazy_initialization(key_states, value_states)
-            self._buffers = tuple(s.new_empty(*s.shape[:2], self._capacity, s.shape[3]) for s in (key_states, value_states))
+            self._held = self._buffer.like(key_states, value_states)
         start, end = self._length, self._length + key_states.shape[-2]
-        if end > self._capacity:
-            raise RuntimeError(f"KV cache of {self._capacity} tokens cannot hold {end}")
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start:end] = states
+        if end > self._buffer.capacity:
+            raise RuntimeError(f"KV cache of {self._buffer.capacity} tokens cannot hold {end}")
+        for held, states in zip(self._held, (key_states, value_states), strict=True):
+            held[:, :, start:end] = states
         self._length = end
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+        self.keys, self.values = (held[:, :, :end] for held in self._held)
         return self.keys, self.values
 
     def pretend(self, length: int) -> None:
@@ -41,8 +55,21 @@ class ContiguousLayer(DynamicLayer):
         return self._length
 
 
-def make_cache(config: PreTrainedConfig, capacity: int) -> DynamicCache:
-    """A cache for ``capacity`` tokens a sequence; sliding-window layers keep transformers' own bounded layer."""
-    cache = DynamicCache(config=config)
-    cache.layers = [ContiguousLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+class KvBuffers:
+    """What the full-attention layers of a model write to, for ``capacity`` tokens a sequence. One cache at a time.
+
+    Costs 2 × batch × kv_heads × capacity × head_dim × dtype bytes a layer from the first pass of the largest batch on.
+    """
+
+    def __init__(self, config: PreTrainedConfig, capacity: int):
+        self._config = config
+        self._buffers: dict[int, KvBuffer] = {}
+        self._capacity = capacity
+
+    def fresh(self) -> DynamicCache:
+        """An empty cache over the buffers; sliding-window layers keep transformers' own bounded layer."""
+        cache = DynamicCache(config=self._config)
+        for i, layer in enumerate(cache.layers):
+            if type(layer) is DynamicLayer:
+                cache.layers[i] = ContiguousLayer(self._buffers.setdefault(i, KvBuffer(self._capacity)))
+        return cache

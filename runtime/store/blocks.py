@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -62,3 +63,12 @@ def cut(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_b
             offset = max(start, extent.offset)
             stop = min(start + step, end)
             yield Block(extent.file, offset, stop - offset, extent.dest + offset - extent.offset, landing)
+
+
+def pieces_of(extent: Extent, most_bytes: int) -> Iterator[Extent]:
+    """``extent`` cut at 4096-byte boundaries of the file into pieces of at most ``most_bytes``."""
+    start, end = extent.offset, extent.offset + extent.nbytes
+    while start < end:
+        stop = min(align_down(start + most_bytes), end)
+        yield replace(extent, offset=start, nbytes=stop - start, dest=extent.dest + start - extent.offset)
+        start = stop

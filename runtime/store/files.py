@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from planner.units import ALIGN, align_down, align_up
 from runtime.store.errors import StoreError
-
-_CACHESTAT = 451  # Linux 6.5; the same number on every architecture
-
-
-def is_cached(fd: int, offset: int, nbytes: int) -> bool:
-    """Whether the page cache holds every page of a range. Asks nothing of the drive, unlike a read that would not wait, which starts
-    read-ahead. OSError where the kernel cannot say."""
-    first, last = align_down(offset), align_up(offset + nbytes)
-    span = (ctypes.c_uint64 * 2)(first, last - first)
-    found = (ctypes.c_uint64 * 5)()
-    if ctypes.CDLL(None, use_errno=True).syscall(_CACHESTAT, fd, span, found, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cachestat")
-    return found[0] * ALIGN >= last - first
 
 
 class OpenFile:
@@ -37,7 +22,6 @@ class OpenFile:
         self.path = path
         self.direct = want_direct and hasattr(os, "O_DIRECT")
         self.forget = want_direct
-        self._may_be_cached = hasattr(os, "RWF_NOWAIT")
         self._fds: dict[bool, int] = {}
         self._lock = threading.Lock()
 
@@ -47,22 +31,6 @@ class OpenFile:
             if self.direct not in self._fds:
                 self._fds[self.direct] = self._open()
             return self._fds[self.direct], self.direct
-
-    def read_cached(self, into: memoryview, offset: int) -> bool:
-        """Fill ``into`` from the page cache if every byte lies there; the drive is never asked. False leaves ``into`` undefined."""
-        if not self._may_be_cached:
-            return False
-        try:
-            with self._lock:
-                if False not in self._fds:
-                    self._fds[False] = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            fd = self._fds[False]
-            return is_cached(fd, offset, len(into)) and os.preadv(fd, [into], offset, os.RWF_NOWAIT) == len(into)
-        except BlockingIOError:
-            return False
-        except OSError:  # a kernel or file system that cannot say, or no such file: the ordinary read tells
-            self._may_be_cached = False
-            return False
 
     def refuse_direct(self) -> None:
         """The file system refused an O_DIRECT read: the file is read through the page cache from now on."""
@@ -87,7 +55,7 @@ class OpenFile:
                     if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                         raise
                     self.direct = False
-            return self._fds[False] if False in self._fds else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be opened ({error.strerror}); check that it is there and readable") from error
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple, Protocol
 
 from planner.errors import UserError
 from planner.units import ALIGN, align_down, align_up
@@ -20,6 +21,7 @@ from runtime.store.errors import StoreError
 from runtime.store.files import FileTable, OpenFile
 from runtime.store.layout import Extent
 from runtime.store.meter import Meter
+from runtime.store.pending import Done, Pending
 from runtime.store.stalls import Stalls
 
 BACK_OFF_S = (0.01, 0.1, 0.5)
@@ -27,35 +29,31 @@ BACK_OFF_S = (0.01, 0.1, 0.5)
 RETRIED = (errno.EIO, errno.EAGAIN, errno.ETIMEDOUT)
 """Errors that may pass: everything else fails at once."""
 
-Done = Callable[[BaseException | None], None]
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 OnBlock = Callable[[str, int, float, float, int], None]
 """Told of every block: what it is a part of, the number of the call of ``read``, when it began and ended, and its bytes."""
 
 
-class _Request:
-    """One call of ``read``: how many blocks are open, and the first error."""
+class Reads(Protocol):
+    """What brings extents to memory."""
 
-    __slots__ = ("address", "done", "error", "into", "lock", "name", "number", "open_blocks", "try_cached")
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load") -> None:
+        """Queue the reads of ``extents``, called ``name``, into the writable buffer ``into`` and return.
 
-    def __init__(self, into: memoryview, address: int, blocks: int, done: Done, try_cached: bool, name: str, number: int):
-        self.into = into
-        self.name = name
-        self.number = number
-        self.try_cached = try_cached
-        self.address = address
-        self.open_blocks = blocks
-        self.done = done
-        self.error: BaseException | None = None
-        self.lock = threading.Lock()
+        ``done`` is called once, on a reading thread, when no read of this call is in flight any more: with None, or with the
+        first error, after which the rest of the call is skipped. It must return quickly and not raise. Nothing may touch
+        ``into`` before.
+        """
 
-    def finish_block(self, error: BaseException | None) -> None:
-        with self.lock:
-            self.open_blocks -= 1
-            self.error = self.error or error
-            last = not self.open_blocks
-        if last:
-            self.done(self.error)
+
+class _Request(NamedTuple):
+    """One call of ``read``."""
+
+    into: memoryview
+    address: int
+    name: str
+    number: int
+    pending: Pending
 
 
 class ReadPool:
@@ -81,8 +79,6 @@ class ReadPool:
             raise UserError(f"queue_depth={threads}, block_bytes={block_bytes}: at least 1 and {ALIGN} are needed")
         self.meter = Meter()
         self.stalls = Stalls()
-        self.cached_bytes = 0
-        """Bytes that came from the page cache; the meter counts the drive's alone."""
         self._block_bytes = align_down(block_bytes)
         self._map = mmap.mmap(-1, threads * self._block_bytes) if staging is None else None
         whole = memoryview(self._map) if self._map is not None else staging.cast("B")
@@ -102,22 +98,14 @@ class ReadPool:
         for thread in self._threads:
             thread.start()
 
-    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, try_cached: bool = False, name: str = "load") -> None:
-        """Queue the reads of ``extents``, called ``name``, into the writable buffer ``into`` and return.
-
-        With ``try_cached``, blocks that lie in the page cache already are copied from there, ten times faster than any drive; others
-        are read past it as ever.
-
-        ``done`` is called once, on a reading thread, when no read of this call is in flight any more: with None, or with the
-        first error, after which the rest of the call is skipped. It must return quickly and not raise. Nothing may touch
-        ``into`` before.
-        """
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load") -> None:
+        """See :class:`Reads`."""
         if self._broken is not None:
             raise self._broken
         view = into.cast("B")
         address = _address(view)
         blocks = list(cut(extents, self._block_bytes, self._staged_bytes, len(view), address % ALIGN == 0))
-        request = _Request(view, address, len(blocks), done, try_cached, name, next(self._numbers))
+        request = _Request(view, address, name, next(self._numbers), Pending(len(blocks), done))
         if not blocks:
             done(None)
         with self._order:
@@ -175,28 +163,24 @@ class ReadPool:
             error: BaseException | None = None
             if self._closed:
                 error = StoreError(f"{block.file}: read at offset {block.offset} was cancelled")
-            elif request.error is None:
+            elif request.pending.error is None:
                 try:
                     self._read_block(block, request, staging, staging_address)
                 except Exception as caught:  # handed to whoever waits for this read
                     error = caught
             try:
-                request.finish_block(error)
+                request.pending.finish(error)
             except BaseException as caught:  # a callback that breaks its promise stops the pool, not only this thread
                 self._broken = caught
             del request, block, item
 
     def _read_block(self, block: Block, request: _Request, staging: memoryview, staging_address: int) -> None:
         file = self._files.get(block.file)
-        target = request.into[block.dest : block.dest + block.nbytes]
-        if request.try_cached and file.read_cached(target, block.offset):
-            with self._order:
-                self.cached_bytes += block.nbytes
-            return
         fd, direct = file.fd()
         if direct and self._read_direct(fd, file, block, request, staging, staging_address):
             return
         fd, _ = file.fd()
+        target = request.into[block.dest : block.dest + block.nbytes]
         self._fill(fd, file.path, [target], block.offset, block.nbytes, 1, request)
         file.done_with(block.offset, block.nbytes)
 
@@ -234,6 +218,7 @@ class ReadPool:
                 step = n if got + n >= needed else n - n % align
                 got += step
                 if step:
+                    failures = 0
                     continue
                 if failures == len(BACK_OFF_S):
                     raise StoreError(

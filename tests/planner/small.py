@@ -15,7 +15,7 @@ GB = 10**9
 
 def gpu(**change: Any) -> Gpu:
     curve = Curve(((2**18, 20.0), (2**20, 40.0), (2**24, 54.0), (2**26, 55.0)))
-    base = Gpu("small", 100 * MB, 100.0, 800.0, curve, curve, 7.0, 50.0, 45.0)
+    base = Gpu("small", 100 * MB, 100.0, 50.0, 800.0, curve, curve, 7.0, 50.0, 45.0)
     return replace(base, **change)
 
 

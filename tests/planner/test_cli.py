@@ -188,6 +188,26 @@ def test_the_seeds_variables_apply_and_an_explicit_override_wins(tmp_path: Path)
     assert "WSM_STAGING_MB=64" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("WSM_GPU_MAX_GROUPS", "4", "force.vram_slots"),
+        ("WSM_MAX_CACHED_LAYERS", "3", "force.vram_slots"),
+        ("WSM_AGGRESSIVE_GPU_PREFETCH", "2", "force.vram_prefetch_distance"),
+        ("WSM_CPU_CACHE_CAP_LAYERS", "400", "force.cap_layers"),
+        ("WSM_STAGING_MB", "0", "force.staging_bytes"),
+    ],
+)
+def test_a_seeds_variable_that_cannot_be_on_this_machine_is_named(name: str, text: str, key: str, tmp_path: Path) -> None:
+    line = refusal("planner", "solve", "hardware=cpu", "model=llama8b", cwd=tmp_path, **{name: text})
+    assert line.endswith(f"{key} was set by {name}={text}"), line
+
+
+def test_a_seeds_variable_is_not_blamed_for_what_it_did_not_set(tmp_path: Path) -> None:
+    line = refusal("planner", "solve", "hardware=cpu", "model=llama8b", "force.cap_layers=400", cwd=tmp_path, WSM_STAGING_MB="64")
+    assert "force.cap_layers=400" in line and "WSM" not in line
+
+
 def test_a_seeds_variable_that_does_not_parse_is_refused(tmp_path: Path) -> None:
     assert "WSM_STAGING_MB=lots" in refusal("planner", *SOLVE, cwd=tmp_path, WSM_STAGING_MB="lots")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import Stage, h2d_gbps, objective_weights, predict, ssd_gbps
+from planner.cost import Stage, elementwise_bytes_per_token, h2d_gbps, load_s, objective_weights, predict, prefill_compute_s, ssd_gbps
 from planner.decisions import Tier
 from planner.force import Force
 from planner.memory import activation_bytes, dram_use, used_bytes, vram_use
@@ -69,11 +69,31 @@ def test_a_prefill_in_passes_streams_the_weights_once_each():
     assert halves.decode_s_per_token == once.decode_s_per_token
 
 
+def test_copies_run_at_the_rate_of_the_smaller_of_unit_and_chunk():
+    assert h2d_gbps(gpu(), 2**26, 2**26) == 55.0
+    assert h2d_gbps(gpu(), 2**18, 2**26) == h2d_gbps(gpu(), 2**26, 2**18) == 20.0
+
+
 def test_the_ssd_slows_h2d_only_while_it_is_read():
-    slow = gpu(h2d_while_ssd_gbps=10.0)
-    assert h2d_gbps(slow, 2**26, 2**26, ssd_busy=False) == 55.0
-    assert h2d_gbps(slow, 2**26, 2**26, ssd_busy=True) == 10.0
-    assert h2d_gbps(slow, 2**18, 2**26, ssd_busy=False) == 20.0, "a small unit is a small copy"
+    m = model(12)
+    alone, slow = machine(vram=GB, dram=GB), machine(vram=GB, dram=GB)
+    alone, slow = (replace(hw, gpu=gpu(h2d_while_ssd_gbps=rate)) for hw, rate in ((alone, 55.0), (slow, 11.0)))
+    decisions, free = planned(alone, m, work())
+    beside = predict(slow, m, work(), decisions)
+    assert free.ssd_bytes_per_token > 0
+    assert beside.decode_stages["h2d"] == pytest.approx(free.decode_stages["h2d"] + 0.8 * free.decode_stages["ssd"])
+    in_dram, _ = planned(machine(vram=GB), m, work())
+    assert predict(slow, m, work(), in_dram).decode_stages["h2d"] == predict(alone, m, work(), in_dram).decode_stages["h2d"]
+
+
+def test_what_lies_between_matrix_products_adds_to_a_long_prefill():
+    m, hardware = model(12), machine()
+    quick = replace(hardware, gpu=replace(hardware.gpu, memory_gbps=1e9, dense_tflops=1e9, attention_tflops=1e9))
+    slow = replace(quick, gpu=replace(quick.gpu, memory_gbps=100.0, attention_tflops=1e9))
+    w = work(prompt_tokens=65536)
+    bytes_moved = 65536 * elementwise_bytes_per_token(m)
+    assert prefill_compute_s(slow, m, w, 1, 65536) == pytest.approx(bytes_moved / 100e9, rel=1e-3)
+    assert 20 * m.hidden * m.layers * m.dtype_bytes < elementwise_bytes_per_token(m)
 
 
 def test_ssd_rates_hold_at_measured_points_and_below_them():
@@ -116,10 +136,20 @@ def test_activations_grow_with_tokens_and_batch():
 
 def test_kv_that_spills_is_read_every_step():
     w = work(batch=8, prompt_tokens=4096, kv_spill=True)
-    hardware, m = machine(vram=800 * MB), model(12)
+    hardware, m = machine(vram=900 * MB), model(12)
     decisions, predicted = planned(hardware, m, w)
     spilled = decisions.kv.dram_pages + decisions.kv.ssd_pages
     assert spilled > 0
     none = replace(decisions, kv=replace(decisions.kv, vram_pages=decisions.kv.pages, dram_pages=0, ssd_pages=0))
     assert predicted.decode_stages["h2d"] > predict(hardware, m, w, none).decode_stages["h2d"]
     assert predicted.prefill_stages["d2h"] > 0
+
+
+def test_loading_reads_at_the_rate_of_where_the_weights_lie():
+    hardware, m = machine(vram=0), model(12)
+    decisions, cold = planned(hardware, m, work())
+    rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
+    assert cold.load_s == pytest.approx(m.weight_bytes / rate / GB)
+    assert load_s(hardware, m, work(), decisions, cached=1.0) == pytest.approx(m.weight_bytes / hardware.dram_copy_gbps / GB)
+    slow = replace(hardware, pin_s_per_gb=100.0)
+    assert load_s(slow, m, work(), decisions) == pytest.approx(cold.dram_bytes / GB * 100 - 4), "page-locking begins before the imports"

@@ -11,13 +11,12 @@ import threading
 
 import pytest
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from planner.errors import UserError
 from planner.probe import measure, probe, scratch, ssd
 from planner.probe.dram import Arena, Lock
 from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
-from planner.probe.meter import QUICK
+from planner.probe.meter import QUICK, Meter
 from planner.probe_verb import probe_verb
 from planner.schema import HardwareConfig, ProbeSettings
 
@@ -47,7 +46,7 @@ def disk(tmp_path):
 
 
 def measured(disk) -> HardwareConfig:
-    return probe(ProbeSettings(path=str(disk), quick=True), Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    return probe(ProbeSettings(path=str(disk), quick=True))
 
 
 def test_every_figure_has_an_origin_and_the_profile_fits_the_schema(disk):
@@ -140,6 +139,13 @@ def test_sigterm_in_the_middle_of_reading_ends_like_an_interrupt(disk, monkeypat
 def test_a_path_that_is_no_directory_is_refused_in_one_line(disk):
     with pytest.raises(UserError, match="probe.path=.*nowhere is not a directory"):
         measured(disk / "nowhere")
+
+
+def test_off_a_terminal_the_bar_says_nothing(capsys):
+    with Meter(5) as meter:
+        meter.say("memory")
+        meter.tick()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_the_verb_writes_the_profile_and_ends_with_one_json_line(disk, tmp_path, capsys):

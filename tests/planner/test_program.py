@@ -176,7 +176,7 @@ def test_the_same_question_has_the_same_answer():
 
 def test_force_applied_to_a_plan_moves_what_follows_along():
     d = solve(STREAMING, model(16), work())
-    changed = Force(cap_layers=1, block_bytes=2**16, queue_depth=4, page_tokens=16).apply(d)
+    changed = Force(cap_layers=1, block_bytes=2**16, queue_depth=4, page_tokens=16).apply(d, 16)
     assert changed.weights.dram.hwm_layers - 1 == d.weights.dram.hwm_layers - d.weights.dram.cap_layers
     assert changed.weights.dram.resident_layers == 1
     assert changed.weights.ssd.staging_bytes == 4 * 2**16
@@ -185,4 +185,4 @@ def test_force_applied_to_a_plan_moves_what_follows_along():
 
 def test_applying_nothing_changes_nothing():
     d = solve(STREAMING, model(16), work())
-    assert Force().apply(d) == d
+    assert Force().apply(d, 16) == d

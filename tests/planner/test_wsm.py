@@ -23,6 +23,14 @@ def test_every_variable_that_the_seeds_name_is_known() -> None:
     assert named <= {variable.name for variable in TABLE}
 
 
+def test_the_table_of_knobs_names_every_variable_beside_its_key() -> None:
+    lines = (Path(__file__).resolve().parents[2] / "docs" / "knobs.md").read_text().splitlines()
+    for variable in TABLE:
+        if variable.always is None:
+            (line,) = [line for line in lines if line.startswith("|") and f"`{variable.name}`" in line]
+            assert f"`{variable.solve or variable.run}`" in line
+
+
 @pytest.mark.parametrize("verb", SCHEMAS)
 def test_every_key_that_a_variable_sets_exists(verb: str) -> None:
     keys = keys_of(SCHEMAS[verb])
@@ -39,11 +47,6 @@ def test_every_variable_has_a_use_somewhere_or_says_why_not() -> None:
     ("name", "same", "opposite"),
     [
         ("WSM_CPU_ROLL_SYNC", ["1", "true"], ["0"]),
-        ("WSM_EVICT_FINISHED", ["1"], ["0", "false"]),
-        ("WSM_BALANCE_PREFETCH", ["1"], ["0"]),
-        ("WSM_BALANCE_TOL", ["1", "2"], ["0"]),
-        ("WSM_PAIR_AHEAD", [], ["0", "2"]),
-        ("WSM_KIND_AHEAD_CAP", [], ["2"]),
         ("WSM_KV_THROTTLE_THRESHOLD", [], ["8"]),
         ("WSM_KV_THROTTLE_MS", [], ["16"]),
     ],
@@ -76,6 +79,8 @@ def test_a_note_never_claims_that_a_dead_variable_was_applied() -> None:
         ("WSM_GPU_FREE_GUARD_MB", "1024", "workload.vram_guard_bytes=1073741824"),
         ("WSM_CPU_ROLLING_MODE", "1", "force.policy=rolling"),
         ("WSM_CPU_ROLLING_MODE", "0", "force.policy=pinned"),
+        ("WSM_PAIR_AHEAD", "2", "force.vram_prefetch_distance=4"),
+        ("WSM_KIND_AHEAD_CAP", "2", "force.vram_prefetch_distance=4"),
     ],
 )
 def test_a_variable_becomes_an_override_and_a_note(name: str, text: str, override: str) -> None:
@@ -88,6 +93,39 @@ def test_the_engines_variables_apply_to_a_run_only() -> None:
     environ = {"WSM_CPU_WRAP_AROUND": "0", "WSM_VERBOSE": "1"}
     assert read_environment(environ, "run", set()).overrides == ("verbose=true", "engine.wrap_around=false")
     assert read_environment(environ, "solve", set()).overrides == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "override"),
+    [
+        ("WSM_CPU_WRAP_AROUND", "0", "engine.wrap_around=false"),
+        ("WSM_SKIP_PRELOAD_WAIT", "1", "engine.warmup_layers=0"),
+        ("WSM_SKIP_PRELOAD_WAIT", "0", "engine.warmup_layers=null"),
+        ("WSM_EVICT_FINISHED", "1", "engine.keep_finished_units=0"),
+        ("WSM_EVICT_FINISHED", "0", "engine.keep_finished_units=1"),
+        ("WSM_BALANCE_PREFETCH", "1", "engine.balance_units=1"),
+        ("WSM_BALANCE_PREFETCH", "0", "engine.balance_units=null"),
+        ("WSM_BALANCE_TOL", "3", "engine.balance_units=3"),
+        ("WSM_BALANCE_TOL", "0", "engine.balance_units=1"),
+    ],
+)
+def test_how_the_engine_moves_is_a_quantity_of_a_run(name: str, text: str, override: str) -> None:
+    assert read_environment({name: text}, "run", set()).overrides == (override,)
+
+
+def test_the_seeds_own_settings_agree_with_one_another() -> None:
+    """As their benchmark sets them: one key from several variables is given the same value by each."""
+    environ = {"WSM_AGGRESSIVE_GPU_PREFETCH": "2", "WSM_PAIR_AHEAD": "2", "WSM_KIND_AHEAD_CAP": "2", "WSM_GPU_MAX_GROUPS": "10"}
+    environ |= {"WSM_SKIP_PRELOAD_WAIT": "1", "WSM_EVICT_FINISHED": "1", "WSM_BALANCE_PREFETCH": "1", "WSM_BALANCE_TOL": "1"}
+    values = {(v.key("run"), v.convert(environ[v.name])) for v in TABLE if v.name in environ}
+    assert values == {
+        ("force.vram_prefetch_distance", "4"),
+        ("force.vram_slots", "10"),
+        ("engine.warmup_layers", "0"),
+        ("engine.keep_finished_units", "0"),
+        ("engine.balance_units", "1"),
+    }
+    assert len(read_environment(environ, "run", set()).overrides) == 5
 
 
 def test_of_two_variables_for_one_key_one_applies_and_the_other_is_noted() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from planner.placement import Unit
+from runtime.device import CopyDevice
 from runtime.ledger import Ledger
-from runtime.ring import Segment, VramRing
+from runtime.ring import Segment, UnitSource, VramRing
 from tests.support import HostCopier
 
 STREAMS = ("copies", "compute")
@@ -52,6 +54,9 @@ class FakeDevice:
     def launch(self, kernel: Callable[[], None]) -> None:
         """Queue ``kernel`` on the compute stream."""
         self._queues["compute"].append(kernel)
+
+    def copying(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._queues["copies"].append(lambda: dst.copy_(src))
@@ -106,25 +111,33 @@ class FakeDevice:
 
 
 class SpoilingSource:
-    """DRAM whose units differ from pass to pass and are overwritten the moment they are given back."""
+    """DRAM whose units differ from pass to pass and are overwritten the moment they are given back.
 
-    def __init__(self, units: Sequence[Unit], nbytes: int):
+    ``late`` says whether a unit, by number, is still on its way when it is asked for; then nothing else may wait behind it.
+    """
+
+    def __init__(self, units: Sequence[Unit], nbytes: int, late: Callable[[int], bool] = lambda number: False):
         self._units = units
         self._nbytes = nbytes
-        self._held: deque[tuple[Unit, torch.Tensor]] = deque()
+        self._late = late
+        self.held: dict[int, torch.Tensor] = {}
+        """Units that were acquired and not given back, by number."""
         self.acquired = 0
+
+    def arrived(self, unit: Unit) -> bool:
+        assert unit == self._units[self.acquired % len(self._units)], "asked for out of order"
+        return not self._late(self.acquired)
 
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
         assert unit == self._units[self.acquired % len(self._units)], "fetched out of order"
-        buffer = contents(self.acquired, self._nbytes)
-        self._held.append((unit, buffer))
+        self.held[self.acquired] = contents(self.acquired, self._nbytes)
         self.acquired += 1
-        return 0, buffer
+        return 0, self.held[self.acquired - 1]
 
     def release(self, unit: Unit) -> None:
-        held, buffer = self._held.popleft()
-        assert held == unit, "given back out of order"
-        buffer.fill_(SPOILT)
+        number = next((number for number in self.held if self._units[number % len(self._units)] == unit), None)
+        assert number is not None, "given back twice"
+        self.held.pop(number).fill_(SPOILT)
 
 
 def contents(number: int, nbytes: int) -> torch.Tensor:
@@ -142,6 +155,22 @@ class Setting:
     in_flight: int = 1
     chunk: int = 4
     wrap: bool = True
+    balance: int = 1
+    keep: int = 0
+    late: bool = False
+    """The SSD is always behind: no unit lies in DRAM before it is waited for."""
+
+    def ring(self, device: CopyDevice, source: UnitSource, segments: Sequence[Segment], slot_bytes: int) -> VramRing:
+        """Over slots that are spoilt at first."""
+        units = self.units
+        counts = zip(("attn", "ffn"), self.slots, strict=True)
+        slots = {name: [torch.full((slot_bytes,), SPOILT, dtype=torch.uint8) for _ in range(n)] for name, n in counts}
+        pieces, rest = dict.fromkeys(units, segments), (self.wrap, self.balance, self.keep)
+        return VramRing(units, pieces, slots, source, device, self.distance, self.chunk, self.in_flight, Ledger(), *rest)
+
+    @property
+    def units(self) -> list[Unit]:
+        return [Unit("attn" if kind == "a" else "ffn", i) for i, kind in enumerate(self.kinds)]
 
 
 @dataclass
@@ -162,16 +191,16 @@ class Rig:
     """Numbers whose kernels were done, in order."""
 
     def __post_init__(self) -> None:
-        kinds = {"a": "attn", "f": "ffn"}
-        self.units = [Unit(kinds[kind], i) for i, kind in enumerate(self.setting.kinds)]
+        self.units = self.setting.units
         self.segments = (Segment(6, 0, 5), Segment(0, 5, 6))
         self.device = FakeDevice(self.choose)
-        self.source = SpoilingSource(self.units, 11)
-        s = self.setting
-        counts = zip(kinds.values(), s.slots, strict=True)
-        slots = {name: [torch.full((11,), SPOILT, dtype=torch.uint8) for _ in range(n)] for name, n in counts}
-        pieces = dict.fromkeys(self.units, self.segments)
-        self.ring = VramRing(self.units, pieces, slots, self.source, self.device, s.distance, s.chunk, s.in_flight, Ledger(), s.wrap)
+        self.source = SpoilingSource(self.units, 11, lambda number: self.setting.late)
+        self.ring = self.setting.ring(self.device, self.source, self.segments, 11)
+        self.copied: list[int] = []
+        """Numbers whose copy was queued, in that order."""
+        self._holders: dict[int, int] = {}
+        self._asked = 0
+        self._device_copy, self.device.copy = self.device.copy, self._copy
         self._threads = {"copier": _Thread(self.ring.copying()), "retirer": _Thread(self.ring.retiring())}
         self._host = self._compute()
         self._next = next(self._host)
@@ -201,8 +230,9 @@ class Rig:
     def check(self) -> None:
         """The window is kept, and without wrap-around nothing is fetched before its pass begins."""
         turns = self.ring.turns
-        assert turns.left <= turns.entered <= turns.copied <= turns.fetched == self.source.acquired
-        assert turns.fetched <= turns.entered + self.setting.distance, "the copier ran too far ahead"
+        assert turns.left <= turns.entered <= turns.first <= turns.copied <= turns.fetched == self.source.acquired
+        assert turns.fetched <= max(turns.entered + self.setting.distance, self._asked), "the copier ran too far ahead"
+        assert turns.fetched <= turns.first + self.setting.balance, "more was fetched than may be chosen from"
         assert len(self.ring._queued) <= self.setting.in_flight, "too many copies in flight"
         if not self.setting.wrap:
             assert turns.fetched <= turns.begun * len(self.units), "fetched before its pass began"
@@ -221,6 +251,9 @@ class Rig:
             yield lambda: True
             self.ring.begin_pass()
             for unit in self.units:
+                if not self.setting.distance:  # only then does asking change anything
+                    yield lambda: True
+                self._asked = self.ring.turns.asked = self.ring.turns.entered + 1
                 yield self.ring.turns.may_enter
                 number = self.ring.turns.entered
                 _, buffer = self.ring.enter(unit)
@@ -228,6 +261,20 @@ class Rig:
                 yield lambda: True
                 self.device.launch(partial(self._use, buffer, number, last=True))
                 self.ring.leave(unit, self.device.compute_event())
+
+    def _copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """On the way to the device: what lay in the slot was left long enough ago, and the copy is not too far before its turn."""
+        place, source = dst.untyped_storage().data_ptr(), src.untyped_storage().data_ptr()
+        number = next(n for n, held in self.source.held.items() if held.untyped_storage().data_ptr() == source)
+        if number not in self.copied:
+            before = self._holders.get(place)
+            assert before is None or before + self.setting.keep < self.ring.turns.left, "a slot was given away too soon"
+            earlier = set(range(number)) - set(self.copied)
+            assert number < min(earlier, default=number) + self.setting.balance, "copied too far before its turn"
+            self._holders[place] = number
+            self.copied.append(number)
+        assert self._holders[place] == number, "two units were copied into one slot at once"
+        self._device_copy(dst, src)
 
     def _use(self, buffer: torch.Tensor, number: int, last: bool = False) -> None:
         dram = contents(number, 11)

@@ -16,9 +16,9 @@ from planner.memory import dram_use
 from planner.plan import Plan
 from planner.resolve import hardware_mapping, workload_mapping
 from planner.schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig
-from runtime.bench import bench
+from runtime.bench import _command, bench
 from runtime.modes import MODES, NotHere, Setting, read_setting
-from runtime.schema import BenchConfig
+from runtime.schema import BenchConfig, EngineConfig, RunConfig
 from tests.cli import refusal
 from tests.support import machine, save_tiny, workload
 
@@ -137,3 +137,8 @@ def test_mistakes_are_told_before_anything_is_run(checkpoint: Path, tmp_path: Pa
     assert "rounds=0" in refusal("runtime", *given, "modes=[full]", "rounds=0", cwd=tmp_path)
     assert "out=" in refusal("runtime", *given, f"out={tmp_path}", cwd=tmp_path)
     assert "prompt" in refusal("runtime", *given, "modes=[full]", "prompt=a", "prompts=b", cwd=tmp_path)
+
+
+def test_a_mode_is_run_with_the_engine_s_keys_that_differ_from_their_defaults() -> None:
+    command = _command(RunConfig(plan="p.yaml", engine=EngineConfig(balance_units=None, warmup_layers=0)))
+    assert command[-3:] == ["plan=p.yaml", "engine.warmup_layers=0", "engine.balance_units=null"]

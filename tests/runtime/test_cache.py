@@ -248,6 +248,30 @@ def test_a_rolling_window_shrinks_and_never_misses() -> None:
     assert (cache.stats.misses, cache.stats.evictions_in_window) == (0, 0)
 
 
+@pytest.mark.parametrize(("layers", "arrive"), [(0, 0), (1, 1), (3, 3), (None, 4)])
+def test_compute_may_begin_once_so_many_layers_of_the_first_fill_have_arrived(layers: int | None, arrive: int) -> None:
+    calls: list[Done] = []
+    cache = LayerCache(PinnedPolicy(tuple(range(8)), frozenset({2, 6}), 4, 3), 4, lambda layer, slot, done: calls.append(done))
+    cache.preload(False)
+    seen: list[tuple[int, int]] = []
+    for done in calls[:arrive]:
+        done(None)
+    cache.wait_preloaded(lambda arrived, wanted: seen.append((arrived, wanted)), layers)
+    assert seen == [(arrive, arrive)] and cache.stats.warm_layers == arrive
+
+
+def test_layers_beyond_those_that_are_awaited_do_not_count() -> None:
+    """The first ones that compute visits are awaited, whichever arrive first."""
+    calls: dict[int, Done] = {}
+    cache = LayerCache(PinnedPolicy(tuple(range(8)), frozenset({2, 6}), 4, 3), 4, lambda layer, slot, done: calls.update({layer: done}))
+    cache.preload(False)
+    assert list(calls) == [0, 1, 2, 6]
+    calls[6](None)
+    over = waiting(lambda: cache.wait_preloaded(layers=1))
+    calls[0](None)
+    assert over() is None and cache.stats.warm_layers == 2
+
+
 def failing(layer: int, slot: int, done: Done) -> None:
     done(OSError("the disk is gone") if layer == 2 else None)
 

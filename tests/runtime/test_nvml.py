@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from planner.interrupt import Terminated, terminate_as_interrupt
 from runtime.nvml import FIGURES, GpuSampler
 
 CUDA = torch.device("cuda", 0)
@@ -58,6 +61,25 @@ def test_the_thread_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     sampled(card(), monkeypatch)
     assert set(threading.enumerate()) <= before
+
+
+def test_a_signal_while_the_thread_starts_leaves_neither_thread_nor_driver_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.001)
+
+    monkeypatch.setattr("runtime.nvml.PERIOD_S", 0.001)
+    before = set(threading.enumerate())
+    nvml = card(init=lambda: calls.append("init"), nvmlShutdown=lambda: calls.append("shutdown"))
+    with pytest.raises(Terminated), terminate_as_interrupt():
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with GpuSampler(CUDA, nvml, uuid="1"):
+            pytest.fail("the signal was not heard")
+    assert set(threading.enumerate()) <= before and calls == ["init", "shutdown"]
 
 
 def test_a_figure_that_a_card_does_not_know_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,24 @@ def test_a_passing_read_error_is_tried_again(content: tuple[Path, bytes]) -> Non
     assert into == data[:ALIGN]
 
 
+def test_failures_count_anew_once_a_block_has_made_progress(content: tuple[Path, bytes]) -> None:
+    """Every page of the block fails as often as may be, and then comes."""
+    path, data = content
+    failed: dict[int, int] = {}
+
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        if failed.setdefault(offset, 0) < len(reader_module.BACK_OFF_S):
+            failed[offset] += 1
+            raise OSError(errno.EIO, "Input/output error")
+        return os.preadv(fd, [views[0][:ALIGN]], offset)
+
+    into = buffer(4 * ALIGN)
+    with ReadPool(1, 4 * ALIGN, preadv=preadv) as pool:
+        pool.read_now([Extent(path, 0, 4 * ALIGN, 0, True)], into)
+        assert pool.meter.retries == 12
+    assert into == data[: 4 * ALIGN]
+
+
 def test_a_lasting_read_error_names_file_and_offset(content: tuple[Path, bytes]) -> None:
     path, _ = content
 
@@ -268,24 +286,3 @@ def test_busy_seconds_count_overlapping_reads_once(monkeypatch: pytest.MonkeyPat
     meter.begin()
     assert meter.busy_seconds == 4.0 + 2.0
     assert (meter.bytes, meter.reads) == (12, 2)
-
-
-def test_blocks_in_the_page_cache_come_from_there_and_others_from_the_drive(tmp_path):
-    path = tmp_path / "weights"
-    data = os.urandom(1 << 20)
-    path.write_bytes(data)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        file.read()
-    if not hasattr(os, "RWF_NOWAIT"):
-        pytest.skip("this platform cannot ask the page cache")
-    into = memoryview(mmap.mmap(-1, 1 << 20))
-    with ReadPool(2, 1 << 18) as pool:
-        arrived = threading.Event()
-        pool.read((Extent(path, 0, 1 << 20, 0),), into, lambda error: arrived.set(), try_cached=True)
-        assert arrived.wait(10)
-        assert bytes(into) == data
-        assert pool.cached_bytes + pool.meter.bytes == 1 << 20
-        before = pool.cached_bytes
-        pool.read_now((Extent(path, 0, 1 << 20, 0),), into)
-        assert pool.cached_bytes == before

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import pytest
@@ -17,26 +18,32 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from planner.errors import UserError
 from planner.placement import Unit
-from runtime.ledger import Ledger
 from runtime.ring import Segment, VramRing
 from runtime.turns import Turns
 from tests.runtime.fakes import Rig, Setting, contents
 
-SETTINGS = st.builds(
-    Setting,
-    kinds=st.text("af", min_size=1, max_size=5),
-    slots=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    distance=st.integers(1, 4),
-    in_flight=st.integers(1, 3),
-    chunk=st.sampled_from([1, 4, 11]),
-    wrap=st.booleans(),
-)
+
+@st.composite
+def settings_of_rings(draw: st.DrawFn) -> Setting:
+    kinds = draw(st.text("af", min_size=1, max_size=5))
+    slots = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    return Setting(
+        kinds=kinds,
+        slots=slots,
+        distance=draw(st.integers(0, 6)),
+        in_flight=draw(st.integers(1, 3)),
+        chunk=draw(st.sampled_from([1, 4, 11])),
+        wrap=draw(st.booleans()),
+        balance=draw(st.integers(1, 5)),
+        keep=draw(st.integers(0, Turns(kinds, dict(zip("af", slots, strict=True)), 1).shortest_round - 1)),
+        late=draw(st.booleans()),
+    )
 
 
 class AnyOrder(RuleBasedStateMachine):
     """Hypothesis plays the scheduler: at every point any actor that can go on may be the next one."""
 
-    @initialize(setting=SETTINGS, seed=st.integers(0, 1 << 16))
+    @initialize(setting=settings_of_rings(), seed=st.integers(0, 1 << 16))
     def make(self, setting: Setting, seed: int) -> None:
         self.rig = Rig(setting, passes=3, choose=random.Random(seed).choice)
 
@@ -74,6 +81,11 @@ SMALL = {
     "one class, one slot": Setting("ff", slots=(1, 1), distance=2, in_flight=2, chunk=6),
     "one class, two slots": Setting("ff", slots=(1, 2), distance=2, in_flight=1, chunk=6),
     "no wrap-around": Setting("af", distance=2, in_flight=2, chunk=11, wrap=False),
+    "nothing ahead": Setting("af", distance=0, in_flight=2, chunk=11),
+    "a unit kept": Setting("af", distance=2, chunk=11, keep=1),
+    "two to choose from": Setting("ffa", distance=3, chunk=11, balance=2),
+    "two to choose from, the SSD late": Setting("ffa", distance=3, chunk=11, balance=2, late=True),
+    "a unit kept and two to choose from": Setting("af", slots=(1, 2), distance=3, chunk=11, balance=2, keep=1),
 }
 
 
@@ -150,9 +162,60 @@ def test_a_unit_out_of_order_is_refused() -> None:
         rig.ring.leave(rig.units[0], rig.device.compute_event())
 
 
-def test_a_window_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="distance=0"):
-        Turns("af", {"a": 1, "f": 1}, 0, True)
+def test_with_nothing_ahead_a_unit_is_copied_when_it_is_asked_for() -> None:
+    rig = Rig(Setting("af", slots=(2, 2), distance=0), passes=1)
+    rig.step("host")
+    assert "copier" not in rig.enabled()
+    rig.step("host")
+    while "copier" in rig.enabled():
+        rig.step("copier")
+    assert rig.copied == [0]
+
+
+def before_compute_begins(setting: Setting) -> Rig:
+    """All that the copier can do by then."""
+    rig = Rig(setting, passes=1)
+    while enabled := [actor for actor in rig.enabled() if actor != "host"]:
+        rig.step(enabled[0])
+    return rig
+
+
+@pytest.mark.parametrize(("balance", "copied"), [(1, [0]), (2, [0, 2]), (3, [0, 2, 3])])
+def test_a_balance_says_how_far_one_kind_may_be_copied_before_its_turn(balance: int, copied: list[int]) -> None:
+    """Two FFN units share a slot, so the second waits for compute; the attention units behind it need not."""
+    rig = before_compute_begins(Setting("ffaa", slots=(2, 1), distance=4, balance=balance))
+    assert rig.copied == copied
+    assert rig.ring.stats.out_of_turn == len(copied) - 1
+
+
+def test_what_is_still_on_the_ssd_is_not_waited_for_while_a_unit_waits_for_its_slot() -> None:
+    rig = before_compute_begins(Setting("ffaa", slots=(2, 1), distance=4, balance=4, late=True))
+    assert (rig.copied, rig.source.acquired) == ([0], 2)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 3])
+def test_a_kept_unit_holds_its_slot_while_later_ones_are_left(keep: int) -> None:
+    """Of four slots the first is given to the fifth unit."""
+    rig = Rig(Setting("af", slots=(2, 2), distance=4, keep=keep), passes=3)
+    while 4 not in rig.copied:
+        rig.step(next((actor for actor in rig.enabled() if actor != "host"), "host"))
+    assert rig.ring.turns.left == 1 + keep
+
+
+@pytest.mark.parametrize(("keep", "waits"), [(0, False), (1, False), (2, True)])
+def test_the_usual_margin_of_two_slots_has_room_for_one_kept_unit(keep: int, waits: bool) -> None:
+    rig = Rig(Setting("af", slots=(2, 2), distance=2, keep=keep), passes=4)
+    run_to_the_end(rig, lambda enabled: next((actor for actor in enabled if actor != "host"), "host"))
+    assert (rig.ring.stats.slot_waits > 0) == waits
+
+
+@pytest.mark.parametrize("kinds", ["af", "aff", "fffa", "f"])
+@pytest.mark.parametrize("slots", [(1, 1), (2, 3)])
+def test_one_unit_more_than_may_be_kept_stands_still(kinds: str, slots: tuple[int, int]) -> None:
+    most = Turns(kinds, dict(zip("af", slots, strict=True)), 1).shortest_round - 1
+    run_to_the_end(Rig(Setting(kinds, slots, distance=6, keep=most), passes=3 + most), random.Random(0).choice)
+    with pytest.raises(AssertionError, match="nothing can go on"):
+        run_to_the_end(Rig(Setting(kinds, slots, distance=6, keep=most + 1), passes=3 + most), random.Random(0).choice)
 
 
 class ThreadedDevice:
@@ -174,6 +237,9 @@ class ThreadedDevice:
                 self.broken = error
 
         self._streams[stream].submit(work)
+
+    def copying(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self.launch(lambda: dst.copy_(src), "copies")
@@ -221,6 +287,9 @@ class OneBufferEach:
         self._free = {unit: threading.Semaphore(1) for unit in units}
         self._passes = dict.fromkeys(units, 0)
 
+    def arrived(self, unit: Unit) -> bool:
+        return self._free[unit]._value > 0
+
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
         assert self._free[unit].acquire(timeout=30), f"{unit} was never given back"
         return 0, self._buffers[unit]
@@ -233,11 +302,7 @@ class OneBufferEach:
 
 
 def threaded(setting: Setting, device: ThreadedDevice) -> tuple[list[Unit], VramRing]:
-    units = [Unit("attn" if kind == "a" else "ffn", i) for i, kind in enumerate(setting.kinds)]
-    slots = {name: [torch.zeros(64, dtype=torch.uint8) for _ in range(n)] for name, n in zip(("attn", "ffn"), setting.slots, strict=True)}
-    whole = dict.fromkeys(units, (Segment(0, 0, 64),))
-    source = OneBufferEach(units, 64)
-    return units, VramRing(units, whole, slots, source, device, setting.distance, setting.chunk, setting.in_flight, Ledger(), setting.wrap)
+    return setting.units, setting.ring(device, OneBufferEach(setting.units, 64), (Segment(0, 0, 64),), 64)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -245,7 +310,8 @@ def threaded(setting: Setting, device: ThreadedDevice) -> tuple[list[Unit], Vram
 def test_real_threads_on_a_late_device_bring_every_byte_in_time(seed: int, wrap: bool) -> None:
     before = set(threading.enumerate())
     device = ThreadedDevice(seed)
-    units, ring = threaded(Setting("afaff", (1 + seed % 2, 2), 1 + seed, 1 + seed % 3, 24, wrap), device)
+    setting = Setting("afaff", (1 + seed % 2, 2), seed, 1 + seed % 3, 24, wrap, balance=1 + seed % 3, keep=seed % 2)
+    units, ring = threaded(setting, device)
     used = []
 
     def use(buffer: torch.Tensor, number: int) -> None:

@@ -183,7 +183,7 @@ def test_an_over_long_prompt_keeps_its_tail(shared_models: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("policy", CachePolicy)
-@pytest.mark.parametrize("engine", [EngineConfig(wrap_around=False), EngineConfig(skip_preload_wait=True)])
+@pytest.mark.parametrize("engine", [EngineConfig(wrap_around=False), EngineConfig(warmup_layers=0), EngineConfig(warmup_layers=1)])
 def test_how_the_engine_moves_does_not_change_what_is_computed(
     checkpoint: Path, tmp_path: Path, policy: CachePolicy, engine: EngineConfig
 ) -> None:

@@ -38,7 +38,9 @@ def test_text_goes_in_and_comes_out_with_spaces_and_equals_signs_in_every_path(s
     report = json.loads((place / "run = 1.json").read_text())
     assert len(report["texts"]) == 2 and all(text.strip("\n").splitlines()[0] in done.stdout for text in report["texts"])
     assert json.loads(done.stdout.splitlines()[-1])["report"] == "run = 1.json"
-    assert "WSM_EVICT_FINISHED=0 is ignored: a VRAM slot is free as soon as its unit has computed" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "WSM_EVICT_FINISHED=0 applied as engine.keep_finished_units=1" in said and "engine.keep_finished_units has no effect" in said
+    assert "WSM_SKIP_PRELOAD_WAIT=1 applied as engine.warmup_layers=0" in said and report["cache"]["warm_layers"] <= 4
     assert "[penstock] loaded layer 0 to DRAM cache" in done.stdout
     assert {path.name for path in place.iterdir()} == {"model=1 x", "my prompts=2.txt", "my plan=a b.yaml", "run = 1.json"}
 
@@ -90,4 +92,6 @@ def test_the_command_line_refuses_in_one_line(checkpoint: Path, tmp_path: Path) 
     assert "plan=... is required" in refusal("runtime", "run", cwd=tmp_path)
     assert "engine.roll_sync" in refusal("runtime", "run", f"plan={here.plan}", "engine.roll_sync=true", cwd=tmp_path)
     assert "hwm = cap + k" in refusal("runtime", "run", f"plan={here.plan}", cwd=tmp_path, WSM_CPU_CACHE_HWM_LAYERS="30")
+    line = refusal("runtime", "run", f"plan={here.plan}", "force.cap_layers=2", cwd=tmp_path, WSM_GPU_MAX_GROUPS="4")
+    assert "force.vram_slots=4 breaks" in line and "cap_layers" not in line and "was set by WSM_GPU_MAX_GROUPS=4" in line
     assert "max_new_tokens" in refusal("runtime", "run", f"plan={here.plan}", "max_new_tokens=many", cwd=tmp_path)

@@ -1,0 +1,121 @@
+"""The DRAM side of an engine: the arena divided, the layer cache in it, and the threads that fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from planner.decisions import Tier
+from planner.interrupt import uninterrupted
+from planner.memory import OVERHEADS
+from planner.placement import Unit
+from planner.plan import Plan
+from planner.policy import make_policy
+from planner.probe.memory import usable_cores
+from planner.units import align_down, align_up
+from runtime.arena import Arena
+from runtime.dram import DramTier
+from runtime.fixtures import Fixture, device_fixtures, host_fixtures
+from runtime.ledger import Ledger
+from runtime.load import Arrival, start_reads
+from runtime.model import Skeleton
+from runtime.store.base import UnitLayout
+from runtime.store.cached import CachedReads
+from runtime.store.reader import ReadPool
+
+FEWEST_BOUNCES = 4
+"""Buffers on the way to VRAM at start, at least: some are read into while others are copied from."""
+SMALLEST_BOUNCE = 2 << 20
+"""Bytes of such a buffer: smaller copies do not reach the link's rate."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a plan is executed, beside what it decides: the keys of ``runtime.schema.EngineConfig``, and what is recorded."""
+
+    wrap_around: bool = True
+    warmup_layers: int | None = None
+    balance_units: int | None = 1
+    keep_finished_units: int = 0
+    keep_log: bool = False
+    keep_spans: bool = False
+
+
+class HostSide:
+    """What an engine has in DRAM. Reading may begin before there is a device to compute on.
+
+    ``take`` gives an arena of at least so many bytes, resident; it stays its giver's to close, after this.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        skeleton: Skeleton,
+        take: Callable[[int], Arena],
+        options: EngineOptions,
+        say: Callable[[str], None] | None = None,
+    ):
+        self.options = options
+        self.placement = plan.placement
+        self.ledger = Ledger(options.keep_spans)
+        self.blocks = [u for u, _ in self.placement.units if u.kind != "head"]
+        self.layouts: dict[Unit, UnitLayout] = {u: skeleton.store.unit(u) for u in self.blocks}
+        if plan.hardware.gpu is None:
+            self.fixtures = host_fixtures(skeleton.store, skeleton.model)
+        else:
+            self.fixtures = device_fixtures(self.placement, skeleton.store, skeleton.model, skeleton.layers)
+            self.layouts |= {f.unit: f.layout for f in self.fixtures if f.unit and f.unit.kind == "head"}
+        self._reads: list[tuple[Arrival, int]] | None = None
+        self._stack = ExitStack()
+        ssd = plan.decisions.weights.ssd
+        fixed = [f for f in self.fixtures if f.tier is Tier.dram]
+        cache_bytes = DramTier.nbytes(self.placement, self.layouts)
+        bounce_bytes = OVERHEADS.bounce_bytes if plan.hardware.gpu else 0
+        self.arena = take(sum(map(align_up, (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes))))
+        staging_at, _ = self.arena.take(ssd.staging_bytes)
+        self.fixed: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
+        self.cache_at, _ = self.arena.take(cache_bytes)
+        self.bounces = self._bounces(bounce_bytes)
+        try:
+            with uninterrupted():
+                staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]
+                on_block = self.ledger.keep_block if options.keep_spans else None
+                self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block)
+                self._stack.callback(self.pool.close)
+                self.cached = CachedReads(self.pool, usable_cores())
+                self._stack.callback(self.cached.close)
+            policy = make_policy(self.placement, options.wrap_around)
+            heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self.fixed if f.unit}
+            self.dram = DramTier(self.placement, self.layouts, self.arena, self.cache_at, self.pool, policy, heads, say, options.keep_log)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bounces(self, nbytes: int) -> list[tuple[memoryview, torch.Tensor]]:
+        """``nbytes`` of the arena as one buffer for each core that copies from the page cache."""
+        if not nbytes:
+            return []
+        count = min(max(usable_cores(), FEWEST_BOUNCES), nbytes // SMALLEST_BOUNCE)
+        first, size = self.arena.take(nbytes)[0], align_down(nbytes // count)
+        places = [first + i * size for i in range(count)]
+        return [(self.arena.view[at : at + size], self.arena.slice(at, size)) for at in places]
+
+    def begin_reading(self) -> None:
+        """Start to fill the fixed places and the cache's first layers, from the page cache where they lie there. A second call does
+        nothing."""
+        if self._reads is None:
+            places = ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self.fixed)
+            self._reads = start_reads(self.cached, places)
+            self.dram.preload(self.cached)
+
+    @property
+    def reads(self) -> list[tuple[Arrival, int]]:
+        """Reads into fixed places, with their bytes."""
+        return self._reads or []
+
+    def close(self) -> None:
+        """Stop reading. Safe to call twice."""
+        self._stack.close()

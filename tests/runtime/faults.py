@@ -1,0 +1,61 @@
+"""Faults put into a run at a moment of choice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import runtime.cuda
+import runtime.engine
+import runtime.host
+import runtime.run
+from runtime import arena as arena_module
+from runtime.engine import Engine
+from runtime.generate import Sequences
+from tests.support import HostCopier
+
+CPU = torch.device("cpu")
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch, copier: HostCopier) -> None:
+    monkeypatch.setattr("runtime.cuda.find_device", lambda plan: CPU)
+    monkeypatch.setattr("runtime.cuda.open_cuda", lambda plan, device: copier)
+
+
+def fails_at(monkeypatch: pytest.MonkeyPatch, moment: str, error: BaseException) -> None:
+    """``error`` comes at that moment of a run: while the first pass is rehearsed, while VRAM is filled, at the third token."""
+    before(monkeypatch, moment, lambda: raise_(error))
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+def before(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], None]) -> None:
+    """``act`` is called at ``moment`` of a run, on whichever thread comes there."""
+    owner, name, count = {
+        "arena": (arena_module.Arena, "begin", 1),
+        "card": (runtime.cuda, "open_cuda", 1),
+        "page-locking": (arena_module.Arena, "lock_pages", 1),
+        "skeleton": (runtime.run, "open_skeleton", 1),
+        "reading": (runtime.host.HostSide, "begin_reading", 1),
+        "binding": (Engine, "_bind_fixtures", 1),
+        "rehearsal": (Sequences, "prefill", 1),
+        "load": (runtime.engine.Filler, "run", 1),
+        "prefill": (Sequences, "prefill", 2),
+        "decode": (Sequences, "step", 3),
+        "report": (json, "dumps", 1),
+    }[moment]
+    real, calls = getattr(owner, name), []
+
+    def wrapped(*args: Any, **keys: Any) -> Any:
+        calls.append(None)
+        if len(calls) == count:
+            act()
+        return real(*args, **keys)
+
+    monkeypatch.setattr(owner, name, wrapped)

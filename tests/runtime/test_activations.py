@@ -1,0 +1,80 @@
+"""What a forward pass allocates is what the planner reckons with."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from planner.checkpoint import spec_from_checkpoint
+from planner.memory import activation_bytes
+from runtime.generate import Batch, Sequences
+from runtime.memory import PeakDram
+from tests.support import save_tiny, workload
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the tensors that were made inside and are still held, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._held: dict[int, int] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self._held.values())
+
+    def __torch_dispatch__(self, kernel: Any, types: Any, args: Any = (), keys: Any = None) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, keys))}
+        out = kernel(*args, **(keys or {}))
+        for storage in (tensor.untyped_storage() for tensor in _tensors(out)):
+            if storage._cdata not in given and storage._cdata not in self._held:
+                self._held[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._held.pop, storage._cdata, None)
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        return out
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize(("tokens", "batch"), [(400, 1), (100, 4)])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "qwen3_moe"])
+def test_tensors_of_a_prefill_are_what_the_planner_counts(tmp_path: Path, model_type: str, tokens: int, batch: int) -> None:
+    checkpoint = save_tiny(tmp_path, model_type, layers=2)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval().requires_grad_(False)
+    prompts = Batch(prompts=[[5] * (tokens - k) for k in range(batch)], max_new_tokens=8, capacity=tokens + 8, chunk_tokens=1 << 20)
+    with torch.inference_mode():
+        sequences = Sequences(model, torch.device("cpu"), prompts, lambda: None)
+        with Live() as prefill:
+            sequences.prefill()
+        with Live() as decode:
+            sequences.step(torch.zeros(batch, dtype=torch.long))
+    spec = spec_from_checkpoint(checkpoint)
+    planned = activation_bytes(spec, workload(prompt_tokens=tokens, new_tokens=8, batch=batch), batch, tokens)
+    kv_bytes = batch * (tokens + 8) * spec.kv_bytes_per_token
+    assert planned == pytest.approx(prefill.peak_bytes - kv_bytes, rel=0.1)
+    assert decode.peak_bytes < planned
+
+
+def test_the_lm_head_is_not_copied_for_each_sequence() -> None:
+    """On the CPU, a product with the last row of each prompt where it lies makes a copy of the head, 26 MB here, a sequence."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = AutoConfig.for_model("llama", vocab_size=200_000, tie_word_embeddings=True, **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+    prompts = Batch(prompts=[[5] * 32] * 8, max_new_tokens=8, capacity=40, chunk_tokens=1 << 20)
+    with torch.inference_mode():
+        peaks = []
+        for _ in range(2):  # the first pass loads kernels
+            sequences, peak = Sequences(model, torch.device("cpu"), prompts, lambda: None), PeakDram()
+            sequences.prefill()
+            peaks.append(peak.peak_bytes())
+    assert peaks[1] < 100e6

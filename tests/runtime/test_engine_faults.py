@@ -1,0 +1,45 @@
+"""An engine that fails while it is made gives everything back."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import runtime.engine
+import runtime.host
+from planner.errors import UserError
+from runtime.arena import Arena
+from runtime.engine import Engine, EngineOptions
+from runtime.model import open_skeleton
+from tests.runtime.fakes import LockingCopier
+from tests.support import decisions, plan_for
+
+CPU = torch.device("cpu")
+
+
+HOST = ["ReadPool", "CachedReads", "make_policy"]
+ENGINE = ["VramPool", "VramRing", "RingStream", "Rehearsal", "Binder", "BlockedHead", "move_buffers"]
+STAGES = [*((runtime.host, name) for name in HOST), *((runtime.engine, name) for name in ENGINE)]
+
+
+@pytest.mark.parametrize(("owner", "stage"), STAGES, ids=HOST + ENGINE)
+def test_an_engine_that_fails_while_it_is_made_gives_everything_back(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, stage: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError(stage)
+
+    copier, threads = LockingCopier(), set(threading.enumerate())
+    monkeypatch.setattr(owner, stage, fail)
+    with pytest.raises(MemoryError, match=stage):
+        Engine(plan_for(checkpoint, decisions(gpu=True), gpu=True), open_skeleton(checkpoint), copier, CPU, EngineOptions())
+    assert not copier.held and set(threading.enumerate()) <= threads
+
+
+def test_an_arena_that_cannot_be_had_names_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"lower hardware\.dram_bytes"):
+        Arena(1 << 62)

@@ -1,0 +1,194 @@
+"""What a run takes before it knows its model: as much as it will need, in threads that end with it."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.decisions import CachePolicy, Decisions, Tier
+from planner.errors import UserError
+from planner.memory import arena_bytes
+from planner.plan import Plan
+from runtime import memory
+from runtime.arena import Arena
+from runtime.engine import Engine, EngineOptions
+from runtime.generate import Batch, Sampler, Sampling, generate
+from runtime.groundwork import Groundwork
+from runtime.host import HostSide
+from runtime.memory import Free, PeakDram, refuse_if_short
+from runtime.model import Skeleton, open_skeleton
+from runtime.store.pack import pack_checkpoint
+from tests.cli import ROOT
+from tests.runtime.fakes import LockingCopier
+from tests.runtime.faults import put_in
+from tests.runtime.running import Desk
+from tests.support import decisions, plan_for, save_tiny
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+BATCH = Batch(prompts=[[5, 9, 200]], max_new_tokens=3, capacity=64, chunk_tokens=1 << 20)
+
+GEOMETRIES = [*itertools.product(("llama", "qwen3", "mixtral", "qwen3_moe"), (False,)), ("llama", True), ("gemma3_text", True)]
+TWO_TIERS = [
+    decisions(),
+    decisions(cap=6, hwm=9, distance=6),
+    decisions(cap=0, hwm=3, distance=2),
+    decisions(policy=CachePolicy.rolling),
+]
+THREE_TIERS = [
+    decisions(gpu=True),
+    decisions(gpu=True, resident=(1, 4, 1), head_blocks=3, slots=6, vram_distance=3),
+    decisions(gpu=True, resident=(3, 2, 0), embedding=Tier.vram, head_blocks=2),
+    decisions(gpu=True, resident=(6, 6, 1), embedding=Tier.vram, cap=0, hwm=3, distance=0),
+]
+
+
+def need(plan: Plan, skeleton: Skeleton) -> int:
+    """Bytes of the arena that the engine asks for."""
+    asked: list[int] = []
+
+    def take(nbytes: int) -> Arena:
+        asked.append(nbytes)
+        return Arena(nbytes)
+
+    HostSide(plan, skeleton, take, EngineOptions()).close()
+    (nbytes,) = asked
+    return nbytes
+
+
+@pytest.mark.parametrize(("model_type", "tied"), GEOMETRIES)
+@pytest.mark.parametrize("form", ["one file", "shards", "packed"])
+def test_the_plan_tells_the_arena_that_any_checkpoint_of_its_geometry_needs(tmp_path: Path, model_type: str, tied: bool, form: str) -> None:
+    path = save_tiny(tmp_path / "model", model_type, tied, shard="70KB" if form == "shards" else "50GB")
+    assert form != "shards" or len(list(path.glob("*.safetensors"))) > 6, "no layer lies in several files"
+    if form == "packed":
+        pack_checkpoint(path, tmp_path / "packed", None, False, lambda done, total: None)
+        path = tmp_path / "packed"
+    skeleton = open_skeleton(path)
+    for gpu, made in [*((False, d) for d in TWO_TIERS), *((True, d) for d in THREE_TIERS)]:
+        plan = plan_for(path, made, gpu)
+        told, needed = arena_bytes(plan.hardware, plan.model, plan.decisions), need(plan, skeleton)
+        assert needed <= told <= needed + slack(plan), (gpu, made)
+
+
+def slack(plan: Plan) -> int:
+    """Pages that the plan allows for beside bytes: some for each slot, table, head block and norm."""
+    return (8 * plan.placement.dram_slots + 4 * (plan.model.layers + 1) * 2 + 4 * plan.decisions.weights.head_blocks + 16) * 4096
+
+
+def test_a_checkpoint_that_needs_more_than_its_plan_tells_is_run_all_the_same(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, on_a_card: Desk
+) -> None:
+    usual = on_a_card.run(max_new_tokens=3)
+    copier = LockingCopier()
+    put_in(monkeypatch, copier)
+    monkeypatch.setattr("runtime.groundwork.arena_bytes", lambda *_: MIB)
+    report = on_a_card.run(max_new_tokens=3)
+    assert report["tokens"] == usual["tokens"] and report["arena"]["bytes"] > MIB
+    assert report["arena"]["page_locked_bytes"] == report["arena"]["bytes"] and not copier.held
+
+
+def test_memory_that_is_not_free_is_refused_before_any_is_taken(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = memory.memory_facts()
+    little = replace(facts, mem_available=facts.margin_bytes + MIB, mem_total=facts.mem_total, virtual=False)
+    monkeypatch.setattr(memory, "memory_facts", lambda: little)
+    monkeypatch.setattr("runtime.groundwork.Arena", lambda nbytes: pytest.fail("DRAM was taken"))
+    with pytest.raises(UserError, match="of DRAM and 1.05 MB is free"), Groundwork(plan_for(checkpoint, decisions())):
+        pass
+
+
+def test_dram_is_taken_without_torch_and_given_back(checkpoint: Path, tmp_path: Path) -> None:
+    from planner.planfile import write_plan
+
+    write_plan(plan_for(checkpoint, decisions(gpu=True), gpu=True), tmp_path / "plan.yaml")
+    code = (
+        "import sys; from pathlib import Path; from planner.planfile import read_plan; from runtime.groundwork import Groundwork\n"
+        "from runtime.memory import _status; import threading\n"
+        f"plan = read_plan(Path({str(tmp_path / 'plan.yaml')!r})); before = _status()['RssAnon']\n"
+        "with Groundwork(plan) as ground:\n"
+        "    arena = ground.arena(0); held = _status()['RssAnon'] - before; print(arena.nbytes <= held + (8 << 20))\n"
+        "print(_status()['RssAnon'] - before < arena.nbytes // 2, threading.active_count())\n"
+        "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["True", "True 1", "set()"]
+
+
+def test_an_error_of_the_card_is_raised_where_the_card_is_waited_for(on_a_card: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(plan: Plan, device: torch.device) -> None:
+        raise UserError("the card is broken; replace it")
+
+    monkeypatch.setattr("runtime.cuda.open_cuda", broken)
+    assert on_a_card.refusal() == "the card is broken; replace it"
+
+
+def test_the_report_says_what_the_start_took_and_what_went_on_beside_it(on_a_card: Desk) -> None:
+    report = on_a_card.run(max_new_tokens=3)
+    phases = ["imports", "skeleton", "arena", "cuda", "engine", "rehearsal", "load", "room", "prefill"]
+    assert list(report["start_s"]) == phases and all(s >= 0 for s in report["start_s"].values())
+    beside, nbytes = report["start_beside_s"], report["start_beside_bytes"]
+    assert set(beside) == {"fault_in", "page_lock", "cuda", "page_cache", "ssd", "h2d"}
+    assert nbytes["fault_in"] == nbytes["page_lock"] == report["arena"]["bytes"]
+    assert nbytes["h2d"] > 0 and nbytes.get("page_cache", 0) + nbytes.get("ssd", 0) >= nbytes["h2d"]
+
+
+def test_dram_that_was_held_before_counts_at_its_peak() -> None:
+    arena = Arena(64 * MIB)
+    arena.occupy()
+    try:
+        assert 64 * MIB <= PeakDram(arena.nbytes).peak_bytes() < 96 * MIB
+    finally:
+        arena.close()
+
+
+def test_an_arena_is_resident_only_between_its_beginning_and_its_end() -> None:
+    arena = Arena(200 * MIB)
+    before = memory._status()["RssAnon"]
+    arena.begin()
+    arena.wait()
+    assert memory._status()["RssAnon"] - before > 190 * MIB and arena.fault_s > 0
+    arena.close()
+    assert memory._status()["RssAnon"] - before < 10 * MIB
+    assert not [t for t in threading.enumerate() if t.name.startswith("penstock-dram")]
+
+
+def test_free_vram_is_asked_of_a_card_alone(checkpoint: Path) -> None:
+    plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
+    refuse_if_short(plan, Free(1 << 40))
+    with pytest.raises(UserError, match="end the other process"):
+        refuse_if_short(plan, Free(1 << 40, 1, 1 << 40))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_reading_may_begin_before_there_is_a_card(checkpoint: Path, gpu: bool) -> None:
+    made: Decisions = decisions(gpu=gpu, resident=(1, 1, 0) if gpu else (0, 0, 0))
+    plan, options = plan_for(checkpoint, made, gpu), EngineOptions()
+    copier, results = LockingCopier() if gpu else None, []
+    for early in (True, False):
+        skeleton = open_skeleton(checkpoint)
+        with Groundwork(plan) as ground:
+            host = HostSide(plan, skeleton, ground.arena, options)
+            try:
+                if early:
+                    host.begin_reading()
+                    for arrival, _ in host.reads:
+                        arrival.wait()
+                if gpu:
+                    ground.arena(0).lock_pages(copier)
+                engine = Engine(plan, skeleton, copier, CPU, options, None, host)
+                try:
+                    engine.load(BATCH, lambda *_: None)
+                    results.append(generate(engine.sequences(BATCH), BATCH, Sampler(Sampling(), CPU), keep_logits=True))
+                finally:
+                    engine.close()
+            finally:
+                host.close()
+    assert not gpu or not copier.held
+    assert all(torch.equal(a, b) for a, b in zip(results[0].logits, results[1].logits, strict=True))

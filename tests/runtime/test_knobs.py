@@ -1,0 +1,76 @@
+"""How the engine may move is held against the plan before anything is loaded, and shows in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import UserError
+from runtime.knobs import check_engine
+from runtime.schema import EngineConfig
+from tests.runtime.running import Desk, desk
+from tests.support import decisions, plan_for
+
+
+@pytest.mark.parametrize(
+    ("made", "engine", "says"),
+    [
+        ({}, {"balance_units": 3}, "=3: the plan copies 2 units ahead, so 1 to 2 are allowed; lower it, or raise force.vram"),
+        ({}, {"balance_units": 0}, "engine.balance_units=0: must be 1 or more"),
+        ({"vram_distance": 0}, {"balance_units": 2}, "so 1 to 1 are allowed"),
+        ({"resident": (0, 0, 1)}, {"keep_finished_units": 4}, "with 4 slots a slot is wanted again after 4 units, so 0 to 3"),
+        ({"resident": (0, 0, 1), "slots": 6}, {"keep_finished_units": 6}, "so 0 to 5 are allowed"),
+        ({}, {"keep_finished_units": 3}, "after 3 units, so 0 to 2 are allowed"),
+        ({}, {"keep_finished_units": -1}, "engine.keep_finished_units=-1: must be 0 or more"),
+        ({}, {"warmup_layers": 5}, "engine.warmup_layers=5: the DRAM cache's first fill is 4 layers, so 0 to 4 are allowed"),
+        ({}, {"warmup_layers": -1}, "engine.warmup_layers=-1: must be 0 or more"),
+    ],
+)
+def test_what_cannot_work_with_the_plan_is_refused(checkpoint: Path, made: dict, engine: dict, says: str) -> None:
+    plan = plan_for(checkpoint, decisions(gpu=True, **made), gpu=True)
+    with pytest.raises(UserError, match="^[^\n]*$") as refused:
+        check_engine(EngineConfig(**engine), plan)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("engine", [{"balance_units": 2}, {"balance_units": None}, {"keep_finished_units": 2}, {"warmup_layers": 4}])
+def test_what_can_is_not(checkpoint: Path, engine: dict) -> None:
+    assert check_engine(EngineConfig(**engine), plan_for(checkpoint, decisions(gpu=True), gpu=True)) == []
+
+
+def test_without_a_ring_its_keys_are_noted_as_idle_and_still_checked(checkpoint: Path) -> None:
+    plan = plan_for(checkpoint, decisions())
+    notes = check_engine(EngineConfig(balance_units=2, keep_finished_units=1), plan)
+    assert [note.split()[0] for note in notes] == ["engine.balance_units", "engine.keep_finished_units"]
+    assert check_engine(EngineConfig(), plan) == []
+    with pytest.raises(UserError, match="balance_units=0"):
+        check_engine(EngineConfig(balance_units=0), plan)
+
+
+def test_a_run_refuses_before_it_loads(on_a_card: Desk) -> None:
+    assert "keep_finished_units=9" in on_a_card.refusal(engine=EngineConfig(keep_finished_units=9))
+
+
+@pytest.mark.parametrize("engine", [{"keep_finished_units": 2}, {"balance_units": 2}, {"warmup_layers": 0}, {"wrap_around": False}])
+def test_no_key_changes_what_is_computed(on_a_card: Desk, engine: dict) -> None:
+    assert on_a_card.run(engine=EngineConfig(**engine))["tokens"] == on_a_card.run()["tokens"]
+
+
+def test_kept_units_show_as_waits_for_slots(on_a_card: Desk) -> None:
+    usual, kept = (on_a_card.run(engine=EngineConfig(keep_finished_units=n))["ring"] for n in (0, 2))
+    assert kept["slot_waits"] > kept["units"] / 2 > usual["slot_waits"]
+
+
+def test_a_balance_shows_as_units_copied_before_their_turn(checkpoint: Path, tmp_path: Path, on_a_card: Desk) -> None:
+    """Attention of most layers is resident: FFN units queue for their slots, and the attention units behind them need not."""
+    made = decisions(gpu=True, resident=(4, 0, 0), vram_distance=4, slots=6)
+    here = desk(tmp_path, plan_for(checkpoint, made, gpu=True))
+    strict, free = (here.run(engine=EngineConfig(balance_units=n))["ring"] for n in (1, None))
+    assert strict["out_of_turn"] == 0 < free["out_of_turn"]
+    assert strict["bytes"] <= free["bytes"]
+
+
+def test_layers_that_were_awaited_are_counted(on_a_card: Desk) -> None:
+    assert on_a_card.run()["cache"]["warm_layers"] == 4
+    assert 2 <= on_a_card.run(engine=EngineConfig(warmup_layers=2))["cache"]["warm_layers"] <= 4
