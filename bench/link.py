@@ -41,6 +41,8 @@ class Row:
     predicted: float | None
     vram_gb: float
     dram_gb: float
+    spread: str = ""
+    """Of the limit's measurements, where it is a link's."""
 
 
 class Bench:
@@ -79,17 +81,35 @@ class Bench:
         return json.loads(report.read_text())
 
 
+def limits_of(report: dict, key: str) -> list[float]:
+    """The limit as measured before and after."""
+    return [when[key] for when in report["limits"].values() if key in when]
+
+
 def limit_of(report: dict, key: str) -> float:
     """The mean of the limit before and after."""
-    values = [when[key] for when in report["limits"].values() if key in when]
+    values = limits_of(report, key)
     return sum(values) / len(values)
+
+
+def link_limit(report: dict, stage: str) -> tuple[float, str]:
+    """A link's limit, alone or beside the other link, whichever was higher: a drive behind a host that was awake reads faster. And the
+    range of all its measurements."""
+    keys = [key for key in (f"{stage}_gbps", *(k for k in BESIDE.values() if k.startswith(stage))) if limits_of(report, key)]
+    values = [value for key in keys for value in limits_of(report, key)]
+    return max(limit_of(report, key) for key in keys), f"{min(values):.2f}-{max(values):.2f}"
+
+
+BESIDE = {"ssd": "ssd_beside_h2d_gbps", "h2d": "h2d_beside_ssd_gbps"}
+"""Stage -> its rate while both links are busy."""
 
 
 def stream_row(case: str, what: str, report: dict, stage: str, target: str) -> Row:
     """Bytes per token over seconds per token against the link's own limit."""
-    limit = limit_of(report, f"{stage}_gbps")
+    limit, spread = link_limit(report, stage)
     rate = report["measured"][f"{stage}_bytes_per_token"] / step_s(report) / 1e9
-    return _row(case, what, rate, limit, "GB/s", rate / limit, target, report, "decode_s_per_token", step_s(report))
+    row = _row(case, what, rate, limit, "GB/s", rate / limit, target, report, "decode_s_per_token", step_s(report))
+    return replace(row, spread=spread)
 
 
 def step_s(report: dict) -> float:
@@ -103,8 +123,8 @@ def bound_row(case: str, what: str, report: dict, key: str, target: str, beside:
     computing takes when nothing moves. With ``beside`` links are taken as they are while both are busy."""
     phase = "prefill" if key == "prefill_s" else "decode"
     stages, steps = report["stages"][phase], max(1, len(report["step_s"]) if phase == "decode" else report["batches"])
-    names = {"ssd": "ssd_beside_h2d_gbps", "h2d": "h2d_beside_ssd_gbps"} if beside else {"ssd": "ssd_gbps", "h2d": "h2d_gbps"}
-    bounds = [stages[n]["bytes"] / steps / 1e9 / limit_of(report, limit) for n, limit in names.items() if stages.get(n, {}).get("bytes")]
+    moved = {n: stages[n]["bytes"] / steps / 1e9 for n in BESIDE if stages.get(n, {}).get("bytes")}
+    bounds = [gb / (limit_of(report, BESIDE[n]) if beside else link_limit(report, n)[0]) for n, gb in moved.items()]
     bounds.append(limit_of(report, "prefill_s" if phase == "prefill" else "decode_s"))
     seconds = step_s(report) if phase == "decode" else median(report["prefill_each_s"])
     return _row(case, what, seconds, max(bounds), "s", seconds / max(bounds), target, report, key, seconds)
@@ -290,6 +310,7 @@ def main() -> None:
     where = machine(bench.probe())
     print(json.dumps(where), flush=True)
     header = f"{'case':30} {'what':40} {'result':>8} {'limit':>8} {'':5} {'ratio':>6} {'target':8} {'pred/meas':>9} {'VRAM':>6} {'DRAM':>6}"
+    header += "  limit from-to"
     print(header, flush=True)
     rows: list[Row] = []
     for name in names:
@@ -298,7 +319,7 @@ def main() -> None:
             predicted = f"{row.predicted:9.3f}" if row.predicted else " " * 9
             print(
                 f"{row.case:30} {row.what:40} {row.result:8.3f} {row.limit:8.3f} {row.unit:5} {row.ratio:6.3f} {row.target:8} {predicted}"
-                f" {row.vram_gb:6.2f} {row.dram_gb:6.2f}",
+                f" {row.vram_gb:6.2f} {row.dram_gb:6.2f}  {row.spread}",
                 flush=True,
             )
             if "out" in given:

@@ -34,7 +34,10 @@ class FixedCosts:
     embedding_lookup_s: float = 50e-6
     """One pass with the embedding table in DRAM: token ids to the host, rows gathered, rows to the device. Two small PCIe
     copies and a synchronize, 10-20 microseconds each, and the gather."""
-    ssd_reads_per_s: float = 2000.0
+    embedding_rows_gbps: float = 2.5
+    """Rows of an embedding table in DRAM, read over the link by the kernel that gathers them: 2048 rows of 8 KB added 7 ms to a prefill
+    and 8192 added 27 ms, on an H200."""
+    ssd_reads_per_s: float = 4000.0
     """Most reads a second: each costs the interpreter some 50 microseconds, which the thread that launches kernels feels (8,500 a
     second doubled the time of a step on an H100). Faster drives want larger blocks."""
     imports_s: float = 4.0
@@ -101,6 +104,11 @@ def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int) -> float:
 def h2d_loss(gpu: Gpu) -> float:
     """Seconds of copying that a second of SSD reading costs: both write or read the same DRAM. Near 0 beside one drive."""
     return max(0.0, 1 - gpu.h2d_while_ssd_gbps / gpu.h2d.peak)
+
+
+def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
+    """Seconds to look up ``rows`` tokens in an embedding table in DRAM, in so many passes."""
+    return passes * FIXED.embedding_lookup_s + rows * model.hidden * model.dtype_bytes / FIXED.embedding_rows_gbps / GB
 
 
 def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
@@ -193,20 +201,21 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     kv_h2d_s = _kv_h2d_seconds(hardware, model, decisions, kv) + loss * kv_ssd_s
     d2h_rate = hardware.gpu.d2h.peak * GB if hardware.gpu else 1.0
     spilled = kv["h2d"] / d2h_rate
-    fixed = FIXED.embedding_lookup_s if hardware.gpu and decisions.weights.embedding is Tier.dram else 0.0
+    far = hardware.gpu is not None and decisions.weights.embedding is Tier.dram
+    rows = decisions.batch * workload.prompt_tokens
     write_s = kv["ssd"] / (hardware.ssd_write_gbps * GB) if kv["ssd"] else 0.0
     compute_s = prefill_compute_s(hardware, model, workload, decisions.batch, decisions.prefill_chunk_tokens)
     prefill = {
         Stage.ssd: passes * weights_ssd_s + earlier * kv_ssd_s + prompt_fill(workload) * write_s,
         Stage.h2d: passes * weights_h2d_s + earlier * kv_h2d_s,
         Stage.d2h: prompt_fill(workload) * spilled,
-        Stage.compute: compute_s + passes * fixed,
+        Stage.compute: compute_s + (lookup_s(model, rows, passes) if far else 0.0),
     }
     decode = {
         Stage.ssd: weights_ssd_s + kv_fill(workload) * kv_ssd_s,
         Stage.h2d: weights_h2d_s + kv_fill(workload) * kv_h2d_s,
         Stage.d2h: spilled / workload.max_tokens,
-        Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch) + fixed,
+        Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch) + (lookup_s(model, decisions.batch, 1) if far else 0.0),
     }
     prefill_s, decode_s = max(prefill.values()), max(decode.values())
     prefill_weight, decode_weight = objective_weights(workload, decisions.batch)

@@ -52,7 +52,7 @@ class Force:
         return ", ".join(f"force.{key}={given[key]}" for key in blamed)
 
     def apply(self, decisions: Decisions, layers: int) -> Decisions:
-        """``decisions`` for a model of ``layers`` layers, with the fixed ones in place; what follows from them (HWM after cap, staging after
+        """``decisions`` for a model of ``layers`` layers, the fixed ones in place; what follows from them (HWM after cap, staging after
         block) moves along.
 
         The result may break a rule: check it with ``planner.rules.broken_rules``.

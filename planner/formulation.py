@@ -14,7 +14,7 @@ from itertools import product
 
 import pulp
 
-from planner.cost import FIXED, decode_compute_s, h2d_gbps, h2d_loss, kv_fill, objective_weights, prompt_fill
+from planner.cost import decode_compute_s, h2d_gbps, h2d_loss, kv_fill, lookup_s, objective_weights, prompt_fill
 from planner.decisions import CachePolicy, Tier
 from planner.force import Force
 from planner.hardware import HardwareProfile
@@ -247,15 +247,15 @@ class Formulation:
                     self._add(kv_h2d_t >= kv_t - most_kv * (1 - bit))
             loss = h2d_loss(self.gpu)
             self.h2d_t, kv_h2d_t = self.h2d_t + loss * self.ssd_t, kv_h2d_t + loss * kv_ssd_t
-        fixed = (FIXED.embedding_lookup_s * self.ticks_per_s) * (1 - self.embed_in_vram) if self.gpu else 0
+        far = (1 - self.embed_in_vram) if self.gpu else 0
         d2h_t = self._spilled_mb * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
         fill = kv_fill(p.workload)
         self.decode_t = self.lp.add_variable("decode_t", 0)
         self._add(self.decode_t >= self.ssd_t + fill * kv_ssd_t)
         self._add(self.decode_t >= self.h2d_t + fill * kv_h2d_t)
         self._add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
-        self._add(self.decode_t >= 1 + fixed)
-        self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, fixed)
+        self._add(self.decode_t >= 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s))
+        self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
 
     def _by_ssd_choice(self, name: str, mb: pulp.LpAffineExpression, most_mb: float) -> pulp.LpAffineExpression:
         """Ticks to read ``mb`` at the chosen block and depth."""
@@ -271,7 +271,7 @@ class Formulation:
         layer_t = self.page.layer_bytes / MB / GB_IN_MB / h2d_gbps(self.gpu, self.page.layer_bytes, chunk_bytes) * self.ticks_per_s
         return (self.kv_layers[Tier.dram] + self.kv_layers[Tier.ssd]) * layer_t, self.layers * layer_t
 
-    def _prefill(self, kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, fixed) -> None:
+    def _prefill(self, kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far) -> None:
         """Ticks of the whole prefill in the chosen passes; KV that is spilled is written once and read by every later pass."""
         p, model, ticks = self.problem, self.problem.model, self.ticks_per_s
         self.prefill_t = self.lp.add_variable("prefill_t", 0)
@@ -286,8 +286,9 @@ class Formulation:
             write_t = kv_ssd_mb * (filled / GB_IN_MB * write_t_per_gb)
             most = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
             self._add(self.prefill_t >= choice.passes * self.ssd_t + earlier * kv_ssd_t + write_t - most * (1 - bit))
-            most = (choice.compute_s + choice.passes * FIXED.embedding_lookup_s) * ticks
-            self._add(self.prefill_t >= choice.compute_s * ticks + choice.passes * fixed - most * (1 - bit))
+            lookups_t = lookup_s(model, p.batch * p.workload.prompt_tokens, choice.passes) * ticks
+            most = choice.compute_s * ticks + lookups_t
+            self._add(self.prefill_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))
             if self.gpu:
                 slowest = max(max(c.s_per_gb) for c in self.chunk_choices) * ticks
                 most = choice.passes * (weights_gb + self.head_blocks * self.block / MB / GB_IN_MB) * slowest

@@ -27,7 +27,7 @@ class Overheads:
     """Compiled matrix kernels that oneDNN keeps, and its PyTorch binding once more. A decoder has fewer than ten shapes of weights."""
     cpu_kernel_bytes: int = 700_000
     """One of them with AVX-512, measured: routed experts fill both caches, since each layer and prompt brings other numbers of rows."""
-    allocator_holes: float = 0.22
+    allocator_holes: float = 0.25
     """Share of a prefill's activations that torch's allocator needs beside them on a card, for blocks of different sizes to find a place
     without asking the driver: 0.10 to 0.22 with 2048 to 16384 tokens of an 8B geometry on an H200; with less, passes take 8 to 12 %
     longer."""

@@ -47,7 +47,7 @@ class Preferences:
     """Seconds of the links, also of those that nothing waits for."""
     passes: float = 1e-3
     """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
-    headroom: float = 1e-2
+    headroom: float = 0.2
     """A DRAM slot more for layers on their way from the SSD, where it costs no time: with the fewest, a copy that is late holds up the
     reads behind it."""
     load: float = 5e-2

@@ -135,6 +135,8 @@ class VramRing:
         self._fetched: dict[int, _Fetched] = {}
         self._arrived: dict[int, Event] = {}
         self._queued: deque[_Queued] = deque()
+        self._past: deque[Event] = deque()
+        """Beginnings of copies that were booked, to be recorded anew."""
         self.entered_after: Event | None = None
         """What compute waits for before it uses the unit that was entered last."""
         self._error: BaseException | None = None
@@ -270,6 +272,7 @@ class VramRing:
                 self._queued.popleft()
                 self._cond.notify_all()
             start_s, end_s = self._device.time_of(copy.start), self._device.time_of(copy.end)
+            self._past.append(copy.start)
             if copy.cleared is not None and idle_since is not None:
                 self._book_idle(str(copy.unit), copy.cleared, idle_since, start_s)
             self._ledger.add("h2d", str(copy.unit), start_s, end_s, copy.nbytes)
@@ -292,7 +295,7 @@ class VramRing:
         return self._units[number % len(self._units)]
 
     def _copy(self, piece: Segment, slot: torch.Tensor, source: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None) -> Event:
-        start = self._device.copy_event()
+        start = self._device.copy_event(self._past.popleft() if self._past else None)
         self._device.copy(slot[piece.dst : piece.dst + piece.nbytes], source[piece.src : piece.src + piece.nbytes])
         end = self._device.copy_event()
         with self._cond:
