@@ -45,6 +45,8 @@ class Verb:
     schema: type
     example: str
     reads_wsm: bool = False
+    word: str | None = None
+    """The key that a bare word sets: with ``action``, ``kv list`` is ``kv action=list``."""
 
     @property
     def name(self) -> str:
@@ -65,13 +67,16 @@ class _Call:
     typed: list[str]
     environment: Environment = field(default_factory=Environment)
     failed: list[UserError] = field(default_factory=list)
+    status: int = 0
+    """The highest that a task has returned."""
 
 
 _call: ContextVar[_Call] = ContextVar("call")
 
 
-def job(task: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Make the task of a verb from a function of its schema's dataclass. A point of a sweep that fails does not end it."""
+def job(task: Callable[[Any], int | None]) -> Callable[[Any], None]:
+    """Make the task of a verb from a function of its schema's dataclass, which may return an exit status. A point of a sweep that fails
+    does not end it."""
 
     @functools.wraps(task)
     def run(cfg: Any) -> None:
@@ -90,7 +95,7 @@ def job(task: Callable[[Any], None]) -> Callable[[Any], None]:
             if sweep and getattr(config, "out", None):
                 config.out = os.path.relpath(os.path.join(hydra.runtime.output_dir, config.out))
             raise_if_interrupted()
-            task(config)
+            call.status = max(call.status, task(config) or 0)
         except Exception as error:
             raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would tell of a job that failed
             if not isinstance(error, UserError | OmegaConfBaseException):
@@ -113,7 +118,9 @@ def _complete(cfg: Any, call: _Call, choices: Mapping[str, str | None]) -> Any:
     for path in (path for path in call.keys if path in missing):
         group = path.partition(".")[0]
         if group not in call.groups:
-            raise UserError(f"{path}=... is required; see `{_program()} {call.verb.name} --help`")
+            choices = call.keys[path].choices
+            allowed = f", one of {', '.join(choices)}" if choices else ""
+            raise UserError(f"{path}=... is required{allowed}; see `{_program()} {call.verb.name} --help`")
         if choices.get(group) is None:
             first = "run `planner probe` and " if group == "hardware" and LOCAL not in call.groups[group] else ""
             own = f"{LOCAL}, " if first else ""
@@ -143,7 +150,8 @@ class Program:
     verbs: tuple[Verb, ...]
 
     def main(self) -> NoReturn:
-        """Run on ``sys.argv`` and exit: 0, 2 after the user's mistake, 130 or 143 after SIGINT or SIGTERM. A bug keeps its traceback."""
+        """Run on ``sys.argv`` and exit: 0 or the verb's own status, 2 after the user's mistake, 130 or 143 after SIGINT or SIGTERM. A bug
+        keeps its traceback."""
         try:
             with terminate_as_interrupt():
                 status = self._dispatch(sys.argv[1:])
@@ -200,7 +208,7 @@ class Program:
         answers = [v.name for v in self.verbs if v.name.startswith(name)]
         if space:
             verb = next((v for v in self.verbs if v.name == name), None)
-            answers = complete_word(rest.rpartition(" ")[2], _grammar(verb, multirun=True)) if verb else []
+            answers = complete_word(rest.rpartition(" ")[2], _grammar(verb, multirun=True), verb.word) if verb else []
         print(("\n" if shell == "fish" else " ").join(answers))
         return 0
 
@@ -210,7 +218,7 @@ def _program() -> str:
 
 
 def _run(verb: Verb, args: argparse.Namespace) -> int:
-    """Run one verb; 2 when a point of a sweep failed. Raises UserError for everything that the user can mend."""
+    """Run one verb; its status, or 2 when a point of a sweep failed. Raises UserError for everything that the user can mend."""
     multirun = bool(args.multirun) or any(o.replace(" ", "").upper() == "HYDRA.MODE=MULTIRUN" for o in args.overrides)
     grammar = _grammar(verb, multirun, args.config_dir)
     if args.help:
@@ -218,7 +226,7 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
 
         print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.schema, grammar)
         return 0
-    typed = list(args.overrides)
+    typed = _spelled_out(args.overrides, verb.word)
     overrides = [normalise(override, grammar) for override in typed]
     explicit = {key_of(o) for o in overrides}
     environment = read_environment(os.environ, verb.name, explicit) if verb.reads_wsm else Environment()
@@ -233,7 +241,13 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
         _enter_hydra(call, arguments(args, overrides + sweep))
     if call.failed and not multirun:
         raise call.failed[0]
-    return 2 if call.failed else 0
+    return 2 if call.failed else call.status
+
+
+def _spelled_out(overrides: list[str], word: str | None) -> list[str]:
+    """``overrides`` with the first bare word as the value of the key ``word``."""
+    bare = next((i for i, override in enumerate(overrides) if word and "=" not in override and not override.startswith("~")), None)
+    return [f"{word}={override}" if i == bare else override for i, override in enumerate(overrides)]
 
 
 def _enter_hydra(call: _Call, line: list[str]) -> None:

@@ -44,6 +44,8 @@ class FixedCosts:
     """Importing torch and transformers, at least: 4 s on the fastest machine tried, 8 to 18 on the others."""
     first_kernels_s: float = 0.6
     """On a GPU, the first pass over a model, which loads its kernels: 0.5 to 0.6 s with an 8B geometry on an H200."""
+    first_passes: int = 3
+    """Without a GPU, passes of one token that are rehearsed while weights are read."""
     cpu_dense_rows: int = 256
     """Rows at which a CPU's matrix rate is measured."""
     cpu_packing_rows: float = 80.0
@@ -247,7 +249,8 @@ def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, deci
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
     pinned = used_bytes(dram_use(hardware, model, workload, decisions))
     pin_s = max(0.0, pinned / GB * hardware.pin_s_per_gb - FIXED.imports_s)
-    return max(read_s, pin_s, FIXED.first_kernels_s if hardware.gpu else 0.0)
+    first_s = FIXED.first_kernels_s if hardware.gpu else FIXED.first_passes * decode_compute_s(hardware, model, workload, decisions.batch)
+    return max(read_s, pin_s, first_s)
 
 
 def _kv_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from planner.cost import ssd_gbps
 from planner.decisions import Tier
 from planner.interrupt import uninterrupted
 from planner.memory import OVERHEADS
@@ -15,7 +16,7 @@ from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy import make_policy
 from planner.probe.memory import usable_cores
-from planner.units import align_down, align_up
+from planner.units import GB, align_down, align_up
 from runtime.arena import Arena
 from runtime.dram import DramTier
 from runtime.fixtures import Fixture, device_fixtures, host_fixtures
@@ -83,7 +84,7 @@ class HostSide:
             with uninterrupted():
                 staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]
                 on_block = self.ledger.keep_block if options.keep_spans else None
-                self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block)
+                self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block, usual_s=_usual_read_s(plan))
                 self._stack.callback(self.pool.close)
                 self.cached = CachedReads(self.pool, usable_cores())
                 self._stack.callback(self.cached.close)
@@ -119,3 +120,9 @@ class HostSide:
     def close(self) -> None:
         """Stop reading. Safe to call twice."""
         self._stack.close()
+
+
+def _usual_read_s(plan: Plan) -> float:
+    """Seconds of one block with all reads in flight, at the rate that the profile has for them."""
+    ssd = plan.decisions.weights.ssd
+    return ssd.queue_depth * ssd.block_bytes / GB / ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)

@@ -63,7 +63,7 @@ class ReadPool:
     None. Blocks whose place in the buffer allows it are read straight there with O_DIRECT; the others land in staging
     and are copied. Where the file system refuses O_DIRECT, or with ``direct=False``, reads go through the page cache
     straight to their place; after a refusal the cache is told to drop what was read. ``preadv`` is ``os.preadv``, or a
-    test's own. ``on_block`` is called on the reading threads.
+    test's own. ``on_block`` is called on the reading threads. ``usual_s`` is what a read should take: see ``Stalls``.
     """
 
     def __init__(
@@ -74,11 +74,12 @@ class ReadPool:
         direct: bool = True,
         preadv: Preadv = os.preadv,
         on_block: OnBlock | None = None,
+        usual_s: float = 0.0,
     ):
         if threads < 1 or block_bytes < ALIGN:
             raise UserError(f"queue_depth={threads}, block_bytes={block_bytes}: at least 1 and {ALIGN} are needed")
         self.meter = Meter()
-        self.stalls = Stalls()
+        self.stalls = Stalls(usual_s)
         self._block_bytes = align_down(block_bytes)
         self._map = mmap.mmap(-1, threads * self._block_bytes) if staging is None else None
         whole = memoryview(self._map) if self._map is not None else staging.cast("B")

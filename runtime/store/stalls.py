@@ -31,9 +31,14 @@ class Stall:
 
 
 class Stalls:
-    """Notes every block that was read; keeps counts and the longest stall alone. Thread-safe, about 2 microseconds a read."""
+    """Notes every block that was read; keeps counts and the longest stall alone. Thread-safe, about 2 microseconds a read.
 
-    def __init__(self) -> None:
+    ``usual_s`` is what a read takes on this drive as it was measured: the first reads may be faster, from some cache above the drive, and
+    then all others would look slow.
+    """
+
+    def __init__(self, usual_s: float = 0.0) -> None:
+        self._usual_s = usual_s
         self._lock = threading.Lock()
         self._bins = [0] * _BINS
         self._reads = 0
@@ -50,7 +55,7 @@ class Stalls:
             self._bins[_bin(seconds)] += 1
             if self._reads == ENOUGH or self._reads % 64 == 0:
                 self._median_s = self._median()
-            if seconds < LEAST_S or seconds <= FACTOR * self._median_s:
+            if seconds < LEAST_S or seconds <= FACTOR * max(self._median_s, self._usual_s):
                 return
             self.count += 1
             self.lost_s += seconds - self._median_s

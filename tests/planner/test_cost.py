@@ -150,6 +150,7 @@ def test_loading_reads_at_the_rate_of_where_the_weights_lie():
     decisions, cold = planned(hardware, m, work())
     rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     assert cold.load_s == pytest.approx(m.weight_bytes / rate / GB)
-    assert load_s(hardware, m, work(), decisions, cached=1.0) == pytest.approx(m.weight_bytes / hardware.dram_copy_gbps / GB)
+    first_s = 3 * cold.decode_stages["compute"]
+    assert load_s(hardware, m, work(), decisions, cached=1.0) == pytest.approx(max(first_s, m.weight_bytes / hardware.dram_copy_gbps / GB))
     slow = replace(hardware, pin_s_per_gb=100.0)
     assert load_s(slow, m, work(), decisions) == pytest.approx(cold.dram_bytes / GB * 100 - 4), "page-locking begins before the imports"

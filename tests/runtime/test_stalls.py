@@ -79,3 +79,15 @@ def test_a_few_reads_or_short_ones_make_no_stall() -> None:
         stalls.note(1e-5, Path("a"), 0)
     stalls.note(0.9 * LEAST_S, Path("a"), 0)
     assert stalls.facts()["count"] == 0 and stalls.facts()["file"] is None
+
+
+def test_reads_as_the_drive_was_measured_are_no_stalls_after_faster_ones() -> None:
+    """What a host had cached is read first."""
+    stalls = Stalls(usual_s=0.03)
+    for k in range(20):
+        stalls.note(0.002, Path("w"), k)
+    for k in range(400):
+        stalls.note(0.025, Path("w"), k)
+    assert stalls.count == 0
+    stalls.note(0.5, Path("w"), 7)
+    assert stalls.count == 1 and stalls.longest is not None and stalls.longest.offset == 7
