@@ -15,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from planner.probe.findings import CannotMeasure
 from planner.probe.scratch import LEAST_BYTES, Cursor, Target
-from planner.units import GB, align_down
+from planner.units import GB, align_down, align_up
 
 WRITE_BYTES = 8 * 2**20
 """One write."""
 WRITE_DEPTH = 2
 """Writes in flight."""
+SPREAD_BYTES = 512 * 2**20
+"""Read buffers in all, at least: several times the largest processor caches."""
 PATTERN_BYTES = 32 * 2**20
 """Random bytes that the scratch file repeats: more than any file system looks back when it compresses."""
 
@@ -69,17 +71,23 @@ def fill_scratch(fd: int, direct: bool, wanted: int, seconds: float, what: str) 
 
 
 class Buffers:
-    """Page-aligned read buffers, touched once: ``depth`` of ``block_bytes``."""
+    """Page-aligned read buffers, touched once: ``depth`` of ``block_bytes``, or as many more as make ``SPREAD_BYTES``. What a run reads
+    lands in memory, not in the processor's cache: that shows where the drive is memory itself."""
 
     def __init__(self, depth: int, block_bytes: int) -> None:
         self.depth, self.block_bytes = depth, block_bytes
-        self._memory = mmap.mmap(-1, depth * block_bytes)
-        self._memory.write(bytes(depth * block_bytes))
+        self._each = align_up(max(block_bytes, SPREAD_BYTES // depth))
+        self._memory = mmap.mmap(-1, depth * self._each)
+        zeros = bytes(PATTERN_BYTES)
+        while self._memory.tell() < len(self._memory):
+            self._memory.write(zeros[: len(self._memory) - self._memory.tell()])
+        self._at = [0] * depth
 
     def view(self, index: int, nbytes: int) -> memoryview:
-        """The first ``nbytes`` bytes of buffer ``index``."""
-        start = index * self.block_bytes
-        return memoryview(self._memory)[start:start + nbytes]
+        """``nbytes`` bytes, at most ``block_bytes``, for the next read number ``index`` of those in flight."""
+        start = self._at[index] if self._at[index] + nbytes <= self._each else 0
+        self._at[index] = start + nbytes
+        return memoryview(self._memory)[index * self._each + start :][:nbytes]
 
 
 class ReadLoad:
@@ -98,13 +106,12 @@ class ReadLoad:
         self.gbps = 0.0
 
     def _read(self, index: int) -> None:
-        view = self._buffers.view(index, self._block_bytes)
         passes = self._target.nbytes // self._block_bytes
         first = True
         try:
             while first or not (self._stop.is_set() or (self._once and len(self._done) >= passes)):
                 fd, at = self._cursor.take(self._block_bytes)
-                got = os.preadv(fd, [view], at)
+                got = os.preadv(fd, [self._buffers.view(index, self._block_bytes)], at)
                 if got != self._block_bytes:
                     raise OSError(f"short read: {got} of {self._block_bytes} bytes at offset {at}")
                 self._done.append(time.perf_counter())

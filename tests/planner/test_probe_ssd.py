@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -11,7 +12,7 @@ import pytest
 from planner.probe import scratch, ssd
 from planner.probe.findings import CannotMeasure
 from planner.probe.scratch import Cursor, Target, existing_files, file_system, scratch_bytes, scratch_file
-from planner.probe.ssd import Buffers, ReadLoad, fill_scratch
+from planner.probe.ssd import SPREAD_BYTES, Buffers, ReadLoad, fill_scratch
 from planner.probe.sweep import best_point, next_point, sweep, table
 
 KIB, MIB = 2**10, 2**20
@@ -218,3 +219,12 @@ def test_a_table_of_rates_is_made_monotone_without_moving_what_already_is() -> N
     lucky = {(1, 1): 1.0, (1, 16): 1.8, (4, 1): 1.1, (4, 16): 1.4}
     smooth = monotone(lucky, dict.fromkeys(lucky, 1.0))
     assert smooth[1, 16] == smooth[4, 16] == pytest.approx(1.6)
+
+
+def test_reads_land_all_over_the_buffers_and_never_in_anothers() -> None:
+    buffers = Buffers(3, 64 * KIB)
+    starts = [{ctypes.addressof(ctypes.c_char.from_buffer(buffers.view(index, 64 * KIB))) for _ in range(6000)} for index in range(3)]
+    assert not starts[0] & starts[1] and not starts[1] & starts[2] and not starts[0] & starts[2]
+    assert all(len(places) * 64 * KIB > SPREAD_BYTES // 3 - 64 * KIB for places in starts)
+    every = sorted(set().union(*starts))
+    assert all(b - a >= 64 * KIB and a % 4096 == 0 for a, b in zip(every, every[1:], strict=False))

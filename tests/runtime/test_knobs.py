@@ -66,9 +66,8 @@ def test_a_balance_shows_as_units_copied_before_their_turn(checkpoint: Path, tmp
     """Attention of most layers is resident: FFN units queue for their slots, and the attention units behind them need not."""
     made = decisions(gpu=True, resident=(4, 0, 0), vram_distance=4, slots=6)
     here = desk(tmp_path, plan_for(checkpoint, made, gpu=True))
-    strict, free = (here.run(engine=EngineConfig(balance_units=n))["ring"] for n in (1, None))
+    strict, free = (here.run(engine=EngineConfig(balance_units=n), rounds=10)["ring"] for n in (1, None))
     assert strict["out_of_turn"] == 0 < free["out_of_turn"]
-    assert strict["bytes"] <= free["bytes"]
 
 
 def test_layers_that_were_awaited_are_counted(on_a_card: Desk) -> None:
