@@ -7,7 +7,7 @@ import hydra
 from planner.app import CONFIG, Program, Verb, job
 from planner.threads import wait_asleep
 from runtime.kernels import keep_few_kernels
-from runtime.schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from runtime.schema import BenchConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="run")
@@ -46,6 +46,15 @@ def verify(cfg: VerifyConfig) -> None:
     verify_verb(cfg)
 
 
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="kv")
+@job
+def kv(cfg: KvConfig) -> int:
+    """list, verify or clear a directory of KV pages"""
+    from runtime.kv_verb import kv_verb
+
+    return kv_verb(cfg)
+
+
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="synth")
 @job
 def synth(cfg: SynthConfig) -> None:
@@ -63,6 +72,7 @@ PROGRAM = Program(
         Verb(bench, BenchConfig, "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]", True),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
         Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
+        Verb(kv, KvConfig, "runtime kv list dir=kv-pages", word="action"),
         Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama"),
     ),
 )

@@ -18,7 +18,8 @@ from runtime.device import CopyDevice
 from runtime.fixtures import head_rows
 from runtime.generate import Batch, Sequences
 from runtime.host import EngineOptions, HostSide
-from runtime.kv import KvBuffers
+from runtime.kv.contiguous import KvBuffers, Pair
+from runtime.kv.prefix import Prefix
 from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
@@ -207,9 +208,13 @@ class Engine:
             sequences.step(fed)[0, 0].item()
             return prefill_s, time.perf_counter() - begun
 
-    def sequences(self, batch: Batch) -> Sequences:
+    def sequences(self, batch: Batch, prefix: Prefix | None = None) -> Sequences:
         """``batch`` on its way through the model, in the KV memory of the batches before it. One at a time, after :meth:`load`."""
-        return Sequences(self.model, self.device, batch, self.stream.begin_pass, self._kv_of(batch))
+        return Sequences(self.model, self.device, batch, self.stream.begin_pass, self._kv_of(batch), prefix)
+
+    def kv_pairs(self, batch: Batch) -> list[Pair]:
+        """K and V of every layer that ``batch`` will use, after :meth:`warm_up` with it."""
+        return self._kv_of(batch).pairs(len(batch.prompts))
 
     def _kv_of(self, batch: Batch) -> KvBuffers:
         if batch.capacity not in self._kv:

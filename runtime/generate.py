@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from runtime.kv import ContiguousLayer, KvBuffers
+from runtime.kv.contiguous import ContiguousLayer, KvBuffers
+from runtime.kv.prefix import Prefix
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,19 @@ class Sequences:
     Costs in each pass that pass's activations, and without ``buffers`` of an earlier batch the KV cache of ``batch.capacity`` tokens a
     sequence. ``begin_pass`` is told before every pass over the weights. Between passes everything stays on ``device``: a small copy
     to it would queue behind the weights' large ones.
+
+    With ``prefix`` the prompts' beginnings may come from disk. Then ``buffers`` were used for as many sequences before, and every layer
+    of ``model`` has full attention.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, batch: Batch, begin_pass: Callable[[], None], buffers: KvBuffers | None = None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        batch: Batch,
+        begin_pass: Callable[[], None],
+        buffers: KvBuffers | None = None,
+        prefix: Prefix | None = None,
     ):
         self._model = model
         self._batch = batch
@@ -94,18 +104,35 @@ class Sequences:
         self._padded = bool((mask == 0).any())
         self._ids, self._mask = ids.to(device), mask.to(device)
         self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
-        self._cache = (buffers or KvBuffers(model.config, batch.capacity)).fresh()
+        self._buffers = buffers or KvBuffers(model.config, batch.capacity)
+        self._cache = self._buffers.fresh()
+        self._prefix = prefix
 
     def prefill(self, progress: Callable[[int, int], None] | None = None) -> torch.Tensor:
-        """All prompts, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""
+        """All prompts, or what of them is not on disk, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""
         length = self._ids.shape[1]
-        for start in range(0, length, self._batch.chunk_tokens):
+        for start in range(self._restore(), length, self._batch.chunk_tokens):
             end = min(start + self._batch.chunk_tokens, length)
             logits = self._forward(self._ids[:, start:end], self._mask[:, :end], self._positions[:, start:end])
             if progress:
                 progress(end, length)
         self._positions = self._positions[:, -1:].clone()
+        if self._prefix:
+            self._prefix.keep(self._batch.prompts)
         return logits
+
+    def _restore(self) -> int:
+        """Columns that are held and need not be computed."""
+        if self._prefix is None:
+            return 0
+        held = self._prefix.restore(self._batch.prompts, self._buffers.pairs(len(self._batch.prompts)))
+        self._pretend(held)
+        return held
+
+    def put_by(self) -> None:
+        """Copy some of the prompts' KV pages on their way to the disk, as many as can be written beside what comes next."""
+        if self._prefix:
+            self._prefix.advance(self._batch.prompts, self._buffers.pairs(len(self._batch.prompts)))
 
     def step(self, fed: torch.Tensor) -> torch.Tensor:
         """One token a sequence, [batch] on the device -> logits [batch, vocab]."""
@@ -117,12 +144,15 @@ class Sequences:
     def jump_to_end(self) -> None:
         """Pretend that all but the last token of the capacity were decoded: the next step is the largest that can come."""
         last = self._batch.capacity - 1
-        for layer in self._cache.layers:
-            if isinstance(layer, ContiguousLayer):
-                layer.pretend(last)
+        self._pretend(last)
         self._positions.fill_(last - 1)
         if self._padded:
             self._mask = self._mask.new_ones(len(self._mask), last)
+
+    def _pretend(self, length: int) -> None:
+        for layer in self._cache.layers:
+            if isinstance(layer, ContiguousLayer):
+                layer.pretend(length)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self._begin_pass()
@@ -179,6 +209,7 @@ def generate(
             progress("decode", step + 1, batch.max_new_tokens)
         if step == 0:
             result.first_token_s = time.perf_counter() - begun - result.prefill_s
+        sequences.put_by()
         if all(done) or step + 1 == batch.max_new_tokens:
             break
         begun = time.perf_counter()

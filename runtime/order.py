@@ -15,6 +15,7 @@ from planner.plan import Plan
 from planner.planfile import read_plan
 from planner.rules import BrokenRule, broken_rules
 from runtime.knobs import check_engine
+from runtime.kv.check import check_reuse
 from runtime.schema import RunConfig
 from runtime.trace import check_form
 
@@ -47,6 +48,7 @@ def read_order(cfg: RunConfig) -> Order:
     _check_values(cfg)
     plan = _read_forced(cfg)
     _refuse_kv_outside(plan)
+    check_reuse(cfg.kv, plan)
     plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
         most = plan.decisions.batch

@@ -20,6 +20,7 @@ from planner.memory import ssd_use, used_bytes
 from planner.units import show_bytes, show_seconds
 from runtime.generate import Generation
 from runtime.job import Job
+from runtime.kv.prefix import told
 from runtime.stages import StageClock, StageUse
 
 FIGURES: dict[str, Callable[[Any], str]] = {
@@ -126,6 +127,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         f"DRAM cache: {cache['hits']} hits, {cache['misses']} misses, {cache['loads']} loads,"
         f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
     )
+    if report["kv_reuse"]:
+        console.print(told(report["kv_reuse"]), soft_wrap=True)
     if report["stalls"]["count"]:
         stalls = (
             "{count} reads stalled and lost {lost_s:.2f} s beyond the median of {median_s:.3f} s;"

@@ -18,6 +18,8 @@ from runtime.generate import Batch, Generation, Sampler, Sampling, generate
 from runtime.groundwork import Groundwork
 from runtime.host import EngineOptions, HostSide
 from runtime.job import Job, prepare
+from runtime.kv.keeping import open_pages, read_gbps
+from runtime.kv.prefix import Prefix
 from runtime.limits import measure_compute, measure_limits
 from runtime.memory import PeakDram
 from runtime.model import import_model, open_skeleton
@@ -91,6 +93,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
     options = EngineOptions(**vars(cfg.engine), keep_spans=cfg.trace is not None)
     with ExitStack() as stack:
         stack.callback(ground.close)
+        pages = None if cfg.kv.dir is None else stack.enter_context(open_pages(cfg.kv, job.plan, job.checkpoint, skeleton.model))
         ground.arena(0)
         with uninterrupted():
             host = stack.enter_context(closing(HostSide(job.plan, skeleton, ground.arena, options, say)))
@@ -125,6 +128,11 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         take_planned(job.plan, job.device)
         vram = VramWatch(job.plan, job.device)
         sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
+        prefix = None
+        if pages is not None:
+            depth = job.plan.decisions.weights.ssd.queue_depth
+            rate, pairs = read_gbps(cfg.kv), engine.kv_pairs(next(job.batches()))
+            prefix = stack.enter_context(closing(Prefix(pages, job.plan, rate, cfg.kv.staging_bytes, depth, pairs)))
         startup.mark("room")
         for _ in range(cfg.warmup_rounds):
             for batch in job.batches():
@@ -133,9 +141,9 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             clock.book("warmup")
         begun = engine.ledger.now()
         with GpuSampler(job.device) as gpu:
-            generations = [_generate(job, cfg, engine, sampler, b, bar, clock) for _ in range(cfg.rounds) for b in job.batches()]
+            generations = [_generate(job, cfg, engine, sampler, b, bar, clock, prefix) for _ in range(cfg.rounds) for b in job.batches()]
         dram_bytes, vram_bytes = peak.peak_bytes(), vram.peak_bytes()
-        facts = engine.facts() | vram.facts()
+        facts = engine.facts() | vram.facts() | {"kv_reuse": prefix and prefix.facts()}
         if cfg.limits:
             engine.stop()
             limits["after"] = measure_limits(engine)
@@ -149,7 +157,14 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
 
 
 def _generate(
-    job: Job, cfg: RunConfig, engine: Engine, sampler: Sampler, batch: Batch, bar: PhaseBar, clock: StageClock | None = None
+    job: Job,
+    cfg: RunConfig,
+    engine: Engine,
+    sampler: Sampler,
+    batch: Batch,
+    bar: PhaseBar,
+    clock: StageClock | None = None,
+    prefix: Prefix | None = None,
 ) -> Generation:
     """Run one batch; without ``clock`` it only warms up."""
 
@@ -163,7 +178,7 @@ def _generate(
     def finished(tokens: list[list[int]]) -> list[bool]:
         return [any(stop in job.vocabulary.text(t) for stop in cfg.stop) for t in tokens]
 
-    sequences = engine.sequences(batch)
+    sequences = engine.sequences(batch, prefix)
     keep = cfg.validate is Validation.full
     marks = PassMarks(engine.ledger)
     result = generate(sequences, batch, sampler, finished if cfg.stop else None, progress, keep)

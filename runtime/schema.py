@@ -34,6 +34,20 @@ class EngineConfig:
 
 
 @dataclass
+class ReuseConfig:
+    """KV pages of prompts that are kept on disk, and read by later prompts that begin alike."""
+
+    dir: str | None = None
+    """Directory of the pages; null: no reuse. One process at a time writes there."""
+    limit_bytes: int = 10737418240
+    """The pages of all models in it, at most; beyond it the least recently used go."""
+    staging_bytes: int = 67108864
+    """DRAM for pages on their way; two pages at least."""
+    read_gbps: float | None = None
+    """Rate of the directory's drive, by which it is decided whether reading is faster than computing; null: measured at the start."""
+
+
+@dataclass
 class RunConfig:
     """`runtime run`"""
 
@@ -73,6 +87,7 @@ class RunConfig:
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
     verbose: bool = False
     """Log each load and eviction."""
+    kv: ReuseConfig = field(default_factory=ReuseConfig)
     force: ForceConfig = field(default_factory=ForceConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     notes: list[str] = field(default_factory=list)
@@ -137,6 +152,29 @@ class VerifyConfig:
 
     store: str = MISSING
     """Directory of a packed store."""
+
+
+class KvAction(StrEnum):
+    """What is done with a directory of KV pages."""
+
+    list = "list"
+    """Tell what each model keeps there."""
+    verify = "verify"
+    """Read every page and compare it with its checksums."""
+    clear = "clear"
+    """Remove every page, or those of one namespace."""
+
+
+@dataclass
+class KvConfig:
+    """`runtime kv`"""
+
+    action: KvAction = MISSING
+    """What to do; the word alone will do. `verify` ends with status 1 when something is damaged."""
+    dir: str = MISSING
+    """Directory of KV pages."""
+    namespace: str | None = None
+    """The one namespace to clear, as `list` shows it; null: all."""
 
 
 @dataclass

@@ -41,38 +41,39 @@ def pack_verb(cfg: PackConfig) -> None:
     from runtime.store.pack import pack_checkpoint
 
     device = Path(cfg.device).expanduser() if cfg.device else None
-    with _bar("packing") as progress:
+    with bar("packing") as progress:
         result = pack_checkpoint(Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser(), device, cfg.force, progress)
-    _say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result)
+    say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result)
 
 
 def verify_verb(cfg: VerifyConfig) -> None:
     """`runtime verify`"""
     from runtime.store.verify import verify_store
 
-    with _bar("verifying") as progress:
+    with bar("verifying") as progress:
         result = verify_store(Path(cfg.store).expanduser(), progress)
-    _say(f"{cfg.store}: every unit matches its checksum", result)
+    say(f"{cfg.store}: every unit matches its checksum", result)
 
 
 def synth_verb(cfg: SynthConfig) -> None:
     """`runtime synth`"""
     from runtime.synth import synthesize
 
-    with _bar("writing") as progress:
+    with bar("writing") as progress:
         result = synthesize(cfg.model, Path(cfg.out).expanduser(), cfg.seed, cfg.shard_bytes, progress)
-    _say(f"made {cfg.out} with random weights of {cfg.model.name}'s geometry", result)
+    say(f"made {cfg.out} with random weights of {cfg.model.name}'s geometry", result)
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
+def bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A callback of (bytes done, bytes in all) that moves a bar on stderr; the bar goes when it is full."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with make_bar(*columns) as bar:
-        task = bar.add_task(name)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with make_bar(*columns) as drawn:
+        task = drawn.add_task(name)
+        yield lambda done, total: drawn.update(task, completed=done, total=total)
 
 
-def _say(line: str, result: dict[str, Any]) -> None:
+def say(line: str, result: dict[str, Any]) -> None:
+    """One line for people, and the JSON document that ends a verb's stdout."""
     print(line)
     print(json.dumps(result, separators=(",", ":"), default=str))

@@ -1,5 +1,1 @@
 """The KV cache of a run."""
-
-from runtime.kv.contiguous import ContiguousLayer, KvBuffers
-
-__all__ = ["ContiguousLayer", "KvBuffers"]

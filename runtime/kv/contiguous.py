@@ -21,6 +21,12 @@ class KvBuffer:
         batch = len(keys)
         if self._pair is None or len(self._pair[0]) < batch:
             self._pair = tuple(s.new_empty(*s.shape[:2], self.capacity, s.shape[3]) for s in (keys, values))
+        return self.first(batch)
+
+    def first(self, batch: int) -> Pair:
+        """K and V of the first ``batch`` sequences, once so many were asked for."""
+        if self._pair is None or len(self._pair[0]) < batch:
+            raise RuntimeError(f"KV of {batch} sequences was not taken yet")
         return tuple(held[:batch] for held in self._pair)
 
 
@@ -48,7 +54,7 @@ class ContiguousLayer(DynamicLayer):
         return self.keys, self.values
 
     def pretend(self, length: int) -> None:
-        """Count ``length`` tokens as held, whatever the buffers say: for rehearsing the last step of a run."""
+        """Count ``length`` tokens as held: the buffers were filled by other means, or it is a rehearsal."""
         self._length = length
 
     def get_seq_length(self, *_args) -> int:
@@ -65,6 +71,10 @@ class KvBuffers:
         self._config = config
         self._buffers: dict[int, KvBuffer] = {}
         self._capacity = capacity
+
+    def pairs(self, batch: int) -> list[Pair]:
+        """K and V of every layer, [batch, kv_heads, capacity, head_dim], once a pass of so many sequences was made."""
+        return [self._buffers[i].first(batch) for i in sorted(self._buffers)]
 
     def fresh(self) -> DynamicCache:
         """An empty cache over the buffers; sliding-window layers keep transformers' own bounded layer."""

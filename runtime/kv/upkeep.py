@@ -9,8 +9,9 @@ from pathlib import Path
 
 from planner.errors import UserError
 from runtime.kv.fetch import Damaged, fetch
-from runtime.kv.index import Index, Place, Segment, load, save
+from runtime.kv.index import INDEX, Index, Place, Segment, load, save
 from runtime.kv.lock import WriterLock
+from runtime.kv.names import forget_names, recorded_names
 from runtime.kv.segments import SegmentFiles, aligned
 
 
@@ -19,6 +20,8 @@ class NamespaceUse:
     """What one model keeps on disk."""
 
     namespace: bytes
+    model: str | None
+    """Its name, when recorded."""
     page_tokens: int
     layers: int
     layer_bytes: int
@@ -36,15 +39,17 @@ def list_namespaces(directory: Path) -> list[NamespaceUse]:
     groups: dict[bytes, list[Segment]] = defaultdict(list)
     for segment in _load(SegmentFiles(directory))[0].segments.values():
         groups[segment.shape.namespace].append(segment)
-    uses = [_use_of(segments) for segments in groups.values()]
+    names = recorded_names(directory)
+    uses = [_use_of(segments, names.get(namespace)) for namespace, segments in groups.items()]
     return sorted(uses, key=lambda use: -use.used_s)
 
 
-def _use_of(segments: list[Segment]) -> NamespaceUse:
+def _use_of(segments: list[Segment], model: str | None) -> NamespaceUse:
     shape = segments[0].shape
     pages = len({key for segment in segments for key in segment.pages.values()})
     return NamespaceUse(
         namespace=shape.namespace,
+        model=model,
         page_tokens=shape.page_tokens,
         layers=shape.layers,
         layer_bytes=shape.layer_bytes,
@@ -125,6 +130,8 @@ def clear(directory: Path, namespace: bytes | None = None) -> int:
     """Remove every page, or those of ``namespace``, and return the bytes freed. UserError, also while a writer has the directory."""
     files = SegmentFiles(directory)
     _load(files)
+    if not files.found() and not (directory / INDEX).exists():  # no writer was ever here: leave nothing of ours behind
+        return 0
     lock = WriterLock(directory)
     try:
         index, _ = _load(files)
@@ -136,6 +143,7 @@ def clear(directory: Path, namespace: bytes | None = None) -> int:
                 freed += stat.st_size
                 if segment is not None:
                     index.forget(segment)
+        forget_names(directory, namespace)
         save(directory, index.encode())
         return freed
     except OSError as error:

@@ -108,7 +108,7 @@ def test_flags_may_stand_between_overrides(prog: Prog) -> None:
 
 
 def test_every_verb_of_the_runtime_answers_help_and_cfg(tmp_path: Path) -> None:
-    for verb in ("run", "pack", "verify", "synth"):
+    for verb in ("run", "pack", "verify", "kv", "synth"):
         assert command("runtime", verb, "--help", cwd=tmp_path).stdout.startswith(f"runtime {verb}: ")
         assert command("runtime", verb, "--cfg", "job", cwd=tmp_path).returncode == 0
     assert list(tmp_path.iterdir()) == []

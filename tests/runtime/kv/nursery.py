@@ -1,7 +1,4 @@
-"""A process without torch that forks writers, so that hundreds can be killed in seconds. Started by ``Nursery``.
-
-``runtime.kv`` is put in place bare, without what its ``__init__`` imports.
-"""
+"""A process without torch that forks writers, so that hundreds can be killed in seconds. Started by ``Nursery``."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,10 +87,6 @@ def hold(directory: str) -> None:
 
 def _serve() -> None:
     sys.path[0] = str(ROOT)  # not this directory
-    for name, path in (("runtime.kv", "runtime/kv"), ("tests.runtime", "tests/runtime"), ("tests.runtime.kv", "tests/runtime/kv")):
-        bare = types.ModuleType(name)
-        bare.__path__ = [str(ROOT / path)]
-        sys.modules[name] = bare
     importlib.import_module("tests.runtime.kv.pages")
     importlib.import_module("runtime.kv.upkeep")
     importlib.import_module("runtime.kv.rate")

@@ -1,0 +1,41 @@
+"""Whether a run can keep KV pages where it was told to, without torch and without numpy."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from planner.errors import UserError
+from planner.memory import kv_page_bytes
+from planner.plan import Plan
+from planner.rules import LIMITS
+from planner.units import ALIGN
+from runtime.schema import ReuseConfig
+
+
+def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
+    """UserError for whatever is wrong with ``cfg``, or keeps the plan's pages from lying on a disk."""
+    if cfg.dir is None:
+        return
+    if not cfg.dir.strip():
+        raise UserError("kv.dir=: no directory; name one, or leave it out")
+    layer_bytes, tokens = kv_page_bytes(plan.model, plan.decisions.kv.page_tokens), plan.decisions.kv.page_tokens
+    if layer_bytes % ALIGN:
+        fit = next((t for t in LIMITS.page_tokens if not kv_page_bytes(plan.model, t) % ALIGN), None)
+        remedy = "leave kv.dir out" if fit is None else f"set force.page_tokens={fit}"
+        raise UserError(f"kv.dir: a page of {tokens} tokens is {layer_bytes} bytes a layer, a disk needs multiples of {ALIGN}; {remedy}")
+    least = 2 * (ALIGN + plan.model.layers * layer_bytes)
+    if cfg.limit_bytes < least:
+        raise UserError(f"kv.limit_bytes={cfg.limit_bytes}: two pages take {least}; raise it")
+    if cfg.staging_bytes < 0:
+        raise UserError(f"kv.staging_bytes={cfg.staging_bytes}: must be 0 or more; raise it")
+    if cfg.read_gbps is not None and not 0 < cfg.read_gbps < math.inf:
+        raise UserError(f"kv.read_gbps={cfg.read_gbps}: must be above 0; leave it out to measure it")
+    _refuse_unwritable(Path(cfg.dir).expanduser())
+
+
+def _refuse_unwritable(directory: Path) -> None:
+    place = next(p for p in (directory.absolute(), *directory.absolute().parents) if os.path.lexists(p))
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"kv.dir={directory}: {place} is not a directory that can be written to; name another kv.dir=")

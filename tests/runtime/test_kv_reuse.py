@@ -1,0 +1,164 @@
+"""`runtime run kv.dir=DIR`: what one run computed, the next one reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.schema import ForceConfig
+from runtime.kv.origin import pages_namespace, weights_digest
+from runtime.kv.record import PageShape
+from runtime.kv.writer import DiskWriter
+from runtime.schema import ReuseConfig, Validation
+from runtime.store.pack import pack_checkpoint
+from tests.cli import ROOT
+from tests.runtime.fakes import LockingCopier
+from tests.runtime.faults import put_in
+from tests.runtime.kv.pages import flip
+from tests.runtime.running import Desk, desk, solved
+from tests.support import decisions, plan_for, save_tiny, workload
+
+PAGE = 32
+WORK = {"prompt_tokens": 100, "max_new_tokens": 4, "force": ForceConfig(page_tokens=PAGE)}
+STEM = " ".join(f"def f{i}(x): return x + {i}" for i in range(12))
+PROMPTS = [STEM + " def g", "import os", STEM + " class Shape(object): pass", STEM[:130]]
+
+
+def reuse(directory: Path, **keys: Any) -> ReuseConfig:
+    """A directory on a drive that is always fast enough."""
+    return ReuseConfig(dir=str(directory), **{"read_gbps": 1e9} | keys)
+
+
+@pytest.fixture
+def here(own_checkpoint: Path, tmp_path: Path) -> Desk:
+    (tmp_path / "desk").mkdir()
+    return desk(tmp_path / "desk", plan_for(own_checkpoint, decisions(batch=2, pages=20), work=workload(prompt_tokens=100, requests=2)))
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> Path:
+    return tmp_path / "some pages=1"
+
+
+def test_random_prompts_are_restored_by_the_next_run(here: Desk, kv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    want = here.run(**WORK)
+    assert want["kv_reuse"] is None
+    cold = here.run(**WORK, kv=reuse(kv))
+    capsys.readouterr()
+    warm = here.run(**WORK, kv=reuse(kv))
+    assert cold["tokens"] == want["tokens"] == warm["tokens"]
+    assert cold["kv_reuse"]["restored_tokens"] == 0 and cold["kv_reuse"]["pages_written"] == 6
+    assert warm["kv_reuse"]["restored_tokens"] == 192 and warm["kv_reuse"]["computed_tokens"] == 8
+    assert warm["kv_reuse"]["hit_rate"] == 0.96 and warm["kv_reuse"]["failures"] == 0
+    assert warm["kv_reuse"]["restored_bytes"] == 6 * 6 * 4096
+    assert "KV reuse: 192 of 200 prompt tokens restored (96.0%), 8 computed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_texts_that_begin_alike_are_continued_as_without_reuse(shared_models: Path, tmp_path: Path, kv: Path, batch: int) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    bench = desk(tmp_path, solved(shared_models / "tiny-llama", batch=batch, prompt_tokens=260, new_tokens=12))
+    work = {"prompts": str(tmp_path / "prompts.txt"), "force": ForceConfig(page_tokens=16)}
+    want = bench.run(**work)
+    cold = bench.run(**work, kv=reuse(kv))
+    warm = bench.run(**work, kv=reuse(kv), validate=Validation.full)
+    assert want["tokens"] == cold["tokens"] == warm["tokens"]
+    assert warm["kv_reuse"]["restored_tokens"] > 100 and warm["kv_reuse"]["failures"] == 0
+    assert warm["logits"]["within_rounding"]
+
+
+def test_another_process_restores_what_this_one_computed(here: Desk, kv: Path) -> None:
+    want = here.run(**WORK, kv=reuse(kv))
+    keys = {"plan": here.plan, "out": here.out, "prompt_tokens": 100, "max_new_tokens": 4, "force.page_tokens": PAGE, "kv.read_gbps": 1e9}
+    code = "import sys; sys.argv[0] = 'runtime'; from runtime.cli import main; main()"
+    words = [f'{key}="{value}"' if isinstance(value, Path) else f"{key}={value}" for key, value in (keys | {"kv.dir": kv}).items()]
+    done = subprocess.run([sys.executable, "-c", code, "run", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    got = json.loads(here.out.read_text())
+    assert got["tokens"] == want["tokens"] and got["kv_reuse"]["restored_tokens"] == 192
+
+
+def test_a_flipped_bit_changes_nothing_that_is_said(here: Desk, kv: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    want = here.run(**WORK, kv=reuse(kv))
+    flip(kv / "segment-00000000.kv", 4096 + 77)
+    capfd.readouterr()
+    got = here.run(**WORK, kv=reuse(kv))
+    assert got["tokens"] == want["tokens"] and got["kv_reuse"]["failures"] == 1
+    assert capfd.readouterr().err.count("checksum") == 1
+
+
+def test_other_weights_of_the_same_form_never_hit(here: Desk, own_checkpoint: Path, kv: Path, tmp_path: Path) -> None:
+    """Their tensors have the same names, shapes and places, so the planner's digest is the same."""
+    first = here.run(**WORK, kv=reuse(kv))
+    other = save_tiny(tmp_path / "other", seed=1)
+    shutil.copy(own_checkpoint / "config.json", other)
+    want = here.run(**WORK, checkpoint=str(other))
+    got = here.run(**WORK, checkpoint=str(other), kv=reuse(kv))
+    assert got["kv_reuse"]["restored_tokens"] == 0 and got["tokens"] == want["tokens"] != first["tokens"]
+
+
+def test_what_pages_depend_on_gives_them_another_namespace(own_checkpoint: Path, tmp_path: Path) -> None:
+    digest, name = weights_digest(own_checkpoint), pages_namespace(own_checkpoint, "torch.bfloat16", PAGE)
+    assert weights_digest(own_checkpoint) == digest and pages_namespace(own_checkpoint, "torch.bfloat16", PAGE) == name
+    assert pages_namespace(own_checkpoint, "torch.float16", PAGE) != name != pages_namespace(own_checkpoint, "torch.bfloat16", 2 * PAGE)
+    pack_checkpoint(own_checkpoint, tmp_path / "packed", None, False, lambda done, total: None)
+    flip(own_checkpoint / "model.safetensors", (own_checkpoint / "model.safetensors").stat().st_size // 2)
+    assert weights_digest(own_checkpoint) != digest
+    packed = weights_digest(tmp_path / "packed")
+    pack_checkpoint(own_checkpoint, tmp_path / "packed again", None, False, lambda done, total: None)
+    assert weights_digest(tmp_path / "packed again") != packed
+
+
+def test_pages_are_kept_where_there_is_a_card(checkpoint: Path, tmp_path: Path, kv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, LockingCopier())
+    work = workload(prompt_tokens=100)
+    plan = plan_for(checkpoint, decisions(gpu=True, pages=20, prefill_chunk_tokens=PAGE), gpu=True, work=work)
+    card = desk(tmp_path, plan)
+    want = card.run(**WORK)
+    cold, warm = card.run(**WORK, kv=reuse(kv)), card.run(**WORK, kv=reuse(kv))
+    assert cold["tokens"] == want["tokens"] == warm["tokens"] and warm["kv_reuse"]["restored_tokens"] == 96
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"force": ForceConfig()}, "a page of 16 tokens is 2048 bytes a layer, a disk needs multiples of 4096; set force.page_tokens=32"),
+        ({"limit_bytes": 1000}, "kv.limit_bytes=1000: two pages take 57344"),
+        ({"staging_bytes": -1}, "kv.staging_bytes=-1"),
+        ({"read_gbps": 0.0}, "kv.read_gbps=0.0"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(here: Desk, kv: Path, keys: dict[str, Any], said: str) -> None:
+    force = keys.pop("force", WORK["force"])
+    assert said in here.refusal(**WORK | {"force": force}, kv=reuse(kv, **keys))
+
+
+def test_a_directory_that_cannot_be_made_is_refused(here: Desk, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file is not a directory" in here.refusal(**WORK, kv=reuse(tmp_path / "file" / "kv"))
+
+
+def test_a_second_writer_is_told_of_the_first(here: Desk, kv: Path) -> None:
+    with DiskWriter(kv, PageShape(bytes(16), PAGE, 6, 4096), 64 << 20, 1 << 20):
+        assert "process" in here.refusal(**WORK, kv=reuse(kv))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}, "DynamicSlidingWindowLayer"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}, "dynamic rotary"),
+    ],
+)
+def test_a_model_whose_pages_would_not_do_is_refused(own_checkpoint: Path, tmp_path: Path, kv: Path, change: dict, said: str) -> None:
+    path = own_checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (tmp_path / "other desk").mkdir()
+    other = desk(tmp_path / "other desk", plan_for(own_checkpoint, decisions(batch=2, pages=20), work=workload(prompt_tokens=100)))
+    assert said in other.refusal(**WORK, kv=reuse(kv))
