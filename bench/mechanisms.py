@@ -24,11 +24,12 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from bench.handicaps import CASES, Measured, measure  # noqa: E402
+from bench.keys import given_keys, read_names, read_values  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from planner.checkpoint import spec_from_checkpoint  # noqa: E402
-from planner.errors import UserError, nearest  # noqa: E402
+from planner.errors import UserError  # noqa: E402
 from planner.planfile import read_plan  # noqa: E402
-from planner.units import GB, parse_bytes, show_bytes  # noqa: E402
+from planner.units import GB, show_bytes  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -50,27 +51,10 @@ class Request:
     @classmethod
     def read(cls, arguments: Iterable[str]) -> Request:
         """From ``key=value`` arguments. UserError for an unknown key or a value that cannot be."""
-        given = dict(a.partition("=")[::2] for a in arguments)
-        known = [f.name for f in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise UserError(f"{key}: choose from draw, {', '.join(known)}{nearest(key, known)}")
-        if "checkpoint" not in given:
-            raise UserError("checkpoint: missing; give a Hugging Face checkpoint's directory, checkpoint=DIR")
-        values: dict[str, Any] = {key: Path(given[key]).expanduser().resolve() for key in ("checkpoint", "out", "work") if key in given}
-        if "vram_bytes" in given and (values.setdefault("vram_bytes", parse_bytes(given["vram_bytes"])) is None):
-            raise UserError(f"vram_bytes={given['vram_bytes']}: must be a size such as 6GiB")
-        for key, least in (("prompt_tokens", 1), ("new_tokens", 2), ("seed", 0), ("limit_s", 1)):
-            if key in given:
-                if not given[key].isdecimal() or int(given[key]) < least:
-                    raise UserError(f"{key}={given[key]}: must be a whole number, {least} or more")
-                values[key] = int(given[key])
-        if "rows" in given:
-            values["rows"] = tuple(given["rows"].split(","))
-            for name in values["rows"]:
-                if name not in CASES:
-                    raise UserError(f"rows={name}: choose from {', '.join(CASES)}{nearest(name, CASES)}")
-        return cls(**values)
+        given = given_keys(arguments, [f.name for f in fields(cls)])
+        whole = {"prompt_tokens": 1, "new_tokens": 2, "seed": 0, "limit_s": 1}
+        values = read_values(given, ("checkpoint", "out", "work"), ("vram_bytes",), whole)
+        return cls(**values, **read_names(given, "rows", CASES))
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class RunConfig:
     warmup_rounds: int = 0
     """Rounds before those, of which nothing is reported."""
     limits: bool = False
-    """Measure the limits in this very process, before and after: the SSD's cold rate with the plan's blocks and depth, the arena's H2D."""
+    """Measure the limits in this very process, before and after: the SSD's rate with the plan's blocks and depth, the arena's H2D, both at
+    once; and at the end what computing takes when nothing moves."""
     out: str = "run.json"
     """The report to write."""
     trace: str | None = None

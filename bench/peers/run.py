@@ -25,13 +25,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from bench.keys import given_keys, read_names, read_values  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.peers.peer import SYSTEMS, Job, Measured  # noqa: E402
 from bench.peers.picture import draw  # noqa: E402
 from bench.peers.table import Ended, Row, describe, make_rows, show  # noqa: E402
 from planner.checkpoint import spec_from_checkpoint  # noqa: E402
-from planner.errors import UserError, nearest  # noqa: E402
-from planner.units import parse_bytes  # noqa: E402
+from planner.errors import UserError  # noqa: E402
 from runtime.prompts import random_requests  # noqa: E402
 
 GRACE_S = 10
@@ -59,30 +59,10 @@ class Request:
     @classmethod
     def read(cls, arguments: Iterable[str]) -> Request:
         """From ``key=value`` arguments. UserError for an unknown key or a value that cannot be."""
-        given = dict(a.partition("=")[::2] for a in arguments)
-        known = [f.name for f in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise UserError(f"{key}: choose from draw, {', '.join(known)}{nearest(key, known)}")
-        if "checkpoint" not in given:
-            raise UserError("checkpoint: missing; give a Hugging Face checkpoint's directory, checkpoint=DIR")
-        values: dict[str, Any] = {key: Path(given[key]).expanduser().resolve() for key in ("checkpoint", "out", "work") if key in given}
-        for key in ("vram_bytes", "dram_bytes"):
-            if key in given:
-                values[key] = parse_bytes(given[key])
-                if values[key] is None:
-                    raise UserError(f"{key}={given[key]}: must be a size such as 6GiB")
-        for key, least in (("prompt_tokens", 1), ("new_tokens", 1), ("batch", 1), ("seed", 0), ("limit_s", 1)):
-            if key in given:
-                if not given[key].isdecimal() or int(given[key]) < least:
-                    raise UserError(f"{key}={given[key]}: must be a whole number, {least} or more")
-                values[key] = int(given[key])
-        if "systems" in given:
-            values["systems"] = tuple(given["systems"].split(","))
-            for name in values["systems"]:
-                if name not in SYSTEMS:
-                    raise UserError(f"systems={name}: choose from {', '.join(SYSTEMS)}{nearest(name, SYSTEMS)}")
-        return cls(**values)
+        given = given_keys(arguments, [f.name for f in fields(cls)])
+        whole = {"prompt_tokens": 1, "new_tokens": 1, "batch": 1, "seed": 0, "limit_s": 1}
+        values = read_values(given, ("checkpoint", "out", "work"), ("vram_bytes", "dram_bytes"), whole)
+        return cls(**values, **read_names(given, "systems", SYSTEMS))
 
 
 def run_one(job: Job, limit_s: float) -> Ended:
