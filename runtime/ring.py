@@ -68,9 +68,9 @@ class _Cleared:
 
 @dataclass(frozen=True)
 class _Queued:
-    """A copy on its way. ``cleared`` is set on a unit's first one."""
+    """A copy on its way, given to the device at ``issued_s`` of the host. ``cleared`` is set on a unit's first one."""
 
-    start: Event
+    issued_s: float
     end: Event
     unit: Unit
     nbytes: int
@@ -136,7 +136,7 @@ class VramRing:
         self._arrived: dict[int, Event] = {}
         self._queued: deque[_Queued] = deque()
         self._past: deque[Event] = deque()
-        """Beginnings of copies that were booked, to be recorded anew."""
+        """Ends of copies that were booked and that nobody else asks about, to be recorded anew."""
         self.entered_after: Event | None = None
         """What compute waits for before it uses the unit that was entered last."""
         self._error: BaseException | None = None
@@ -271,8 +271,8 @@ class VramRing:
             with self._cond:
                 self._queued.popleft()
                 self._cond.notify_all()
-            start_s, end_s = self._device.time_of(copy.start), self._device.time_of(copy.end)
-            self._past.append(copy.start)
+            end_s = self._device.time_of(copy.end)
+            start_s = min(end_s, self._begun_s(copy, idle_since))
             if copy.cleared is not None and idle_since is not None:
                 self._book_idle(str(copy.unit), copy.cleared, idle_since, start_s)
             self._ledger.add("h2d", str(copy.unit), start_s, end_s, copy.nbytes)
@@ -280,13 +280,20 @@ class VramRing:
             self.stats.bytes += copy.nbytes
             if copy.last:
                 self._source.release(copy.unit)
+            else:
+                self._past.append(copy.end)
+
+    def _begun_s(self, copy: _Queued, idle_since: float | None) -> float:
+        """When ``copy`` began: it was given to the device, the copy before it was over and its slot was left. An event in front of every
+        copy would say the same for a third of the host's time."""
+        left = copy.cleared.left if copy.cleared is not None else None
+        return max(copy.issued_s, idle_since or 0.0, self._device.time_of(left) if left is not None else 0.0)
 
     def _book_idle(self, unit: str, cleared: _Cleared, since: float, until: float) -> None:
         """Say for whom the link stood still before a unit's first copy: until the window, behind compute, reached the unit; until DRAM
         held it; until the kernels that read its slot last were over."""
         window_s, dram_s = min(cleared.window_s, until), min(cleared.dram_s, until)
-        over = cleared.left is not None and self._device.done(cleared.left)
-        left_s = min(self._device.time_of(cleared.left), until) if over else dram_s
+        left_s = min(self._device.time_of(cleared.left), until) if cleared.left is not None else dram_s
         self._ledger.waited("h2d", "compute", unit, since, window_s)
         self._ledger.waited("h2d", "ssd", unit, max(since, window_s), dram_s)
         self._ledger.waited("h2d", "compute", unit, max(since, dram_s), left_s)
@@ -295,11 +302,11 @@ class VramRing:
         return self._units[number % len(self._units)]
 
     def _copy(self, piece: Segment, slot: torch.Tensor, source: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None) -> Event:
-        start = self._device.copy_event(self._past.popleft() if self._past else None)
+        issued_s = time.perf_counter()
         self._device.copy(slot[piece.dst : piece.dst + piece.nbytes], source[piece.src : piece.src + piece.nbytes])
-        end = self._device.copy_event()
+        end = self._device.copy_event(self._past.popleft() if self._past else None)
         with self._cond:
-            self._queued.append(_Queued(start, end, unit, piece.nbytes, last, cleared))
+            self._queued.append(_Queued(issued_s, end, unit, piece.nbytes, last, cleared))
             self._cond.notify_all()
         return end
 
