@@ -106,6 +106,12 @@ def kv_staging_slots(model: ModelSpec, kv: KvPages) -> int:
     return min(OVERHEADS.kv_ring_slots, kv.ssd_pages * model.layers // max(1, kv.pages))
 
 
+def kv_arena_slots(hardware: HardwareProfile, model: ModelSpec, kv: KvPages) -> int:
+    """Buffers of one layer's KV that a run has in its arena: each layer's in DRAM with a GPU, and those that the SSD's pass through."""
+    in_dram = kv.dram_pages * model.layers // max(1, kv.pages) if hardware.gpu else 0
+    return in_dram + kv_staging_slots(model, kv)
+
+
 def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
     """KV pages of one sequence at its end."""
     return -(-workload.max_tokens // page_tokens)
@@ -215,6 +221,7 @@ def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decision
         embedding = model.embed_bytes if decisions.weights.embedding is Tier.dram else 0
         tables, pieces = embedding + in_dram * placement.head_block_bytes, 1 + in_dram
         sizes.append(OVERHEADS.bounce_bytes)
+    sizes += [align_up(kv_layer_bytes(model, decisions.kv))] * kv_arena_slots(hardware, model, decisions.kv)
     return sum(map(align_up, sizes)) + align_up(tables) + pieces * OVERHEADS.unit_padding_bytes
 
 

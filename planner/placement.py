@@ -15,7 +15,7 @@ class Unit:
     """The smallest piece of weights that moves as a whole. For ``head``, ``layer`` is the row block's index."""
 
     kind: str
-    """``attn``, ``ffn`` or ``head``."""
+    """``attn``, ``ffn``, ``head``, or ``kv`` for a layer's KV where that streams."""
     layer: int
 
     def __str__(self) -> str:
@@ -24,7 +24,7 @@ class Unit:
     @property
     def ring_class(self) -> str:
         """The class of VRAM slots that it streams through: LM-head blocks share the FFN units'."""
-        return "attn" if self.kind == "attn" else "ffn"
+        return self.kind if self.kind in ("attn", "kv") else "ffn"
 
 
 def even(count: int, total: int) -> list[int]:

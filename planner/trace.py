@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PASS, COMPUTE, H2D, SSD = "pass", "compute", "h2d", "ssd"
-TITLES = {PASS: "passes", COMPUTE: "compute", H2D: "H2D copies", SSD: "SSD reads, whole"}
+KV, D2H = "h2d.kv", "d2h"
+TITLES = {PASS: "passes", COMPUTE: "compute", H2D: "H2D copies", KV: "H2D copies of KV", D2H: "D2H copies of KV", SSD: "SSD reads, whole"}
 """Tracks in the order in which they are shown. A track ``ssd.3`` is the third reader's own."""
 
 CLOCK_S = 5e-6
@@ -142,10 +143,11 @@ def _us(seconds: float) -> float:
 
 def _title(track: str) -> str:
     stage, _, number = track.partition(".")
-    return f"SSD reader {number}" if number else TITLES.get(stage, stage)
+    return f"SSD reader {number}" if number.isdigit() else TITLES.get(track, track)
 
 
 def _order(track: str) -> tuple[int, int, str]:
     stage, _, number = track.partition(".")
     names = list(TITLES)
-    return (names.index(stage) if stage in names else len(names), int(number) + 1 if number.isdigit() else 0, track)
+    place = next((names.index(name) for name in (track, stage) if name in names), len(names))
+    return (place, int(number) + 1 if number.isdigit() else 0, track)

@@ -19,7 +19,10 @@ class Event(Protocol):
 
 
 class CopyDevice(Protocol):
-    """One copy stream beside one compute stream."""
+    """One copy stream to the device and one from it, beside one compute stream."""
+
+    def twin(self) -> CopyDevice:
+        """The same card and host memory with copy streams of its own."""
 
     def copying(self) -> AbstractContextManager[object]:
         """Inside, the calling thread may :meth:`copy`."""
@@ -30,6 +33,15 @@ class CopyDevice(Protocol):
     def copy_event(self, again: Event | None = None) -> Event:
         """The point in the copy stream after everything queued so far. ``again`` is an earlier one that nobody will ask about any more: to
         use it once more costs the host less than a new one."""
+
+    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        """Queue a device-to-host copy on the stream from the device."""
+
+    def store_event(self) -> Event:
+        """The point in the stream from the device after everything queued so far."""
+
+    def stores_wait(self, event: Event) -> None:
+        """Device-to-host copies queued from now on begin after ``event``."""
 
     def compute_event(self) -> Event:
         """The point in the compute stream after everything issued so far."""
@@ -54,11 +66,12 @@ class CopyDevice(Protocol):
 
 
 class CudaDevice:
-    """A CUDA card: the copy stream has the higher priority, so copies never queue behind kernels."""
+    """A CUDA card: its copy streams have the higher priority, so copies never queue behind kernels."""
 
     def __init__(self, index: int = 0):
         self.device = torch.device("cuda", index)
         self._copies = torch.cuda.Stream(self.device, priority=-1)
+        self._stores = torch.cuda.Stream(self.device, priority=-1)
         self._compute = torch.cuda.current_stream(self.device)
         self._base = self._record(self._compute)
         self._base.synchronize()
@@ -81,6 +94,11 @@ class CudaDevice:
             torch.cuda.synchronize(self.device)
         torch.cuda.cudart().cudaHostUnregister(address)
 
+    def twin(self) -> CudaDevice:
+        twin = CudaDevice(self.device.index)
+        twin._borders = self._borders
+        return twin
+
     def copying(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._copies)  # the current stream is the thread's own; to change it at every copy costs as much as one
 
@@ -93,6 +111,17 @@ class CudaDevice:
             return self._record(self._copies)
         again.record(self._copies)
         return again
+
+    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stores):
+            for card, host in split_copy(src, dst, self._borders):
+                host.copy_(card, non_blocking=True)
+
+    def store_event(self) -> torch.cuda.Event:
+        return self._record(self._stores)
+
+    def stores_wait(self, event: torch.cuda.Event) -> None:
+        self._stores.wait_event(event)
 
     def compute_event(self) -> torch.cuda.Event:
         return self._record(self._compute)
@@ -121,15 +150,15 @@ class CudaDevice:
         return event
 
 
-def split_copy(dst: torch.Tensor, src: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Parts of a copy between uint8 tensors, cut where ``src`` crosses one of the ascending addresses ``borders``: CUDA refuses a copy
-    from memory that was page-locked in two pieces."""
-    start, nbytes = src.data_ptr(), src.numel()
+def split_copy(card: torch.Tensor, host: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of a copy between uint8 tensors, cut where ``host`` crosses one of the ascending addresses ``borders``: CUDA refuses a copy
+    from or to memory that was page-locked in two pieces."""
+    start, nbytes = host.data_ptr(), host.numel()
     at = 0
     for border in borders[bisect_right(borders, start) : bisect_left(borders, start + nbytes)]:
-        yield dst[at : border - start], src[at : border - start]
+        yield card[at : border - start], host[at : border - start]
         at = border - start
-    yield (dst[at:], src[at:]) if at else (dst, src)
+    yield (card[at:], host[at:]) if at else (card, host)
 
 
 class _HostBytes:

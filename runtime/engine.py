@@ -12,18 +12,21 @@ import torch
 
 from planner.decisions import Tier
 from planner.interrupt import uninterrupted
+from planner.memory import kv_layer_bytes, kv_ring_slots
 from planner.plan import Plan
+from planner.units import align_up
 from runtime.arena import Arena, PageLock
 from runtime.device import CopyDevice
 from runtime.fixtures import head_rows
 from runtime.generate import Batch, Sequences
 from runtime.host import EngineOptions, HostSide
 from runtime.kv.contiguous import KvBuffers, Pair
+from runtime.kv.outside import OutsideKv
 from runtime.kv.prefix import Prefix
 from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
-from runtime.ring import VramRing
+from runtime.ring import VramRing, cut
 from runtime.stream import HostStream, Rehearsal, RingStream
 from runtime.vram import VramPool, device_layout
 
@@ -69,9 +72,13 @@ class Engine:
                 self.stream = HostStream(self.dram, tensors, self.ledger)
                 slot = self.arena.slice(self.host.cache_at, self.dram.slot_bytes)
                 self._rehearsal = Rehearsal(tensors, lambda _: slot)
+                self._kv_slots: list[torch.Tensor] = []
             else:
                 self._take_vram(plan, copier)
             self._stack.callback(self.stream.close)
+            directory = skeleton.store.directory if options.kv_scratch_dir is None else options.kv_scratch_dir
+            self.outside = OutsideKv(plan, self.host, self._kv_slots, copier, self.model, directory)
+            self._stack.callback(self.outside.close)
             self._binder = Binder(skeleton.layers, self.host.blocks, self._rehearsal)
             self._bind_fixtures()
         except BaseException:
@@ -91,17 +98,20 @@ class Engine:
         fixed = [(f, device_layout(f.layout)) for f in self.host.fixtures if f.tier is Tier.vram]
         size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
         counts = {name: count for name, (count, _) in self._placement.ring_classes.items()}
-        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + sum(count * size[name] for name, count in counts.items()), self.device)
+        kv_slots, kv_bytes = kv_ring_slots(plan.model, plan.decisions.kv), kv_layer_bytes(plan.model, plan.decisions.kv)
+        taken = (*(x.nbytes for _, x in fixed), *(count * size[name] for name, count in counts.items()), kv_slots * align_up(kv_bytes))
+        self.vram = VramPool(sum(taken), self.device)
         self._vram_at = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
         slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
+        self._kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_slots)]
+        pieces = {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
         self.ring = VramRing(
             units=self._placement.streamed_units,
-            segments={u: x.segments for u, x in streamed.items()},
+            pieces=pieces.__getitem__,
             slots=slots,
             source=self.dram,
             device=copier,
             distance=weights.vram.prefetch_distance,
-            chunk_bytes=weights.h2d.chunk_bytes,
             in_flight=weights.h2d.in_flight,
             ledger=self.ledger,
             wrap=options.wrap_around,
@@ -197,7 +207,8 @@ class Engine:
         """
         self._binder.stream = self._rehearsal
         with torch.inference_mode():
-            sequences = Sequences(self.model, self.device, batch, self._rehearsal.begin_pass, self._kv_of(batch))
+            buffers = self._kv_of(batch).with_outside(self.outside.rehearse(batch.capacity))
+            sequences = Sequences(self.model, self.device, batch, self._rehearsal.begin_pass, buffers)
             fed = torch.zeros(len(batch.prompts), dtype=torch.long, device=self.device)
             begun = time.perf_counter()
             sequences.prefill()[0, 0].item()
@@ -210,16 +221,29 @@ class Engine:
 
     def sequences(self, batch: Batch, prefix: Prefix | None = None) -> Sequences:
         """``batch`` on its way through the model, in the KV memory of the batches before it. One at a time, after :meth:`load`."""
-        return Sequences(self.model, self.device, batch, self.stream.begin_pass, self._kv_of(batch), prefix)
+        buffers = self._kv_of(batch).with_outside(self.outside.begin(len(batch.prompts), batch.capacity))
+
+        def begin_pass() -> None:
+            self.outside.begin_pass()
+            self.stream.begin_pass()
+
+        return Sequences(self.model, self.device, batch, begin_pass, buffers, prefix)
 
     def kv_pairs(self, batch: Batch) -> list[Pair]:
-        """K and V of every layer that ``batch`` will use, after :meth:`warm_up` with it."""
-        return self._kv_of(batch).pairs(len(batch.prompts))
+        """K and V of every layer that ``batch`` will use, after :meth:`warm_up` with it and before its :meth:`sequences`."""
+        places = self.outside.begin(len(batch.prompts), batch.capacity)
+        return self._kv_of(batch).with_outside(places).pairs(len(batch.prompts))
 
     def _kv_of(self, batch: Batch) -> KvBuffers:
         if batch.capacity not in self._kv:
             self._kv = {batch.capacity: KvBuffers(self.model.config, batch.capacity)}
         return self._kv[batch.capacity]
+
+    @property
+    def link_target(self) -> torch.Tensor | None:
+        """The largest buffer of VRAM that something streams into; None when nothing does."""
+        slots = [*(self.ring.slots if self.ring else ()), *self._kv_slots]
+        return max(slots, key=torch.Tensor.numel, default=None)
 
     @property
     def reads_ssd(self) -> bool:
@@ -249,6 +273,7 @@ class Engine:
 
     def stop(self) -> None:
         """End the stream: no unit moves any more, the pool and the arena may be used for something else."""
+        self.outside.end()
         self.stream.close()
 
     def close(self) -> None:

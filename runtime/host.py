@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from planner.cost import ssd_gbps
 from planner.decisions import Tier
 from planner.interrupt import uninterrupted
-from planner.memory import OVERHEADS
+from planner.memory import OVERHEADS, kv_arena_slots, kv_layer_bytes
 from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy import make_policy
@@ -41,6 +42,7 @@ class EngineOptions:
     warmup_layers: int | None = None
     balance_units: int | None = 1
     keep_finished_units: int = 0
+    kv_scratch_dir: Path | None = None
     keep_log: bool = False
     keep_spans: bool = False
 
@@ -75,11 +77,16 @@ class HostSide:
         fixed = [f for f in self.fixtures if f.tier is Tier.dram]
         cache_bytes = DramTier.nbytes(self.placement, self.layouts)
         bounce_bytes = OVERHEADS.bounce_bytes if plan.hardware.gpu else 0
-        self.arena = take(sum(map(align_up, (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes))))
+        kv_bytes = align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
+        kv_sizes = [kv_bytes] * kv_arena_slots(plan.hardware, plan.model, plan.decisions.kv)
+        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes)
+        self.arena = take(sum(map(align_up, sizes)))
         staging_at, _ = self.arena.take(ssd.staging_bytes)
         self.fixed: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
         self.cache_at, _ = self.arena.take(cache_bytes)
         self.bounces = self._bounces(bounce_bytes)
+        self.kv_places = [(self.arena.take(size)[0], size) for size in kv_sizes]
+        """(offset, bytes) of each buffer for one layer's KV: those of the layers that lie in DRAM, then those that the SSD's pass through."""
         try:
             with uninterrupted():
                 staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]

@@ -40,8 +40,8 @@ class Ledger:
         self.dropped = 0
         """Spans that were not kept, because there were too many."""
 
-    def add(self, stage: str, name: str, start: float, end: float, nbytes: int = 0) -> None:
-        """Record work of ``stage`` between two host times."""
+    def add(self, stage: str, name: str, start: float, end: float, nbytes: int = 0, track: str | None = None) -> None:
+        """Record work of ``stage`` between two host times, on a ``track`` of its own where several do it at once."""
         with self._lock:
             totals = self._totals.setdefault(stage, StageTotals())
             totals.bytes += nbytes
@@ -49,7 +49,7 @@ class Ledger:
             totals.busy_s += max(0.0, end - max(start, self._ends.get(stage, 0.0)))
             self._ends[stage] = max(end, self._ends.get(stage, 0.0))
         if self._keep:
-            self.keep(Span(stage, name, start, end, nbytes))
+            self.keep(Span(track or stage, name, start, end, nbytes))
 
     def waited(self, track: str, waits_for: str, name: str, start: float, end: float) -> None:
         """``track`` stood still until the stage ``waits_for`` had brought ``name``. Nothing when ``end`` is not after ``start``."""

@@ -28,12 +28,10 @@ def measure_limits(engine: Engine) -> dict[str, float]:
     """What the links give, each alone: ``ssd_gbps`` and, with a GPU, ``h2d_gbps``; where the SSD is read beside copies, also both at
     once: ``ssd_beside_h2d_gbps`` and ``h2d_beside_ssd_gbps``.
 
-    Overwrites the DRAM cache's slots and one ring slot: before loading or after the end.
+    Overwrites the DRAM cache's slots and one slot of VRAM: before loading or after the end.
     """
-    if not engine.dram.layers:
-        return {}
-    limits = {"ssd_gbps": _ssd_gbps(engine, _lasting(SECONDS))}
-    if engine.ring is not None:
+    limits = {"ssd_gbps": _ssd_gbps(engine, _lasting(SECONDS))} if engine.dram.layers else {}
+    if engine.link_target is not None:
         limits["h2d_gbps"] = _h2d_gbps(engine, _lasting(SECONDS))
         if engine.reads_ssd:
             limits |= _both(engine)
@@ -85,7 +83,7 @@ def _h2d_gbps(engine: Engine, over: Until) -> float:
     """Chunk after chunk of the arena into a ring slot, the plan's chunk size and copies in flight: the median over windows of the size
     of a step, by device time. A step's median and this one then suffer the same disturbances."""
     copier, (chunk, in_flight) = engine.copier, engine.chunking
-    dst = engine.ring.largest_slot
+    dst = engine.link_target
     size = min(chunk, dst.numel())
     queued: deque = deque()
     times: list[float] = []

@@ -47,7 +47,6 @@ def read_order(cfg: RunConfig) -> Order:
     """Read the plan, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit together."""
     _check_values(cfg)
     plan = _read_forced(cfg)
-    _refuse_kv_outside(plan)
     check_reuse(cfg.kv, plan)
     plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
@@ -98,13 +97,6 @@ def _read_forced(cfg: RunConfig) -> Plan:
     if rule == first_broken(Force()):
         raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
     raise UserError(f"{forced.culprits(lambda fewer: first_broken(fewer) == rule)} breaks the rule '{rule.name}': {rule.message}")
-
-
-def _refuse_kv_outside(plan: Plan) -> None:
-    kv = plan.decisions.kv
-    outside = kv.ssd_pages + (kv.dram_pages if plan.hardware.gpu else 0)
-    if outside:
-        raise UserError(f"kv: {outside} pages outside the compute device cannot be executed yet; solve again with workload.kv_spill=false")
 
 
 def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:

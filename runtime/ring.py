@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,8 +95,8 @@ class RingStats:
 
 
 class VramRing:
-    """Streams ``units`` pass after pass through slots of two classes, at most ``distance`` units ahead of compute; ``balance`` and
-    ``keep`` are those of :class:`Turns`.
+    """Streams ``units`` pass after pass through slots of several classes, at most ``distance`` units ahead of compute; ``balance`` and
+    ``keep`` are those of :class:`Turns`. ``pieces`` are the copies that bring a unit, one at least, asked for when its turn has come.
 
     The consumer calls :meth:`enter` and :meth:`leave` in forward order from one thread. A copy into a slot waits, on the device, for the
     event recorded when the slot's previous unit was left; a unit is used only after the event recorded behind its copy.
@@ -109,28 +109,29 @@ class VramRing:
     def __init__(
         self,
         units: Sequence[Unit],
-        segments: Mapping[Unit, Sequence[Segment]],
+        pieces: Callable[[Unit], Sequence[Segment]],
         slots: Mapping[str, Sequence[torch.Tensor]],
         source: UnitSource,
         device: CopyDevice,
         distance: int,
-        chunk_bytes: int,
         in_flight: int,
         ledger: Ledger,
         wrap: bool = True,
         balance: int = 1,
         keep: int = 0,
+        track: str = "h2d",
     ):
         self.stats = RingStats()
         counts = {name: len(buffers) for name, buffers in slots.items()}
         self.turns = Turns([u.ring_class for u in units], counts, distance, wrap, balance, keep)
         self._units = tuple(units)
-        self._pieces = {unit: tuple(_pieces(segments[unit], chunk_bytes)) for unit in self._units}
+        self._pieces = pieces
         self._slots = {name: [_Slot(b) for b in buffers] for name, buffers in slots.items()}
         self._source = source
         self._device = device
         self._in_flight = in_flight
         self._ledger = ledger
+        self._track = track
         self._cond = threading.Condition()
         self._fetched: dict[int, _Fetched] = {}
         self._arrived: dict[int, Event] = {}
@@ -148,9 +149,9 @@ class VramRing:
         ]
 
     @property
-    def largest_slot(self) -> torch.Tensor:
-        """The buffer of one of the largest slots."""
-        return max((slot.buffer for slots in self._slots.values() for slot in slots), key=torch.Tensor.numel)
+    def slots(self) -> list[torch.Tensor]:
+        """The buffers of all slots."""
+        return [slot.buffer for slots in self._slots.values() for slot in slots]
 
     def start(self) -> None:
         """Begin copying the first units; with no units there is nothing to do."""
@@ -241,14 +242,15 @@ class VramRing:
         unit, fetched = self._unit(number), self._fetched.pop(number)
         name, index = self.turns.place(number)
         slot = self._slots[name][index]
-        for k, piece in enumerate(self._pieces[unit]):
+        pieces = self._pieces(unit)
+        for k, piece in enumerate(pieces):
             yield lambda: self._stop or len(self._queued) < self._in_flight
             if self._stop:
                 return
             begun = time.thread_time()
             if k == 0 and slot.left is not None and not self._device.done(slot.left):
                 self._device.copy_waits(slot.left)
-            last = k == len(self._pieces[unit]) - 1
+            last = k == len(pieces) - 1
             cleared = None if k else _Cleared(fetched.window_s, fetched.dram_s, slot.left)
             copied = self._copy(piece, slot.buffer, fetched.source, unit, last, cleared)
             self.stats.issue_s += time.thread_time() - begun
@@ -275,7 +277,7 @@ class VramRing:
             start_s = min(end_s, self._begun_s(copy, idle_since))
             if copy.cleared is not None and idle_since is not None:
                 self._book_idle(str(copy.unit), copy.cleared, idle_since, start_s)
-            self._ledger.add("h2d", str(copy.unit), start_s, end_s, copy.nbytes)
+            self._ledger.add("h2d", str(copy.unit), start_s, end_s, copy.nbytes, self._track)
             idle_since = end_s
             self.stats.bytes += copy.nbytes
             if copy.last:
@@ -294,9 +296,9 @@ class VramRing:
         held it; until the kernels that read its slot last were over."""
         window_s, dram_s = min(cleared.window_s, until), min(cleared.dram_s, until)
         left_s = min(self._device.time_of(cleared.left), until) if cleared.left is not None else dram_s
-        self._ledger.waited("h2d", "compute", unit, since, window_s)
-        self._ledger.waited("h2d", "ssd", unit, max(since, window_s), dram_s)
-        self._ledger.waited("h2d", "compute", unit, max(since, dram_s), left_s)
+        self._ledger.waited(self._track, "compute", unit, since, window_s)
+        self._ledger.waited(self._track, "ssd", unit, max(since, window_s), dram_s)
+        self._ledger.waited(self._track, "compute", unit, max(since, dram_s), left_s)
 
     def _unit(self, number: int) -> Unit:
         return self._units[number % len(self._units)]
@@ -334,7 +336,8 @@ def _join(thread: threading.Thread) -> None:
         thread.join(timeout=30)
 
 
-def _pieces(segments: Sequence[Segment], chunk: int) -> Iterator[Segment]:
+def cut(segments: Iterable[Segment], chunk: int) -> Iterator[Segment]:
+    """``segments`` in pieces of at most ``chunk`` bytes; one of no bytes stays one."""
     for segment in segments:
-        for start in range(0, segment.nbytes, chunk):
+        for start in range(0, max(1, segment.nbytes), chunk):
             yield Segment(segment.src + start, segment.dst + start, min(chunk, segment.nbytes - start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,7 +91,8 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
     startup.mark("imports")
     skeleton = open_skeleton(job.checkpoint)
     startup.mark("skeleton")
-    options = EngineOptions(**vars(cfg.engine), keep_spans=cfg.trace is not None)
+    scratch = None if cfg.kv.scratch_dir is None else Path(cfg.kv.scratch_dir).expanduser()
+    options = EngineOptions(**vars(cfg.engine), kv_scratch_dir=scratch, keep_spans=cfg.trace is not None)
     with ExitStack() as stack:
         stack.callback(ground.close)
         pages = None if cfg.kv.dir is None else stack.enter_context(open_pages(cfg.kv, job.plan, job.checkpoint, skeleton.model))

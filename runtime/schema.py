@@ -43,6 +43,8 @@ class ReuseConfig:
     """The pages of all models in it, at most; beyond it the least recently used go."""
     staging_bytes: int = 67108864
     """DRAM for pages on their way; two pages at least."""
+    scratch_dir: str | None = None
+    """Where the KV of a plan with `kv.ssd_pages` lies while it runs, in a file without a name; null: beside the checkpoint."""
     read_gbps: float | None = None
     """Rate of the directory's drive, by which it is decided whether reading is faster than computing; null: measured at the start."""
 

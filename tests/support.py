@@ -110,7 +110,7 @@ def plan_for(checkpoint: Path, made: Decisions, gpu: bool = False, work: Workloa
     return Plan(hardware, model, work, made, predict(hardware, model, work, made))
 
 
-def save_tiny(directory: Path, model_type: str = "llama", tied: bool = False, layers: int = 6, seed: int = 0, shard: str = "50GB") -> Path:
+def save_tiny(directory: Path, model_type: str = "llama", tied: bool = False, layers: int = 6, seed: int = 0, shard: str = "50GB", **more: object) -> Path:
     """A random BF16 checkpoint of a few hundred kB, saved by transformers; returns ``directory``."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -124,7 +124,7 @@ def save_tiny(directory: Path, model_type: str = "llama", tied: bool = False, la
         "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True},
     }
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **sizes, **moe.get(model_type, {}))
+    config = AutoConfig.for_model(model_type, **sizes, **moe.get(model_type, {}), **more)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for name, p in model.named_parameters():
         torch.nn.init.normal_(p, std=0.05) if "norm" not in name else torch.nn.init.normal_(p, mean=1.0, std=0.05)
@@ -136,6 +136,18 @@ class HostCopier:
     """A copy device whose VRAM is host memory: copies happen at once, so a wrong order shows as wrong bytes."""
 
     copiers = threading.local()
+
+    def twin(self) -> HostCopier:
+        return self
+
+    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        dst.copy_(src)
+
+    def store_event(self) -> float:
+        return time.perf_counter()
+
+    def stores_wait(self, event: float) -> None:
+        pass
 
     @contextmanager
     def copying(self) -> Iterator[None]:

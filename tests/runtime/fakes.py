@@ -13,10 +13,10 @@ import torch
 from planner.placement import Unit
 from runtime.device import CopyDevice
 from runtime.ledger import Ledger
-from runtime.ring import Segment, UnitSource, VramRing
+from runtime.ring import Segment, UnitSource, VramRing, cut
 from tests.support import HostCopier
 
-STREAMS = ("copies", "compute")
+STREAMS = ("copies", "compute", "stores")
 SPOILT = 255
 
 
@@ -38,7 +38,7 @@ class _Wait:
 
 
 class FakeDevice:
-    """Two streams as queues of work that is done in any order that stream order and events allow.
+    """Three streams as queues of work that is done in any order that stream order and events allow.
 
     Bytes move when a copy is done, not when it is queued. The clock ticks once for each piece of work done. ``choose`` picks the next
     stream while the host waits; on the compute path the host must never wait.
@@ -54,6 +54,18 @@ class FakeDevice:
     def launch(self, kernel: Callable[[], None]) -> None:
         """Queue ``kernel`` on the compute stream."""
         self._queues["compute"].append(kernel)
+
+    def twin(self) -> FakeDevice:
+        return self
+
+    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._queues["stores"].append(lambda: dst.copy_(src))
+
+    def store_event(self) -> FakeEvent:
+        return self._record("stores")
+
+    def stores_wait(self, event: FakeEvent) -> None:
+        self._queues["stores"].append(_Wait(event))
 
     def copying(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -165,8 +177,8 @@ class Setting:
         units = self.units
         counts = zip(("attn", "ffn"), self.slots, strict=True)
         slots = {name: [torch.full((slot_bytes,), SPOILT, dtype=torch.uint8) for _ in range(n)] for name, n in counts}
-        pieces, rest = dict.fromkeys(units, segments), (self.wrap, self.balance, self.keep)
-        return VramRing(units, pieces, slots, source, device, self.distance, self.chunk, self.in_flight, Ledger(), *rest)
+        pieces, rest = tuple(cut(segments, self.chunk)), (self.wrap, self.balance, self.keep)
+        return VramRing(units, lambda _: pieces, slots, source, device, self.distance, self.in_flight, Ledger(), *rest)
 
     @property
     def units(self) -> list[Unit]:

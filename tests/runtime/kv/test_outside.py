@@ -1,0 +1,121 @@
+"""KV outside the compute device: the same logits wherever it lies, and nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from planner.cost import predict
+from planner.decisions import KvPages
+from planner.errors import UserError
+from planner.kv_tiers import kv_tiers
+from planner.plan import Plan
+from runtime.engine import Engine
+from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from runtime.host import EngineOptions
+from runtime.model import open_skeleton
+from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
+
+CPU = torch.device("cpu")
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3, 4, 5]], max_new_tokens=9, capacity=64, chunk_tokens=1 << 20)
+LONG = replace(BATCH, prompts=[list(range(3, 40)), list(range(50, 91))], chunk_tokens=7)
+A_LAYER = 16
+"""Pages: 16 sequences of 64 tokens would fit."""
+ON_CARD = {
+    "half in DRAM": (3, 3, 0), "all in DRAM": (0, 6, 0), "one in DRAM": (5, 1, 0), "all tiers": (1, 2, 3), "all on SSD": (0, 0, 6),
+    "SSD and VRAM": (2, 0, 4), "two": (4, 1, 1),
+}  # fmt: skip
+ON_HOST = {"all on SSD": (0, 0, 6), "one on SSD": (0, 5, 1), "most on SSD": (0, 2, 4)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("llama"))
+
+
+def _plan(checkpoint: Path, layers: tuple[int, int, int], gpu: bool, **made: object) -> Plan:
+    plan = plan_for(checkpoint, decisions(gpu=gpu, **made), gpu, workload(kv_spill=True))
+    kv = KvPages(64, *(count * A_LAYER for count in layers))
+    spilled = replace(plan.decisions, kv=kv)
+    return replace(plan, decisions=spilled, predicted=predict(plan.hardware, plan.model, plan.workload, spilled))
+
+
+def _engine(plan: Plan, checkpoint: Path, gpu: bool) -> closing[Engine]:
+    return closing(Engine(plan, open_skeleton(checkpoint), HostCopier() if gpu else None, CPU, EngineOptions()))
+
+
+def _expect(checkpoint: Path, batch: Batch) -> Generation:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    return generate(Sequences(model, CPU, batch, lambda: None), batch, Sampler(Sampling(), CPU), keep_logits=True)
+
+
+def _check(engine: Engine, checkpoint: Path, *batches: Batch) -> None:
+    engine.load(batches[0], lambda *_: None)
+    for batch in batches:
+        got = generate(engine.sequences(batch), batch, Sampler(Sampling(), CPU), keep_logits=True)
+        want = _expect(checkpoint, batch)
+        assert got.tokens == want.tokens
+        for a, b in zip(got.logits, want.logits, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("case", ON_CARD)
+def test_three_tiers_of_kv_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
+    plan = _plan(checkpoint, ON_CARD[case], True, resident=(1, 2, 0))
+    with _engine(plan, checkpoint, True) as engine:
+        _check(engine, checkpoint, BATCH, replace(BATCH, prompts=BATCH.prompts[1:]), LONG)
+        totals = engine.stage_totals()
+    outside = sum(count for count in ON_CARD[case][1:])
+    assert totals["d2h"][0] and totals["h2d"][0], f"{outside} layers moved"
+
+
+@pytest.mark.parametrize("case", ON_HOST)
+def test_two_tiers_of_kv_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
+    with _engine(_plan(checkpoint, ON_HOST[case], False), checkpoint, False) as engine:
+        _check(engine, checkpoint, LONG, BATCH)
+        assert engine.stage_totals()["ssd_write"][0]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "mistral", "qwen3", "mixtral"])
+def test_sliding_windows_stream(tmp_path: Path, model_type: str, gpu: bool) -> None:
+    checkpoint = save_tiny(tmp_path, model_type, model_type.startswith("gemma"), sliding_window=8)
+    plan = _plan(checkpoint, (1, 2, 3) if gpu else (0, 1, 5), gpu)
+    with _engine(plan, checkpoint, gpu) as engine:
+        _check(engine, checkpoint, LONG, BATCH)
+
+
+def test_a_batch_broken_off_leaves_the_next_one_right(checkpoint: Path) -> None:
+    with _engine(_plan(checkpoint, (1, 2, 3), True), checkpoint, True) as engine:
+        engine.load(LONG, lambda *_: None)
+        with torch.inference_mode():
+            engine.sequences(LONG).prefill()
+        for batch in (BATCH, LONG):
+            got = generate(engine.sequences(batch), batch, Sampler(Sampling(), CPU))
+            assert got.tokens == _expect(checkpoint, batch).tokens
+
+
+def test_no_room_for_the_scratch_file_is_told_before_anything_is_loaded(checkpoint: Path, tmp_path: Path) -> None:
+    options = EngineOptions(kv_scratch_dir=tmp_path / "missing")
+    with pytest.raises(UserError, match="kv.scratch_dir=.*missing.*name another one"):
+        Engine(_plan(checkpoint, (0, 0, 6), False), open_skeleton(checkpoint), None, CPU, options)
+
+
+def test_layers_outside_are_spread_over_a_pass() -> None:
+    tiers = "".join(tier[0] for tier in kv_tiers(8, KvPages(64, 4 * 3, 2 * 3, 2 * 3)))
+    assert tiers.count("v") == 4 and tiers.count("d") == 2 and tiers.count("s") == 2
+    assert "vv" not in tiers and "ds" not in tiers
