@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.decisions import Decisions, ExpertSlots, KvPages, Tier
+from planner.decisions import Decisions, ExpertSlots, KvPages, KvReuse, Tier
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.placement import Placement, place
@@ -43,6 +43,9 @@ class Overheads:
     """More of the same for a layer that lies in several pieces: its shard ended, or its experts are put together."""
     outside_per_layer: int = 4
     """Tensors of a decoder layer outside its two blocks, at most: the norms of Gemma. The runtime places each one in pages of its own."""
+    kv_bounce_bytes: int = 64 * 2**20
+    """With a GPU: VRAM that kept pages pass through between the other tiers and the KV that attention reads, two pages at least. Half of it
+    is copied to while the other half is written to its place, and that should last longer than issuing it does."""
     kv_ring_slots: int = 3
     """One layer's KV is read by attention, the next one's has arrived, a third one's is on its way."""
     norm_float32_copies: int = 2
@@ -93,6 +96,17 @@ def kv_page_bytes(model: ModelSpec, page_tokens: int) -> int:
 def kv_layer_bytes(model: ModelSpec, kv: KvPages) -> int:
     """K and V of one layer for all sequences of a batch at their end."""
     return kv.pages // model.layers * kv_page_bytes(model, kv.page_tokens)
+
+
+def kept_page_bytes(model: ModelSpec, page_tokens: int) -> int:
+    """One page that is kept for prompts to come: K and V of ``page_tokens`` tokens in all layers, from an aligned address on."""
+    return align_up(model.layers * kv_page_bytes(model, page_tokens))
+
+
+def kv_bounce_bytes(model: ModelSpec, kv: KvPages) -> int:
+    """VRAM that kept pages pass through: whole pages; none where nothing is kept."""
+    page = kept_page_bytes(model, kv.page_tokens)
+    return max(2, OVERHEADS.kv_bounce_bytes // page) * page if kv.reuse != KvReuse() else 0
 
 
 def kv_ring_slots(model: ModelSpec, kv: KvPages) -> int:
@@ -177,6 +191,8 @@ def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "ring": ring_bytes(placement),
         "kv": decisions.kv.vram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
         "kv_ring": kv_ring_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
+        "kv_reuse": decisions.kv.reuse.vram_pages * kept_page_bytes(model, decisions.kv.page_tokens),
+        "kv_bounce": kv_bounce_bytes(model, decisions.kv),
         "activations": card_activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
         "guard": workload.vram_guard_bytes,
     }
@@ -191,6 +207,7 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "embedding_head": placement.head_dram_bytes + OVERHEADS.tables_padding_bytes,
         "kv": decisions.kv.dram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
         "kv_staging": kv_staging_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
+        "kv_reuse": decisions.kv.reuse.dram_pages * kept_page_bytes(model, decisions.kv.page_tokens),
     }
     use["workspace"] = dram_workspace_bytes(hardware, model)
     if hardware.gpu is None:
@@ -207,6 +224,7 @@ def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decision
     """
     placement = place(model, decisions.weights, hardware.gpu is not None)
     sizes = [placement.dram_slots * (dram_slot_bytes(placement) + OVERHEADS.pieces_padding_bytes), decisions.weights.ssd.staging_bytes]
+    sizes.append(decisions.kv.reuse.dram_pages * kept_page_bytes(model, decisions.kv.page_tokens))
     if hardware.gpu is None:
         tables = model.embed_bytes + model.head_bytes + model.norm_bytes
         pieces = OVERHEADS.outside_per_layer * (model.layers + 1)
@@ -220,7 +238,8 @@ def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decision
 
 def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
     """Bytes of SSD by item: the checkpoint and the KV pages that spill."""
-    return {"weights": model.weight_bytes, "kv": decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)}
+    spilled = decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)
+    return {"weights": model.weight_bytes, "kv": spilled, "kv_reuse": decisions.kv.reuse.ssd_bytes}
 
 
 def used_bytes(use: dict[str, int]) -> int:

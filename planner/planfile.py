@@ -13,7 +13,7 @@ import yaml
 
 from planner.build import build, convert
 from planner.cost import Prediction, predict
-from planner.decisions import Decisions, ExpertSlots, KvPages, WeightDecisions
+from planner.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
 from planner.errors import UserError, nearest
 from planner.model import ModelSpec
 from planner.plan import FORMAT, Plan
@@ -131,7 +131,7 @@ def _as_mapping(plan: Plan) -> dict[str, Any]:
         "penstock": FORMAT,
         "notes": list(plan.notes),
         "weights": _plain(decisions.weights),
-        "kv": _plain(decisions.kv),
+        "kv": _kv_mapping(decisions.kv),
         "experts": _plain(decisions.experts),
         "batch": decisions.batch,
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
@@ -140,6 +140,12 @@ def _as_mapping(plan: Plan) -> dict[str, Any]:
         "model": _model_mapping(plan.model),
         "workload": dict(workload_mapping(plan.workload)),
     }
+
+
+def _kv_mapping(kv: KvPages) -> dict[str, Any]:
+    """Nothing is said of reuse where nothing is kept."""
+    values = _plain(kv)
+    return values if kv.reuse != KvReuse() else {key: value for key, value in values.items() if key != "reuse"}
 
 
 def _section(name: str, value: Any) -> str:
