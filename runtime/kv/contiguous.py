@@ -1,26 +1,30 @@
-"""KV on the compute device: one allocation a layer, written in place and kept from batch to batch, so that a run allocates nothing."""
+"""KV on the compute device: one allocation for equal layers, written in place and kept from batch to batch: a run allocates nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+from runtime.kv.block import KvBlock, Pair
 
 
 class KvBuffer:
     """K and V of one layer, [batch, kv_heads, capacity, head_dim] each, taken when first asked for."""
 
-    def __init__(self, capacity: int):
+    def __init__(self, capacity: int, take: Callable[[torch.Tensor, torch.Tensor], Pair]):
         self.capacity = capacity
+        self._take = take
         self._pair: Pair | None = None
 
     def like(self, keys: torch.Tensor, values: torch.Tensor) -> Pair:
         """Room for ``capacity`` tokens of such states, in the memory that earlier batches used; a larger batch takes new memory."""
         batch = len(keys)
         if self._pair is None or len(self._pair[0]) < batch:
-            self._pair = tuple(s.new_empty(*s.shape[:2], self.capacity, s.shape[3]) for s in (keys, values))
+            self._pair = self._take(keys, values)
         return self.first(batch)
 
     def first(self, batch: int) -> Pair:
@@ -79,7 +83,19 @@ class KvBuffers:
     def fresh(self) -> DynamicCache:
         """An empty cache over the buffers; sliding-window layers keep transformers' own bounded layer."""
         cache = DynamicCache(config=self._config)
-        for i, layer in enumerate(cache.layers):
-            if type(layer) is DynamicLayer:
-                cache.layers[i] = ContiguousLayer(self._buffers.setdefault(i, KvBuffer(self._capacity)))
+        held = [i for i, layer in enumerate(cache.layers) if type(layer) is DynamicLayer]
+        if not self._buffers:
+            self._buffers.update(self._make(held))
+        for i in held:
+            cache.layers[i] = ContiguousLayer(self._buffers[i])
         return cache
+
+    def _make(self, layers: Sequence[int]) -> Iterator[tuple[int, KvBuffer]]:
+        """Buffers of ``layers``, those of one kind in one block."""
+        named = getattr(self._config.get_text_config(decoder=True), "layer_types", None)
+        kinds: dict[str, list[int]] = {}
+        for i in layers:
+            kinds.setdefault(named[i] if named else "", []).append(i)
+        for of_kind in kinds.values():
+            block = KvBlock(len(of_kind), self._capacity)
+            yield from ((i, KvBuffer(self._capacity, partial(block.take, k))) for k, i in enumerate(of_kind))
