@@ -20,6 +20,7 @@ from runtime.generate import Batch, Sequences
 from runtime.host import EngineOptions, HostSide
 from runtime.kv.contiguous import KvBuffers, Pair
 from runtime.kv.prefix import Prefix
+from runtime.kv.tiers import PageMemory
 from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
@@ -64,6 +65,8 @@ class Engine:
             if host is None:
                 self._stack.callback(self.host.close)
             self.arena, self.pool, self.dram, self.ledger = self.host.arena, self.host.pool, self.host.dram, self.host.ledger
+            at, nbytes = self.host.pages_at, options.page_room.dram_bytes
+            self.page_memory = PageMemory(self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes))
             if copier is None:
                 tensors = {u: x.tensors for u, x in self.host.layouts.items()}
                 self.stream = HostStream(self.dram, tensors, self.ledger)
@@ -91,9 +94,12 @@ class Engine:
         fixed = [(f, device_layout(f.layout)) for f in self.host.fixtures if f.tier is Tier.vram]
         size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
         counts = {name: count for name, (count, _) in self._placement.ring_classes.items()}
-        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + sum(count * size[name] for name, count in counts.items()), self.device)
+        room = options.page_room
+        ring_bytes = sum(count * size[name] for name, count in counts.items())
+        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + ring_bytes + room.vram_bytes, self.device)
         self._vram_at = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
         slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
+        bounce, kept = (self.vram.take(n * room.page_bytes).view(n, room.page_bytes) for n in (room.bounce_pages, room.vram_pages))
         self.ring = VramRing(
             units=self._placement.streamed_units,
             segments={u: x.segments for u, x in streamed.items()},
@@ -108,6 +114,7 @@ class Engine:
             balance=max(1, weights.vram.prefetch_distance) if options.balance_units is None else options.balance_units,
             keep=options.keep_finished_units,
         )
+        self.page_memory = replace(self.page_memory, device=copier, bounce=bounce, kept=kept)
         tensors = {u: x.tensors for u, x in streamed.items()}
         self.stream = RingStream(self.ring, self.dram, tensors, copier, self.ledger)
         self._rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])

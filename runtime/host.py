@@ -20,6 +20,7 @@ from planner.units import GB, align_down, align_up
 from runtime.arena import Arena
 from runtime.dram import DramTier
 from runtime.fixtures import Fixture, device_fixtures, host_fixtures
+from runtime.kv.room import PageRoom
 from runtime.ledger import Ledger
 from runtime.load import Arrival, start_reads
 from runtime.model import Skeleton
@@ -43,6 +44,8 @@ class EngineOptions:
     keep_finished_units: int = 0
     keep_log: bool = False
     keep_spans: bool = False
+    page_room: PageRoom = PageRoom()
+    """Memory for the KV pages of prefixes."""
 
 
 class HostSide:
@@ -75,11 +78,14 @@ class HostSide:
         fixed = [f for f in self.fixtures if f.tier is Tier.dram]
         cache_bytes = DramTier.nbytes(self.placement, self.layouts)
         bounce_bytes = OVERHEADS.bounce_bytes if plan.hardware.gpu else 0
-        self.arena = take(sum(map(align_up, (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes))))
+        pages_bytes = options.page_room.dram_bytes
+        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, pages_bytes)
+        self.arena = take(sum(map(align_up, sizes)))
         staging_at, _ = self.arena.take(ssd.staging_bytes)
         self.fixed: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
         self.cache_at, _ = self.arena.take(cache_bytes)
         self.bounces = self._bounces(bounce_bytes)
+        self.pages_at, _ = self.arena.take(pages_bytes)
         try:
             with uninterrupted():
                 staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]

@@ -18,8 +18,9 @@ from runtime.generate import Batch, Generation, Sampler, Sampling, generate
 from runtime.groundwork import Groundwork
 from runtime.host import EngineOptions, HostSide
 from runtime.job import Job, prepare
-from runtime.kv.keeping import open_pages, read_gbps
+from runtime.kv.keeping import open_pages, page_shape, read_gbps
 from runtime.kv.prefix import Prefix
+from runtime.kv.room import page_room
 from runtime.limits import measure_compute, measure_limits
 from runtime.memory import PeakDram
 from runtime.model import import_model, open_skeleton
@@ -90,10 +91,11 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
     startup.mark("imports")
     skeleton = open_skeleton(job.checkpoint)
     startup.mark("skeleton")
-    options = EngineOptions(**vars(cfg.engine), keep_spans=cfg.trace is not None)
+    options = EngineOptions(**vars(cfg.engine), keep_spans=cfg.trace is not None, page_room=page_room(cfg.kv, job.plan))
     with ExitStack() as stack:
         stack.callback(ground.close)
-        pages = None if cfg.kv.dir is None else stack.enter_context(open_pages(cfg.kv, job.plan, job.checkpoint, skeleton.model))
+        shape = page_shape(job.plan, job.checkpoint, skeleton.model) if options.page_room.dram_pages else None
+        pages = None if cfg.kv.dir is None else stack.enter_context(open_pages(cfg.kv, job.plan, shape))
         ground.arena(0)
         with uninterrupted():
             host = stack.enter_context(closing(HostSide(job.plan, skeleton, ground.arena, options, say)))
@@ -129,10 +131,9 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         vram = VramWatch(job.plan, job.device)
         sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
         prefix = None
-        if pages is not None:
+        if shape is not None:
             depth = job.plan.decisions.weights.ssd.queue_depth
-            rate, pairs = read_gbps(cfg.kv), engine.kv_pairs(next(job.batches()))
-            prefix = stack.enter_context(closing(Prefix(pages, job.plan, rate, cfg.kv.staging_bytes, depth, pairs)))
+            prefix = stack.enter_context(closing(Prefix(shape, job.plan, engine.page_memory, pages, read_gbps(cfg.kv), depth)))
         startup.mark("room")
         for _ in range(cfg.warmup_rounds):
             for batch in job.batches():
