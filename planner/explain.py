@@ -24,11 +24,13 @@ from planner.decisions import (
 )
 from planner.errors import UserError
 from planner.force import Force
-from planner.formulation import MB, Formulation, Problem
+from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
+from planner.linear import MB
 from planner.memory import pages_per_sequence
 from planner.menu import MENUS, ssd_menu
 from planner.model import ModelSpec
+from planner.problem import Problem
 from planner.rules import LIMITS, broken_rules, head_blocks
 from planner.units import GB
 from planner.workload import Objective, Workload

@@ -1,31 +1,25 @@
-"""Whether reading pages is faster than computing them again."""
+"""Whether reading pages is faster than computing them again: the planner's model, at the rates of this run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.cost import Stage, predict
+from planner import reuse
+from planner.decisions import Tier
 from planner.plan import Plan
-from planner.units import GB
+from planner.stages import Prefill
 
 
 def saved_s(plan: Plan, batch: int, length: int, start: int) -> float:
-    """Predicted seconds that a prefill of ``batch`` prompts of ``length`` tokens loses by beginning at token ``start``.
-
-    Transfers are a matter of passes: as long as the rest takes one, streamed weights move all the same. The rest attends to all tokens
-    before it, so its compute is that of the whole less that of the beginning, but no less than that of a prompt of its length.
-    """
-    whole, head, rest = (_stages(plan, batch, tokens) for tokens in (length, start, length - start))
-    rest[Stage.compute] = max(whole[Stage.compute] - head[Stage.compute], rest[Stage.compute])
-    return max(whole.values()) - max(rest.values())
+    """Predicted seconds that a prefill of ``batch`` prompts of ``length`` tokens loses by beginning at token ``start``."""
+    work = replace(plan.workload, batch=batch, prompt_tokens=length)
+    return reuse.saved_s(Prefill(plan.hardware, plan.model, work, replace(plan.decisions, batch=batch)), start)
 
 
 def restore_s(plan: Plan, nbytes: int, read_gbps: float) -> float:
-    """Seconds to read ``nbytes`` of pages and bring them to where they are computed with, one after the other: never too few."""
-    gpu = plan.hardware.gpu
-    return nbytes / GB * (1 / read_gbps + 1 / (gpu.h2d_pageable_gbps if gpu else plan.hardware.dram_copy_gbps))
-
-
-def _stages(plan: Plan, batch: int, tokens: int) -> dict[str, float]:
-    work = replace(plan.workload, batch=batch, prompt_tokens=tokens)
-    return dict(predict(plan.hardware, plan.model, work, replace(plan.decisions, batch=batch)).prefill_stages)
+    """Seconds to read ``nbytes`` of pages, bring them over the link from DRAM that is not page-locked, and to where they are computed with,
+    one after the other: never too few."""
+    decisions, gpu = plan.decisions, plan.hardware.gpu
+    rates = reuse.restoring(plan.hardware, plan.model, decisions.kv.page_tokens, decisions.weights.ssd.queue_depth)
+    rates = replace(rates, page_bytes=nbytes, ssd_gbps=read_gbps, h2d_gbps=gpu.h2d_pageable_gbps if gpu else rates.h2d_gbps)
+    return sum(rates.stages({Tier.ssd: 1}, 1).values())

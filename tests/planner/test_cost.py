@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import Stage, elementwise_bytes_per_token, h2d_gbps, load_s, objective_weights, predict, prefill_compute_s, ssd_gbps
+from planner.cost import load_s, objective_weights, predict
 from planner.decisions import Tier
 from planner.force import Force
 from planner.memory import activation_bytes, dram_use, used_bytes, vram_use
 from planner.placement import place
 from planner.program import solve
+from planner.stages import Stage, elementwise_bytes_per_token, h2d_gbps, prefill_compute_s, ssd_gbps
 from planner.workload import Objective
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
