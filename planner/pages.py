@@ -62,10 +62,12 @@ class PageCost:
     """The prefix once from the SSD and once over the link, one page at a time at the rates of that size."""
     again_s: float
     """Computing the part of a prefix that fills no page: half a page on average, all of a prefix shorter than that."""
+    room_s: float
+    """Half a page of a sequence's own KV stays empty: streaming once the weights that could lie there."""
 
     @property
     def seconds(self) -> float:
-        return self.moved_s + self.again_s
+        return self.moved_s + self.again_s + self.room_s
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, workload: Workload, page_tokens: int) -> PageCost:
@@ -77,7 +79,8 @@ class PageCost:
         page_gb = rates.page_bytes / GB
         moved_s = pages * page_gb * (1 / rates.ssd_gbps + 1 / rates.h2d_gbps)
         whole_s = prefill_compute_s(hardware, model, workload, 1, workload.prompt_tokens)
-        return cls(page_tokens, rates, moved_s, again / workload.prompt_tokens * whole_s)
+        link_gbps = hardware.gpu.h2d.peak if hardware.gpu else max(p.gbps for p in hardware.ssd_read)
+        return cls(page_tokens, rates, moved_s, again / workload.prompt_tokens * whole_s, page_gb / 2 / link_gbps)
 
 
 def told(hardware: HardwareProfile, model: ModelSpec, workload: Workload, page_tokens: int, forced: bool) -> str:
@@ -95,4 +98,4 @@ def told(hardware: HardwareProfile, model: ModelSpec, workload: Workload, page_t
     others = [PageCost.of(hardware, model, workload, t) for t in candidates(model) if t != page_tokens]
     prefix = workload.shared_prefix_tokens or workload.prompt_tokens
     beside = "".join(f", {show_seconds(o.seconds)} in pages of {o.page_tokens}" for o in others)
-    return f"{text}; {prefix} tokens, read and copied once, take {show_seconds(cost.seconds)} with that{beside}"
+    return f"{text}; {prefix} tokens, read and copied once, with that and half a page of idle room, take {show_seconds(cost.seconds)}{beside}"

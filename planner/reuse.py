@@ -133,6 +133,17 @@ def saved_s(prefill: Prefill, start: int) -> float:
     return prefill.seconds() - prefill.seconds(start)
 
 
+def pays(prefill: Prefill, tier: Tier, pages: int) -> bool:
+    """Whether restoring ``pages`` of each prompt from ``tier`` takes less time than computing them. Each sequence of a batch has a head of
+    its own, unless the workload says that they share it."""
+    decisions, page_tokens = prefill.decisions, prefill.decisions.kv.page_tokens
+    if tier is Tier.vram and prefill.hardware.gpu is None:
+        return False
+    rates = restoring(prefill.hardware, prefill.model, page_tokens, decisions.weights.ssd.queue_depth)
+    different = min(decisions.batch, kept_set(prefill.workload, page_tokens).prefixes or decisions.batch)
+    return rates.seconds({tier: pages * different}, pages * decisions.batch) < saved_s(prefill, pages * page_tokens)
+
+
 @dataclass(frozen=True)
 class BreakEven:
     """Tokens of the shortest head of a prompt that is restored from a tier in less time than it is computed in; None where even the
@@ -148,19 +159,8 @@ class BreakEven:
 
 
 def break_even(prefill: Prefill) -> BreakEven:
-    """For prompts of the workload's length, in full pages. Each sequence of a batch has a head of its own, unless the workload says that
-    they share it."""
-    decisions, page_tokens = prefill.decisions, prefill.decisions.kv.page_tokens
-    rates = restoring(prefill.hardware, prefill.model, page_tokens, decisions.weights.ssd.queue_depth)
-    kept = kept_set(prefill.workload, page_tokens)
-    different = min(decisions.batch, kept.prefixes or decisions.batch)
-    tiers = [tier for tier in Tier if tier is not Tier.vram or prefill.hardware.gpu]
-    found: dict[Tier, int] = {}
-    for n in range(1, (prefill.workload.prompt_tokens - 1) // page_tokens + 1):
-        saved = saved_s(prefill, n * page_tokens)
-        for tier in tiers:
-            if tier not in found and rates.seconds({tier: n * different}, n * decisions.batch) < saved:
-                found[tier] = n * page_tokens
-        if len(found) == len(tiers):
-            break
-    return BreakEven(*(found.get(tier) for tier in Tier))
+    """For prompts of the workload's length, in full pages."""
+    page_tokens = prefill.decisions.kv.page_tokens
+    lengths = range(1, (prefill.workload.prompt_tokens - 1) // page_tokens + 1)
+    firsts = (next((n for n in lengths if pays(prefill, tier, n)), None) for tier in Tier)
+    return BreakEven(*(None if n is None else n * page_tokens for n in firsts))
