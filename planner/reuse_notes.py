@@ -34,9 +34,15 @@ def _missing(plan: Plan, found: int, wanted: int) -> str:
     tiers = plan.break_even
     if found:
         return f"{found} of {wanted} pages are kept: no tier has room for more, or restoring more takes longer than computing"
-    if (tiers.vram, tiers.dram, tiers.ssd) == (None, None, None):
+    lengths = [tokens for tokens in (tiers.vram, tiers.dram, tiers.ssd) if tokens is not None]
+    if not lengths:
         return (
-            f"no KV is kept: of a prompt of {plan.workload.prompt_tokens} tokens, what is left to compute takes as long without its head, "
-            "for it takes a pass over the streamed weights all the same"
+            f"no KV is kept: of a prompt of {plan.workload.prompt_tokens} tokens, no head is restored sooner than it is computed; what is "
+            "left takes a pass over the streamed weights, however little it is"
+        )
+    if plan.workload.shared_prefix_tokens < min(lengths):
+        return (
+            f"no KV is kept: restoring pays from {min(lengths)} tokens on, workload.shared_prefix_tokens="
+            f"{plan.workload.shared_prefix_tokens} are computed as fast"
         )
     return "no KV is kept: what has room for it gains more by holding weights, and restoring from slower tiers takes longer than computing"

@@ -167,7 +167,8 @@ def restores(plan, tier, pages):
 def test_a_hit_is_never_predicted_slower_than_computing(data):
     m = replace(data.draw(models(2, 6)), kv_width=data.draw(st.sampled_from([256, 4096, 16384])))
     hardware = data.draw(machines(m))
-    w = work(prompt_tokens=900, shared_prefix_tokens=700, kept_tokens=data.draw(st.integers(1, 3000)), batch=data.draw(st.sampled_from([1, 3])))
+    kept_tokens, batch = data.draw(st.integers(1, 3000)), data.draw(st.sampled_from([1, 3]))
+    w = work(prompt_tokens=900, shared_prefix_tokens=700, kept_tokens=kept_tokens, batch=batch)
     try:
         decisions = solve(hardware, m, replace(w, kept_tokens=0), SMALL_PAGES)
     except Infeasible:
@@ -198,11 +199,14 @@ def brute_force(hardware, m, w, base):
 
 def requests(data):
     shared = data.draw(st.sampled_from([130, 200]))
-    kept = shared * data.draw(st.sampled_from([1, 1, 2]))
     return work(
-        batch=data.draw(st.sampled_from([1, 1, 2])), prompt_tokens=data.draw(st.integers(201, 900)), new_tokens=data.draw(st.integers(1, 40)),
-        objective=data.draw(st.sampled_from(list(Objective))), shared_prefix_tokens=shared, kept_tokens=kept,
-    )  # fmt: skip
+        batch=data.draw(st.sampled_from([1, 1, 2])),
+        prompt_tokens=data.draw(st.integers(201, 900)),
+        new_tokens=data.draw(st.integers(1, 40)),
+        objective=data.draw(st.sampled_from(list(Objective))),
+        shared_prefix_tokens=shared,
+        kept_tokens=shared * data.draw(st.sampled_from([1, 1, 2])),
+    )
 
 
 def agree(hardware, m, w):
