@@ -132,7 +132,7 @@ def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, 
             warm["vram"] = [_restored(rig, cache, fresh(), "vram") for _ in prompts]
     tail_s = [rig.generate(prompt, Pretended(start)).prefill_s for prompt in prompts]
     rates = {name: rate(rig, nbytes) for name, rate in RATES.items() if name in warm}
-    worth = Worth(rig.plan, rates["ssd"], rig.shape.payload_bytes)
+    worth = Worth(rig.plan, rates["ssd"])
     whole_s = worth.prefill_s(1, len(prompts[0]), 0)
     tiers = {}
     for name, seconds in warm.items():

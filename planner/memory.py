@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.decisions import Decisions, ExpertSlots, KvPages, KvReuse, Tier
+from planner.decisions import Decisions, ExpertSlots, KvPages, Tier
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.placement import Placement, place
-from planner.units import align_up
+from planner.units import ALIGN, align_up
 from planner.workload import Workload
 
 LEFT_ALONE = frozenset({"guard", "reserve"})
@@ -43,11 +43,14 @@ class Overheads:
     """More of the same for a layer that lies in several pieces: its shard ended, or its experts are put together."""
     outside_per_layer: int = 4
     """Tensors of a decoder layer outside its two blocks, at most: the norms of Gemma. The runtime places each one in pages of its own."""
-    kv_bounce_bytes: int = 64 * 2**20
-    """With a GPU: VRAM that kept pages pass through between the other tiers and the KV that attention reads, two pages at least. Half of it
-    is copied to while the other half is written to its place, and that should last longer than issuing it does."""
     kv_ring_slots: int = 3
     """One layer's KV is read by attention, the next one's has arrived, a third one's is on its way."""
+    kv_bounce_pages: int = 2
+    """VRAM that pages pass through on their way to a sequence's KV, all layers of one in one copy: while one is scattered to its layers,
+    which takes a tenth of the copy's time at most, the next one arrives, so the link does not wait."""
+    kv_segment_bytes: int = 256 * 2**20
+    """Of a file of kept pages: the SSD's least recently used pages go by the file, so room for two files comes on top of what is to stay,
+    the one that is being written and the one that goes."""
     norm_float32_copies: int = 2
     """RMSNorm upcasts its input to float32 and multiplies it into a second float32 tensor."""
     float32_bytes: int = 4
@@ -98,17 +101,6 @@ def kv_layer_bytes(model: ModelSpec, kv: KvPages) -> int:
     return kv.pages // model.layers * kv_page_bytes(model, kv.page_tokens)
 
 
-def kept_page_bytes(model: ModelSpec, page_tokens: int) -> int:
-    """One page that is kept for prompts to come: K and V of ``page_tokens`` tokens in all layers, from an aligned address on."""
-    return align_up(model.layers * kv_page_bytes(model, page_tokens))
-
-
-def kv_bounce_bytes(model: ModelSpec, kv: KvPages) -> int:
-    """VRAM that kept pages pass through: whole pages; none where nothing is kept."""
-    page = kept_page_bytes(model, kv.page_tokens)
-    return max(2, OVERHEADS.kv_bounce_bytes // page) * page if kv.reuse != KvReuse() else 0
-
-
 def kv_ring_slots(model: ModelSpec, kv: KvPages) -> int:
     """VRAM slots that streamed layers' KV passes through, one layer each; none when all of it stays in VRAM."""
     outside = (kv.dram_pages + kv.ssd_pages) * model.layers // max(1, kv.pages)
@@ -118,6 +110,29 @@ def kv_ring_slots(model: ModelSpec, kv: KvPages) -> int:
 def kv_staging_slots(model: ModelSpec, kv: KvPages) -> int:
     """DRAM slots that the KV of the SSD's layers passes through, one layer each."""
     return min(OVERHEADS.kv_ring_slots, kv.ssd_pages * model.layers // max(1, kv.pages))
+
+
+def kept_page_bytes(model: ModelSpec, page_tokens: int) -> int:
+    """One page that is kept for prompts to come: K and V of ``page_tokens`` tokens in all layers, from an aligned address on."""
+    return align_up(model.layers * kv_page_bytes(model, page_tokens))
+
+
+def kept_file_bytes(model: ModelSpec, page_tokens: int, pages: int) -> int:
+    """SSD space in which ``pages`` stay: each with a header, and room for the files that come and go."""
+    records = pages * (ALIGN + kept_page_bytes(model, page_tokens))
+    return records + min(records, 2 * OVERHEADS.kv_segment_bytes)
+
+
+def kept_file_pages(model: ModelSpec, kv: KvPages) -> int:
+    """Pages that stay on the SSD: the most of which ``kept_file_bytes`` are no more than the plan's."""
+    record, nbytes = ALIGN + kept_page_bytes(model, kv.page_tokens), kv.reuse.ssd_bytes
+    return max(nbytes // 2, nbytes - 2 * OVERHEADS.kv_segment_bytes) // record
+
+
+def kv_bounce_bytes(model: ModelSpec, kv: KvPages) -> int:
+    """VRAM that pages from the other tiers pass through; none where all pages stay in VRAM."""
+    outside = kv.reuse.dram_pages or kv.reuse.ssd_bytes
+    return OVERHEADS.kv_bounce_pages * kept_page_bytes(model, kv.page_tokens) if outside else 0
 
 
 def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
@@ -218,7 +233,8 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
 
 
 def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> int:
-    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, staging, tables, buffers.
+    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, staging, tables, buffers,
+    pages kept for prompts to come.
 
     An upper bound for checkpoints whose units lie in a few pieces each; of one that lies in many, padding takes more.
     """
@@ -237,7 +253,7 @@ def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decision
 
 
 def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
-    """Bytes of SSD by item: the checkpoint and the KV pages that spill."""
+    """Bytes of SSD by item: the checkpoint, the KV pages that spill and those that are kept."""
     spilled = decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)
     return {"weights": model.weight_bytes, "kv": spilled, "kv_reuse": decisions.kv.reuse.ssd_bytes}
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.cost import ssd_gbps
 from planner.decisions import Tier
 from planner.interrupt import uninterrupted
 from planner.memory import OVERHEADS
@@ -16,6 +15,7 @@ from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy import make_policy
 from planner.probe.memory import usable_cores
+from planner.stages import ssd_gbps
 from planner.units import GB, align_down, align_up
 from runtime.arena import Arena
 from runtime.dram import DramTier

@@ -49,7 +49,7 @@ class Prefix:
         self._read_gbps = read_gbps
         self._namespace, self._tokens = shape.namespace, shape.page_tokens
         self._tiers = Tiers(shape, memory, disk)
-        self._worth = Worth(plan, read_gbps, shape.payload_bytes)
+        self._worth = Worth(plan, read_gbps)
         self._totals = Totals(shape.payload_bytes)
         self._readers = ThreadPoolExecutor(readers, "kv-read")
         self._aside = ThreadPoolExecutor(max(1, usable_cores() // 2), "kv-check")

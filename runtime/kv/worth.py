@@ -1,73 +1,45 @@
-"""Whether restoring pages is faster than computing them again."""
+"""Whether restoring pages is faster than computing them again: the planner's model, at the rates of this run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.cost import Stage, lookup_s, predict, prefill_compute_s, prefill_passes
 from planner.decisions import Tier
 from planner.plan import Plan
+from planner.reuse import restoring
+from planner.stages import Prefill, Stage
 from planner.units import GB
-from planner.workload import Workload
 
 
 class Worth:
-    """Seconds by the cost model of ``plan``, with ``read_gbps`` as the rate of the pages' disk and ``page_bytes`` of a page of all
-    layers."""
+    """Seconds by the cost model of ``plan``, with ``read_gbps`` as the rate of the pages' disk. A plan that keeps layers' KV outside VRAM
+    moves their part of a page in DRAM alone."""
 
-    def __init__(self, plan: Plan, read_gbps: float, page_bytes: int):
-        self._plan, self._page_bytes = plan, page_bytes
-        gpu, kv, copy_s = plan.hardware.gpu, plan.decisions.kv, 1 / plan.hardware.dram_copy_gbps
-        self._s_per_gb = {"disk": 1 / read_gbps, "copy": copy_s}
-        self._links = {Tier.dram: ("copy",), Tier.ssd: ("disk", "copy")}
-        if gpu is not None:
-            on_card = kv.vram_pages / max(1, kv.pages)
-            scatter = 2 / gpu.memory_gbps  # read and written
-            self._s_per_gb |= {"copy": (1 - on_card) * copy_s, "link": on_card / gpu.h2d.at(page_bytes), "scatter": on_card * scatter}
-            self._links = {tier: (*links, "link", "scatter") for tier, links in self._links.items()} | {Tier.vram: ("scatter",)}
-        self._known_s: dict[tuple[int, int], float] = {}
+    def __init__(self, plan: Plan, read_gbps: float):
+        self._plan, kv = plan, plan.decisions.kv
+        rates = restoring(plan.hardware, plan.model, kv.page_tokens, plan.decisions.weights.ssd.queue_depth)
+        self._rates = replace(rates, ssd_gbps=read_gbps)
+        self._apart = 1 - kv.vram_pages / max(1, kv.pages) if plan.hardware.gpu else 0.0
+        self._last: tuple[int, int, Prefill] | None = None
 
     def restore_s(self, pages: Mapping[Tier, int]) -> float:
-        """To bring so many pages of each tier to where they are computed with. Links work side by side, so it is the slowest one's time,
-        and one page's through the others, which nothing hides."""
-        busy = dict.fromkeys(self._s_per_gb, 0.0)
-        for tier, count in pages.items():
-            for name in self._links[tier]:
-                busy[name] += count * self._page_s(name)
-        slowest = max(busy, key=busy.__getitem__)
-        return busy[slowest] + sum(self._page_s(name) for name, seconds in busy.items() if seconds and name != slowest)
+        """To bring so many pages of each tier to where they are computed with. Stages work side by side, so it is the slowest one's time,
+        and one page's in the others, which nothing hides."""
+        farthest = [tier for tier in Tier if pages.get(tier)][-1]
+        stages, first = self._stages(pages), self._stages({farthest: 1})
+        slowest = max(stages, key=stages.__getitem__)
+        return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage != slowest)
 
     def prefill_s(self, batch: int, length: int, start: int) -> float:
-        """To compute tokens ``start`` to ``length`` of ``batch`` prompts.
+        """To compute tokens ``start`` to ``length`` of ``batch`` prompts."""
+        if self._last is None or self._last[:2] != (batch, length):
+            plan, work = self._plan, replace(self._plan.workload, batch=batch, prompt_tokens=length)
+            self._last = batch, length, Prefill(plan.hardware, plan.model, work, replace(plan.decisions, batch=batch))
+        return self._last[2].seconds(start)
 
-        Transfers are a matter of passes: as long as the rest takes one, streamed weights move all the same. The rest attends to all tokens
-        before it, so its compute is that of the whole less that of the beginning, but no less than that of a prompt of its length.
-        """
-        rest = self._work(batch, length - start)
-        compute_s = self._compute_s(rest)
-        if start:
-            compute_s = max(compute_s, self._compute_s(self._work(batch, length)) - self._compute_s(self._work(batch, start)))
-        return max(compute_s, self._transfers_s(batch, prefill_passes(rest, self._plan.decisions.prefill_chunk_tokens)))
-
-    def _page_s(self, link: str) -> float:
-        return self._page_bytes / GB * self._s_per_gb[link]
-
-    def _work(self, batch: int, tokens: int) -> Workload:
-        return replace(self._plan.workload, batch=batch, prompt_tokens=tokens)
-
-    def _compute_s(self, work: Workload) -> float:
-        plan, chunk = self._plan, self._plan.decisions.prefill_chunk_tokens
-        seconds = prefill_compute_s(plan.hardware, plan.model, work, work.batch, chunk)
-        if plan.hardware.gpu is not None and plan.decisions.weights.embedding is Tier.dram:
-            seconds += lookup_s(plan.model, work.batch * work.prompt_tokens, prefill_passes(work, chunk))
-        return seconds
-
-    def _transfers_s(self, batch: int, passes: int) -> float:
-        """The slowest link's seconds in so many passes over the model, computed once: the same for all lengths that take as many."""
-        if (batch, passes) not in self._known_s:
-            plan, made = self._plan, replace(self._plan.decisions, batch=batch)
-            tokens = passes * min(made.prefill_chunk_tokens, plan.workload.max_tokens)
-            stages = predict(plan.hardware, plan.model, self._work(batch, tokens), made).prefill_stages
-            self._known_s[batch, passes] = max(seconds for stage, seconds in stages.items() if stage != Stage.compute)
-        return self._known_s[batch, passes]
+    def _stages(self, pages: Mapping[Tier, int]) -> dict[str, float]:
+        on_card = self._rates.stages(pages, sum(pages.values()))
+        outside = sum(pages.values()) * self._rates.page_bytes / GB / self._plan.hardware.dram_copy_gbps
+        share = {Stage.ssd: 1.0, Stage.h2d: 1 - self._apart, Stage.compute: 1 - self._apart}
+        return {str(stage): seconds * share[stage] for stage, seconds in on_card.items()} | {"dram": self._apart * outside}

@@ -33,8 +33,14 @@ def on_card(plan: Plan, vram_pages: int = 24, dram_pages: int = 0, **changes: ob
     return replace(plan, hardware=replace(machine(True), gpu=replace(CARD, **changes)), decisions=made)
 
 
+def with_page(worth: Worth) -> Worth:
+    """Rates as they are, for pages of ``PAGE_BYTES``."""
+    worth._rates = replace(worth._rates, page_bytes=PAGE_BYTES, h2d_loss=0.0)
+    return worth
+
+
 def seconds(plan: Plan, pages: Mapping[Tier, int], read_gbps: float = 2.0) -> float:
-    return Worth(plan, read_gbps, PAGE_BYTES).restore_s(pages) / (PAGE_BYTES / GB)
+    return with_page(Worth(plan, read_gbps)).restore_s(pages) / (PAGE_BYTES / GB)
 
 
 def test_a_card_takes_each_tier_at_its_own_rate(plan: Plan) -> None:
@@ -63,16 +69,16 @@ def test_without_a_card_pages_are_read_and_copied(plan: Plan) -> None:
 def test_a_pass_over_streamed_weights_is_saved_whole_or_not_at_all(plan: Plan) -> None:
     """Where the link binds, a prefill of one pass takes as long for few tokens as for many."""
     slow = on_card(plan, h2d=Curve(((1, 1e-3),)))
-    worth = Worth(slow, 3.0, 4096)
+    worth = Worth(slow, 3.0)
     whole = worth.prefill_s(1, 64, 0)
     assert whole == worth.prefill_s(1, 64, 48) > 0
-    chunked = Worth(replace(slow, decisions=replace(slow.decisions, prefill_chunk_tokens=16)), 3.0, 4096)
+    chunked = Worth(replace(slow, decisions=replace(slow.decisions, prefill_chunk_tokens=16)), 3.0)
     passes = [chunked.prefill_s(1, 64, start) for start in (0, 16, 48)]
     assert passes == pytest.approx([4 * whole, 3 * whole, whole])
 
 
 def test_what_is_restored_is_not_computed(plan: Plan) -> None:
-    worth = Worth(plan, 3.0, 4096)
+    worth = Worth(plan, 3.0)
     assert worth.prefill_s(1, 64, 0) > worth.prefill_s(1, 64, 32) > worth.prefill_s(1, 64, 63) >= worth.prefill_s(1, 1, 0)
 
 
