@@ -30,8 +30,8 @@ class Prefix:
     ``pairs`` in every method are K and V of all layers, [batch, heads, capacity, dim], in VRAM or, where there is a card, some in DRAM;
     token i of sequence b lies at row ``longest prompt - len(prompt b) + i``. One batch at a time, from one thread.
 
-    ``memory`` and ``disk``, for pages of ``shape``, stay their giver's: ``disk`` is closed after this, and ``memory`` given back after
-    that. Without ``disk`` pages live as long as this. ``settle`` returns, on another thread, once the KV that lies in DRAM is as computed.
+    ``memory`` and ``disk``, for pages of ``shape``, stay their giver's, who needs them until this is closed. Without ``disk`` pages live
+    as long as this. ``settle`` returns, on another thread, once the KV that lies in DRAM is as computed.
     Threads: ``readers`` for the disk, half of the cores for checksums.
     """
 
@@ -109,9 +109,11 @@ class Prefix:
         return self._capture.pending
 
     def close(self) -> None:
-        """End the threads; what was not copied out by now is lost."""
+        """End the threads, once the disk has all that was copied out; the rest is lost. Nothing uses the memory any more."""
         self._capture.give_up()
         self._restore.release(wait=True)
+        if self._tiers.disk is not None:
+            self._tiers.disk.flush()
         self._readers.shutdown()
         self._aside.shutdown()
 

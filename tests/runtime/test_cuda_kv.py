@@ -85,8 +85,8 @@ def running(card: Card, plan: Plan, checkpoint: Path, directory: Path | None, re
         skeleton = open_skeleton(checkpoint)
         options = EngineOptions(page_room=page_room(cfg, plan)) if reuse else EngineOptions()
         shape = page_shape(plan, checkpoint, skeleton.model)
-        disk = stack.enter_context(open_pages(cfg, plan, shape)) if directory else None
         engine = stack.enter_context(closing(Engine(plan, skeleton, open_card(), device, options)))
+        disk = stack.enter_context(open_pages(cfg, plan, shape)) if directory else None
         engine.load(batch_of(PROMPTS), lambda *_: None)
         prefix = None
         if reuse:

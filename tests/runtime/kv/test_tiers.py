@@ -219,3 +219,12 @@ def test_a_batch_that_ends_before_its_pages_are_copied_out_loses_them(card_plan:
         run.batch([OTHER], finish=False)
         facts = run.prefix.facts()
         assert facts["pages_captured"] + facts["pages_skipped"] == 12 and facts["pages_skipped"] > 0
+
+
+def test_what_is_queued_for_the_disk_is_written_before_memory_is_given_back(plan: Plan, tmp_path: Path) -> None:
+    with served(plan, tmp_path / "kv") as run:
+        run.batch([STEM])
+        run.prefix.close()
+        run.memory.tensor.zero_()
+    with served(plan, tmp_path / "kv") as run:
+        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
