@@ -10,14 +10,20 @@ from planner.errors import UserError, nearest
 from planner.units import parse_bytes
 
 
-def given_keys(arguments: Iterable[str], known: Collection[str]) -> dict[str, str]:
-    """The arguments by key. All of ``known`` may be there; ``checkpoint`` must."""
+def given_keys(arguments: Iterable[str], known: Collection[str], beside: Collection[str] = ("draw",)) -> dict[str, str]:
+    """The arguments by key. All of ``known`` may be there, ``checkpoint`` must; ``beside`` are keys that the command reads itself."""
+    given = given_of(arguments, known, beside)
+    if "checkpoint" not in given:
+        raise UserError("checkpoint: missing; give a Hugging Face checkpoint's directory, checkpoint=DIR")
+    return given
+
+
+def given_of(arguments: Iterable[str], known: Collection[str], beside: Collection[str] = ()) -> dict[str, str]:
+    """The arguments by key, each of ``known``."""
     given = dict(a.partition("=")[::2] for a in arguments)
     for key in given:
         if key not in known:
-            raise UserError(f"{key}: choose from draw, {', '.join(known)}{nearest(key, known)}")
-    if "checkpoint" not in given:
-        raise UserError("checkpoint: missing; give a Hugging Face checkpoint's directory, checkpoint=DIR")
+            raise UserError(f"{key}: choose from {', '.join((*beside, *known))}{nearest(key, known)}")
     return given
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 
-from planner.cost import decode_compute_s, objective_weights
-from planner.formulation import Problem
+from planner.cost import objective_weights
 from planner.memory import OVERHEADS, dram_workspace_bytes
-from planner.menu import chunk_menu, page_menu, pass_menu, ssd_menu
+from planner.menu import chunk_menu, pass_menu, ssd_menu
+from planner.pages import page_menu
+from planner.problem import Problem
+from planner.reuse import kept_set
+from planner.stages import decode_compute_s
 from planner.units import GB
 
 
 def bound_s(problem: Problem) -> float:
     """No plan for ``problem`` is faster; infinite when it cannot fit. Takes no solve."""
     p, model, hardware = problem, problem.model, problem.hardware
-    passes = pass_menu(hardware, model, p.workload, p.force, p.batch)
+    (page,) = page_menu(hardware, model, p.workload, p.force, p.batch)
+    passes = pass_menu(hardware, model, p.workload, p.force, p.batch, kept_set(p.workload, page.page_tokens))
     working = min(c.activation_bytes for c in passes) + model.norm_bytes
     if not p.workload.kv_spill:
-        working += model.layers * min(c.layer_bytes for c in page_menu(model, p.workload, p.force, p.batch))
+        working += model.layers * page.layer_bytes
     dram = hardware.dram_bytes - p.workload.dram_reserve_bytes - dram_workspace_bytes(hardware, model)
     vram = 0
     if hardware.gpu:

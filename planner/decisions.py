@@ -76,6 +76,19 @@ class WeightDecisions:
 
 
 @dataclass(frozen=True)
+class KvReuse:
+    """Room for the KV of prompts that were computed, to be restored by later ones that begin alike. Here a page holds all layers of
+    ``page_tokens`` tokens of one sequence, unlike a page of ``KvPages``, which holds one layer of them."""
+
+    vram_pages: int = 0
+    """L1. None without a GPU."""
+    dram_pages: int = 0
+    """L2, page-locked."""
+    ssd_bytes: int = 0
+    """L3: files of pages, which outlive the process, so it has copies of the other tiers' pages, too."""
+
+
+@dataclass(frozen=True)
 class KvPages:
     """Pages of one layer's K and V for ``page_tokens`` tokens of one sequence. All pages of a layer lie in one tier, so that a layer's KV
     streams as one copy."""
@@ -84,6 +97,7 @@ class KvPages:
     vram_pages: int
     dram_pages: int
     ssd_pages: int
+    reuse: KvReuse = KvReuse()
 
     @property
     def pages(self) -> int:

@@ -24,11 +24,13 @@ from planner.decisions import (
 )
 from planner.errors import UserError
 from planner.force import Force
-from planner.formulation import MB, Formulation, Problem
+from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
+from planner.linear import MB
 from planner.memory import pages_per_sequence
 from planner.menu import MENUS, ssd_menu
 from planner.model import ModelSpec
+from planner.problem import Problem
 from planner.rules import LIMITS, broken_rules, head_blocks
 from planner.units import GB
 from planner.workload import Objective, Workload
@@ -77,11 +79,14 @@ def why_infeasible(problem: Problem) -> UserError:
 
 
 def _alternatives(problem: Problem) -> Iterator[str]:
-    """Overrides that fit without more hardware: forced decisions dropped, a smaller batch, a shorter prompt."""
+    """Overrides that fit without more hardware: forced decisions dropped, KV in smaller pages since none is kept, a smaller batch, a
+    shorter prompt."""
     if problem.force.given and _fits(replace(problem, force=Force(policy=problem.force.policy))):
         keys = [key for key in problem.force.given if key != "policy"]
         enough = next((key for key in keys if _fits(replace(problem, force=problem.force.without(key)))), None)
         yield "drop " + (f"force.{enough}" if enough else ", ".join(f"force.{key}" for key in keys))
+    if problem.workload.kept_tokens and _fits(replace(problem, workload=replace(problem.workload, kept_tokens=0))):
+        yield "set workload.kept_tokens=0"
     batch = problem.batch // 2
     while batch >= 1:
         if _fits(replace(problem, batch=batch)):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from planner.decisions import CachePolicy, Decisions, KvPages, Tier
+from planner.decisions import CachePolicy, Decisions, KvPages, KvReuse, Tier
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,10 @@ def _or(forced: Any, decided: Any) -> Any:
 
 
 def _repaged(kv: KvPages, rows: int, page_tokens: int) -> KvPages:
-    """The same tokens in pages of another size, rounded up for each of ``rows``: the sequences of a layer, over all layers."""
+    """The same tokens in pages of another size, rounded up for each of ``rows``: the sequences of a layer, over all layers. Kept pages are
+    rounded down."""
     each = max(1, -(-kv.pages // rows))
     pages = -(-each * kv.page_tokens // page_tokens)
-    return KvPages(page_tokens, *(-(-old // each) * pages for old in (kv.vram_pages, kv.dram_pages, kv.ssd_pages)))
+    kept = (n * kv.page_tokens // page_tokens for n in (kv.reuse.vram_pages, kv.reuse.dram_pages))
+    reuse = KvReuse(*kept, kv.reuse.ssd_bytes)
+    return KvPages(page_tokens, *(-(-old // each) * pages for old in (kv.vram_pages, kv.dram_pages, kv.ssd_pages)), reuse)

@@ -8,51 +8,35 @@ large as the largest in memory and as the mean in traffic: exact for uniform mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import product
 
 import pulp
 
-from planner.cost import decode_compute_s, h2d_gbps, h2d_loss, kv_fill, lookup_s, objective_weights, prompt_fill
+from planner.cost import objective_weights
 from planner.decisions import CachePolicy, Tier
-from planner.force import Force
-from planner.hardware import HardwareProfile
+from planner.kept_terms import KeptTerms
+from planner.kv_terms import KvTerms
+from planner.linear import GB_IN_MB, MB, LinearProgram
 from planner.memory import OVERHEADS, dram_workspace_bytes, unit_dram_bytes, unit_vram_bytes
-from planner.menu import chunk_menu, page_menu, pass_menu, ring_menu, ssd_menu
-from planner.model import ModelSpec
+from planner.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
+from planner.pages import page_menu
 from planner.placement import head_block_bytes, ring_classes
+from planner.problem import Problem
+from planner.reuse import kept_set
 from planner.rules import LIMITS, head_blocks
-from planner.workload import Workload
+from planner.stages import decode_compute_s, earlier_kv, h2d_loss, kv_fill, lookup_s, prompt_fill
 
-MB = 10**6
-GB_IN_MB = 1000
 CAPACITY_MARGIN_MB = 4096 / MB
 """Kept free of each capacity for the solver's integrality tolerance; a page is also what capacities are really given in."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What one program is about. ``policy`` and ``batch`` are fixed in it."""
-
-    hardware: HardwareProfile
-    model: ModelSpec
-    workload: Workload
-    force: Force
-    policy: CachePolicy
-    batch: int
-
-
-@dataclass
-class Formulation:
+class Formulation(LinearProgram):
     """Builds the constraints on construction; ``elastic`` gives each capacity a slack that can be minimised."""
 
-    problem: Problem
-    elastic: bool = False
-    lp: pulp.LpProblem = field(default_factory=lambda: pulp.LpProblem("penstock", pulp.LpMinimize))
-
-    def __post_init__(self) -> None:
-        p = self.problem
+    def __init__(self, problem: Problem, elastic: bool = False):
+        super().__init__()
+        p = self.problem = problem
+        self.elastic = elastic
         self.gpu = p.hardware.gpu
         self.layers = p.model.layers
         self.tick_s = decode_compute_s(p.hardware, p.model, p.workload, p.batch)
@@ -61,8 +45,9 @@ class Formulation:
         self.block = head_block_bytes(p.model, self.head_blocks)
         self.ssd_choices = ssd_menu(p.hardware, p.force)
         self.chunk_choices = chunk_menu(p.hardware, p.model, p.force)
-        self.page_choices = page_menu(p.model, p.workload, p.force, p.batch)
-        self.pass_choices = pass_menu(p.hardware, p.model, p.workload, p.force, p.batch)
+        (self.page,) = page_menu(p.hardware, p.model, p.workload, p.force, p.batch)
+        kept = kept_set(p.workload, self.page.page_tokens)
+        self.pass_choices = pass_menu(p.hardware, p.model, p.workload, p.force, p.batch, kept)
         self.ring_choices = ring_menu(p.force) if self.gpu else [0]
         self._choose()
         self._residents()
@@ -72,46 +57,33 @@ class Formulation:
         self._times()
         self._capacities()
 
-    def _int(self, name: str, low: int, high: int, forced: int | None = None) -> pulp.LpVariable:
-        low, high = (low, high) if forced is None else (forced, forced)
-        return self.lp.add_variable(name, low, high, cat=pulp.LpInteger)
-
-    def _bits(self, name: str, count: int) -> list[pulp.LpVariable]:
-        """Binaries of which exactly one is set."""
-        bits = [self.lp.add_variable(f"{name}_{i}", 0, 1, cat=pulp.LpInteger) for i in range(count)]
-        self._add(pulp.lpSum(bits) == 1)
-        return bits
-
-    def _add(self, constraint: pulp.LpConstraint) -> None:
-        self.lp += constraint
-
     def _choose(self) -> None:
-        self.ssd_bits = self._bits("ssd", len(self.ssd_choices))
-        self.chunk_bits = self._bits("chunk", len(self.chunk_choices))
-        self.pass_bits = self._bits("pass", len(self.pass_choices))
+        self.ssd_bits = self.bits("ssd", len(self.ssd_choices))
+        self.chunk_bits = self.bits("chunk", len(self.chunk_choices))
+        self.pass_bits = self.bits("pass", len(self.pass_choices))
 
     def _residents(self) -> None:
         """Counts in VRAM, which kinds stream at all, and the ring that they stream through."""
         force, n, h = self.problem.force, self.layers, self.head_blocks
         most = n if self.gpu else 0
-        self.attn = self._int("attn", 0, most, force.resident_attn)
-        self.ffn = self._int("ffn", 0, most, force.resident_ffn)
-        self.head = self._int("head", 0, h if self.gpu else 0, force.resident_head)
+        self.attn = self.integer("attn", 0, most, force.resident_attn)
+        self.ffn = self.integer("ffn", 0, most, force.resident_ffn)
+        self.head = self.integer("head", 0, h if self.gpu else 0, force.resident_head)
         kinds = list(product((0, 1), repeat=3))
         self.ring_options = [(k, slots) for k in kinds for slots in (self.ring_choices if any(k) else self.ring_choices[:1])]
-        self.ring_bits = self._bits("ring", len(self.ring_options))
+        self.ring_bits = self.bits("ring", len(self.ring_options))
         idle = pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if not any(streams))
         self.ring_busy = 1 - idle if self.gpu else pulp.lpSum([])
         for kind, (count, total) in enumerate(((self.attn, n), (self.ffn, n), (self.head, h))):
             streams = self._streams(kind)
-            self._add(total - count <= total * streams)
-            self._add(total - count >= streams)
-        self.attn_heavier = self._int("attn_heavier", 0, 1)
-        self.only_ffn_out = self._int("only_ffn_out", 0, n)
-        self.only_attn_out = self._int("only_attn_out", 0, n)
-        self._add(self.attn - self.ffn == self.only_ffn_out - self.only_attn_out)
-        self._add(self.only_ffn_out <= n * self.attn_heavier)
-        self._add(self.only_attn_out <= n * (1 - self.attn_heavier))
+            self.add(total - count <= total * streams)
+            self.add(total - count >= streams)
+        self.attn_heavier = self.integer("attn_heavier", 0, 1)
+        self.only_ffn_out = self.integer("only_ffn_out", 0, n)
+        self.only_attn_out = self.integer("only_attn_out", 0, n)
+        self.add(self.attn - self.ffn == self.only_ffn_out - self.only_attn_out)
+        self.add(self.only_ffn_out <= n * self.attn_heavier)
+        self.add(self.only_attn_out <= n * (1 - self.attn_heavier))
         self.through_dram = n - self.attn + self.only_ffn_out
 
     def _streams(self, kind: int) -> pulp.LpAffineExpression:
@@ -126,99 +98,70 @@ class Formulation:
     def _dram_cache(self) -> None:
         """Slots of the DRAM cache, and the layers that pass through them from SSD."""
         force, n, model = self.problem.force, self.layers, self.problem.model
-        self.cap = self._int("cap", 0, n, force.cap_layers)
-        self.headroom = self._int("headroom", LIMITS.headroom_min, LIMITS.headroom_max)
+        self.cap = self.integer("cap", 0, n, force.cap_layers)
+        self.headroom = self.integer("headroom", LIMITS.headroom_min, LIMITS.headroom_max)
         hwm = self.cap + self.headroom
         if force.hwm_layers is not None:
-            self._add(hwm == force.hwm_layers)
+            self.add(hwm == force.hwm_layers)
         if force.prefetch_distance is not None:
-            self._add(self.cap <= force.prefetch_distance)
-            self._add(hwm >= force.prefetch_distance)
-        self.all_cached = self._int("all_cached", 0, 1)
+            self.add(self.cap <= force.prefetch_distance)
+            self.add(hwm >= force.prefetch_distance)
+        self.all_cached = self.integer("all_cached", 0, 1)
         most = n + LIMITS.headroom_max + 1
-        self._add(self.cap <= self.through_dram)
-        self._add(hwm >= self.through_dram - n * (1 - self.all_cached))
-        self._add(self.through_dram >= hwm + 1 - most * self.all_cached)
+        self.add(self.cap <= self.through_dram)
+        self.add(hwm >= self.through_dram - n * (1 - self.all_cached))
+        self.add(self.through_dram >= hwm + 1 - most * self.all_cached)
         kept = self.cap if self.problem.policy is CachePolicy.pinned else 0
-        self.from_ssd = self._int("from_ssd", 0, n)
-        self._add(self.from_ssd >= self.through_dram - kept - n * self.all_cached)
-        self._add(self.from_ssd <= n * (1 - self.all_cached))
-        self.ssd_only_ffn = self._int("ssd_only_ffn", 0, n)
-        self.ssd_only_attn = self._int("ssd_only_attn", 0, n)
-        self._add(self.ssd_only_ffn <= self.only_ffn_out)
-        self._add(self.ssd_only_attn <= self.only_attn_out)
-        self._add(self.ssd_only_ffn + self.ssd_only_attn <= self.from_ssd)
-        self.spare_slots = self.lp.add_variable("spare_slots", 0, LIMITS.headroom_spare)
-        self._add(self.spare_slots <= self.headroom - LIMITS.headroom_min)
-        self._add(self.spare_slots <= LIMITS.headroom_spare * (1 - self.all_cached))
+        self.from_ssd = self.integer("from_ssd", 0, n)
+        self.add(self.from_ssd >= self.through_dram - kept - n * self.all_cached)
+        self.add(self.from_ssd <= n * (1 - self.all_cached))
+        self.ssd_only_ffn = self.integer("ssd_only_ffn", 0, n)
+        self.ssd_only_attn = self.integer("ssd_only_attn", 0, n)
+        self.add(self.ssd_only_ffn <= self.only_ffn_out)
+        self.add(self.ssd_only_attn <= self.only_attn_out)
+        self.add(self.ssd_only_ffn + self.ssd_only_attn <= self.from_ssd)
+        self.spare_slots = self.amount("spare_slots", LIMITS.headroom_spare)
+        self.add(self.spare_slots <= self.headroom - LIMITS.headroom_min)
+        self.add(self.spare_slots <= LIMITS.headroom_spare * (1 - self.all_cached))
         self.cache_mb = 0
         slots = []
         for attn, ffn in ((0, 1), (1, 0), (1, 1)):
             chosen = pulp.lpSum(b for b, (s, _) in zip(self.ring_bits, self.ring_options, strict=True) if s[:2] == (attn, ffn))
-            count = self.lp.add_variable(f"cache_slots_{attn}{ffn}", 0, n)
-            self._add(count <= n * chosen)
+            count = self.amount(f"cache_slots_{attn}{ffn}", n)
+            self.add(count <= n * chosen)
             slots.append(count)
             slot = (attn and unit_dram_bytes(model.attn_max)) + (ffn and unit_dram_bytes(model.ffn_max))
             self.cache_mb += count * (slot / MB)
-        self._add(pulp.lpSum(slots) >= hwm - most * self.all_cached)
-        self._add(pulp.lpSum(slots) >= self.through_dram - n * (1 - self.all_cached))
+        self.add(pulp.lpSum(slots) >= hwm - most * self.all_cached)
+        self.add(pulp.lpSum(slots) >= self.through_dram - n * (1 - self.all_cached))
 
     def _tables(self) -> None:
         """The embedding table and the LM head, tied or not, in VRAM and DRAM."""
         model, force = self.problem.model, self.problem.force
         forced = None if force.embedding is None else int(force.embedding is Tier.vram)
-        self.embed_in_vram = self._int("embed_in_vram", 0, 1 if self.gpu else 0, forced)
+        self.embed_in_vram = self.integer("embed_in_vram", 0, 1 if self.gpu else 0, forced)
         embed, head_streams = model.embed_bytes / MB, self._streams(2)
         if model.tied:
-            in_vram, in_dram = self.lp.add_variable("tied_vram", 0, 1), self.lp.add_variable("tied_dram", 0, 1)
-            self._add(in_vram >= self.embed_in_vram + head_streams - 1)
-            self._add(in_dram >= head_streams)
-            self._add(in_dram >= 1 - self.embed_in_vram)
+            in_vram, in_dram = self.amount("tied_vram", 1), self.amount("tied_dram", 1)
+            self.add(in_vram >= self.embed_in_vram + head_streams - 1)
+            self.add(in_dram >= head_streams)
+            self.add(in_dram >= 1 - self.embed_in_vram)
             self.tables_vram_mb, self.tables_dram_mb = embed * in_vram, embed * in_dram
         else:
-            no_head = self._int("no_head_in_vram", 0, 1)
-            self._add(self.head <= self.head_blocks * (1 - no_head))
+            no_head = self.integer("no_head_in_vram", 0, 1)
+            self.add(self.head <= self.head_blocks * (1 - no_head))
             rounding = (self.head_blocks * self.block - model.head_bytes) / MB
             head_mb = (self.head_blocks - self.head) * (self.block / MB) - rounding * no_head
             self.tables_vram_mb = embed * self.embed_in_vram
             self.tables_dram_mb = embed * (1 - self.embed_in_vram) + head_mb
 
     def _kv(self) -> None:
-        """The tier of each layer's KV: where the model computes, unless the workload lets it spill."""
-        spill, n = self.problem.workload.kv_spill, self.layers
-        (self.page,) = self.page_choices
-        free = {
-            Tier.vram: self.gpu is not None,
-            Tier.dram: spill or self.gpu is None,
-            Tier.ssd: spill and self.page.page_tokens >= LIMITS.ssd_page_tokens_min,
-        }
-        self.kv_layers = {tier: self._int(f"kv_{tier}", 0, n) if free[tier] else 0 for tier in Tier}
-        self._add(pulp.lpSum(self.kv_layers.values()) == n)
+        """The KV of running sequences, and of prompts to come."""
+        self.kv = KvTerms(self, self.problem, self.page)
         self.ssd_busy: pulp.LpVariable | pulp.LpAffineExpression = 1 - self.all_cached
-        self.kv_ring_mb = self.kv_staging_mb = 0
-        if spill:
-            self.ssd_busy = self._int("ssd_busy", 0, 1)
-            self._add(self.ssd_busy >= 1 - self.all_cached)
-            self._add(self.kv_layers[Tier.ssd] <= n * self.ssd_busy)
-            self.kv_staging_mb = self._kv_slots(self.kv_layers[Tier.ssd], "ssd") * (self.page.layer_bytes / MB)
-            if self.gpu:
-                outside = self.kv_layers[Tier.dram] + self.kv_layers[Tier.ssd]
-                self.kv_ring_mb = self._kv_slots(outside, "outside") * (self.page.layer_bytes / MB)
-
-    def _kv_slots(self, layers: pulp.LpAffineExpression, name: str) -> pulp.LpVariable:
-        """At least as many slots as ``layers``, up to the full ring of them."""
-        slots = self.lp.add_variable(f"kv_slots_{name}", 0, OVERHEADS.kv_ring_slots)
-        few = self._int(f"kv_few_{name}", 0, 1)
-        self._add(slots >= layers - self.layers * (1 - few))
-        self._add(slots >= OVERHEADS.kv_ring_slots * (1 - few))
-        return slots
-
-    def _kv_mb(self, *tiers: Tier) -> pulp.LpAffineExpression:
-        return pulp.lpSum(self.kv_layers[tier] for tier in tiers) * (self.page.layer_bytes / MB)
-
-    @cached_property
-    def _spilled_mb(self) -> pulp.LpAffineExpression:
-        return self._kv_mb(Tier.dram, Tier.ssd) if self.gpu else pulp.lpSum([])
+        if self.problem.workload.kv_spill:
+            self.ssd_busy = self.kv.spill(self.all_cached)
+        self.kept = KeptTerms(self, self.problem, self.page, (self.ssd_bits, self.ssd_choices), self.ticks_per_s)
 
     def _times(self) -> None:
         """Ticks of both phases: at least every stage's. ``ssd_t`` and ``h2d_t`` are one pass over the weights."""
@@ -226,7 +169,7 @@ class Formulation:
         attn, ffn = sum(model.attn_bytes) / n / MB, sum(model.ffn_bytes) / n / MB
         weights_mb = self.from_ssd * (attn + ffn) - self.ssd_only_ffn * attn - self.ssd_only_attn * ffn
         most_ssd_mb = n * (attn + ffn)
-        kv_ssd_mb = self._kv_mb(Tier.ssd)
+        kv_ssd_mb = self.kv.mb(Tier.ssd)
         most_kv_mb = n * self.page.layer_bytes / MB
         self.ssd_t = self._by_ssd_choice("weights", weights_mb, most_ssd_mb)
         kv_ssd_t = self._by_ssd_choice("kv", kv_ssd_mb, most_kv_mb) if p.workload.kv_spill else 0
@@ -236,76 +179,64 @@ class Formulation:
         kv_h2d_t: pulp.LpVariable | int = 0
         per_mb = self.ticks_per_s / GB_IN_MB
         if self.gpu:
-            self.h2d_t = self.lp.add_variable("h2d_t", 0)
-            kv_h2d_t = self.lp.add_variable("kv_h2d_t", 0) if p.workload.kv_spill else 0
+            self.h2d_t = self.amount("h2d_t")
+            kv_h2d_t = self.amount("kv_h2d_t") if p.workload.kv_spill else 0
             for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
                 ticks = pulp.lpSum(mb * (r * per_mb) for mb, r in zip(out_mb, choice.s_per_gb, strict=True))
                 most = sum(mb * r * per_mb for mb, r in zip(most_mb, choice.s_per_gb, strict=True))
-                self._add(self.h2d_t >= ticks - most * (1 - bit))
+                self.add(self.h2d_t >= ticks - most * (1 - bit))
                 if p.workload.kv_spill:
-                    kv_t, most_kv = self._kv_h2d(choice.chunk_bytes)
-                    self._add(kv_h2d_t >= kv_t - most_kv * (1 - bit))
+                    kv_s, most_kv_s = self.kv.h2d_s(choice.chunk_bytes)
+                    self.add(kv_h2d_t >= kv_s * self.ticks_per_s - most_kv_s * self.ticks_per_s * (1 - bit))
             loss = h2d_loss(self.gpu)
             self.h2d_t, kv_h2d_t = self.h2d_t + loss * self.ssd_t, kv_h2d_t + loss * kv_ssd_t
         far = (1 - self.embed_in_vram) if self.gpu else 0
-        d2h_t = self._spilled_mb * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
+        d2h_t = self.kv.spilled_mb() * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
         fill = kv_fill(p.workload)
-        self.decode_t = self.lp.add_variable("decode_t", 0)
-        self._add(self.decode_t >= self.ssd_t + fill * kv_ssd_t)
-        self._add(self.decode_t >= self.h2d_t + fill * kv_h2d_t)
-        self._add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
-        self._add(self.decode_t >= 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s))
+        self.decode_t = self.amount("decode_t")
+        self.add(self.decode_t >= self.ssd_t + fill * kv_ssd_t)
+        self.add(self.decode_t >= self.h2d_t + fill * kv_h2d_t)
+        self.add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
+        self.add(self.decode_t >= 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s))
         self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
 
     def _by_ssd_choice(self, name: str, mb: pulp.LpAffineExpression, most_mb: float) -> pulp.LpAffineExpression:
         """Ticks to read ``mb`` at the chosen block and depth."""
-        parts = [self.lp.add_variable(f"ssd_{name}_mb_{i}", 0) for i in range(len(self.ssd_bits))]
-        for part, bit in zip(parts, self.ssd_bits, strict=True):
-            self._add(part <= most_mb * bit)
-        self._add(pulp.lpSum(parts) == mb)
-        return pulp.lpSum(part * (self.ticks_per_s / GB_IN_MB / c.gbps) for part, c in zip(parts, self.ssd_choices, strict=True))
-
-    def _kv_h2d(self, chunk_bytes: int) -> tuple[pulp.LpAffineExpression, float]:
-        """Ticks to copy the KV of all layers outside VRAM, and the most that they can be."""
-        assert self.gpu is not None
-        layer_t = self.page.layer_bytes / MB / GB_IN_MB / h2d_gbps(self.gpu, self.page.layer_bytes, chunk_bytes) * self.ticks_per_s
-        return (self.kv_layers[Tier.dram] + self.kv_layers[Tier.ssd]) * layer_t, self.layers * layer_t
+        ticks_per_mb = [self.ticks_per_s / GB_IN_MB / c.gbps for c in self.ssd_choices]
+        return self.weighted(f"ssd_{name}_mb", self.ssd_bits, mb, most_mb, ticks_per_mb)
 
     def _prefill(self, kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far) -> None:
-        """Ticks of the whole prefill in the chosen passes; KV that is spilled is written once and read by every later pass."""
+        """Ticks of the whole prefill in the chosen passes, after restoring what they leave out; KV that is spilled is written once and
+        read by every later pass."""
         p, model, ticks = self.problem, self.problem.model, self.ticks_per_s
-        self.prefill_t = self.lp.add_variable("prefill_t", 0)
+        self.prefill_t = self.amount("prefill_t")
+        passes_t = self.prefill_t - self.kept.restore_t
+        if self.kept.set.prefix_pages:
+            found = pulp.lpSum(bit * c.kept_pages for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
+            self.add(self.kept.pages == found)
         filled = prompt_fill(p.workload)
         weights_gb = (sum(model.attn_bytes) + sum(model.ffn_bytes)) / MB / GB_IN_MB
         kv_gb = self.layers * self.page.layer_bytes / MB / GB_IN_MB if p.workload.kv_spill else 0
         slowest_ssd_t = ticks / min(c.gbps for c in self.ssd_choices)
         write_t_per_gb = ticks / p.hardware.ssd_write_gbps if p.workload.kv_spill else 0.0
-        self._add(self.prefill_t >= filled * d2h_t)
+        self.add(passes_t >= filled * d2h_t)
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
-            earlier = (choice.passes - 1) / 2 * filled
+            earlier = earlier_kv(p.workload, choice.passes, choice.start)
             write_t = kv_ssd_mb * (filled / GB_IN_MB * write_t_per_gb)
             most = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
-            self._add(self.prefill_t >= choice.passes * self.ssd_t + earlier * kv_ssd_t + write_t - most * (1 - bit))
-            lookups_t = lookup_s(model, p.batch * p.workload.prompt_tokens, choice.passes) * ticks
+            self.add(passes_t >= choice.passes * self.ssd_t + earlier * kv_ssd_t + write_t - most * (1 - bit))
+            lookups_t = lookup_s(model, p.batch * (p.workload.prompt_tokens - choice.start), choice.passes) * ticks
             most = choice.compute_s * ticks + lookups_t
-            self._add(self.prefill_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))
+            self.add(passes_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))
             if self.gpu:
                 slowest = max(max(c.s_per_gb) for c in self.chunk_choices) * ticks
                 most = choice.passes * (weights_gb + self.head_blocks * self.block / MB / GB_IN_MB) * slowest
                 most += h2d_loss(self.gpu) * (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t
                 if p.workload.kv_spill:
-                    most += earlier * max(self._kv_h2d(c.chunk_bytes)[1] for c in self.chunk_choices)
-                self._add(self.prefill_t >= choice.passes * self.h2d_t + earlier * kv_h2d_t - most * (1 - bit))
+                    most += earlier * max(self.kv.h2d_s(c.chunk_bytes)[1] for c in self.chunk_choices) * ticks
+                self.add(passes_t >= choice.passes * self.h2d_t + earlier * kv_h2d_t - most * (1 - bit))
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
         self.total_t = prefill_weight * self.prefill_t + decode_weight * self.decode_t
-
-    def minimise(self, objective: pulp.LpAffineExpression) -> bool:
-        """Whether there is a best answer, proven; its values then stand in the variables."""
-        self.lp.setObjective(objective)
-        solver = pulp.HiGHS(
-            msg=False, gapRel=0.0, gapAbs=1e-9, threads=1, random_seed=0, primal_feasibility_tolerance=1e-8, mip_feasibility_tolerance=1e-8
-        )
-        return self.lp.solve(solver) == pulp.LpStatusOptimal
 
     def _capacities(self) -> None:
         """The three capacities, from the items of ``planner.memory``. Slacks are in MB."""
@@ -313,7 +244,7 @@ class Formulation:
         activations = pulp.lpSum(bit * (c.activation_bytes / MB) for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
         staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))
         self.vram_mb: pulp.LpAffineExpression = pulp.lpSum([])
-        self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self._kv_mb(Tier.dram) + self.kv_staging_mb
+        self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self.kv.mb(Tier.dram) + self.kv.staging_mb + self.kept.dram_mb
         self.dram_mb += (OVERHEADS.tables_padding_bytes + dram_workspace_bytes(p.hardware, p.model) + p.workload.dram_reserve_bytes) / MB
         if self.gpu:
             ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
@@ -323,13 +254,14 @@ class Formulation:
                 + self.ffn * (unit_vram_bytes(model.ffn_max) / MB)
                 + self.head * (unit_vram_bytes(self.block) / MB)
             )
-            self.vram_mb = ring + residents + self.tables_vram_mb + self._kv_mb(Tier.vram) + self.kv_ring_mb + activations + fixed / MB
+            self.vram_mb = ring + residents + self.tables_vram_mb + self.kv.mb(Tier.vram) + self.kv.ring_mb + activations + fixed / MB
+            self.vram_mb += self.kept.vram_mb
         else:
             self.dram_mb += activations + model.norm_bytes / MB
-        self.ssd_mb = self._kv_mb(Tier.ssd) + model.weight_bytes / MB
-        self.slack = {t: self.lp.add_variable(f"slack_{t}", 0, None if self.elastic else 0) for t in Tier}
+        self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + model.weight_bytes / MB
+        self.slack = {t: self.amount(f"slack_{t}", None if self.elastic else 0) for t in Tier}
         limits = ((Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes))
         if self.gpu:
             limits = ((Tier.vram, self.vram_mb, p.hardware.vram_bytes), *limits)
         for tier, used, capacity in limits:
-            self._add(used <= capacity / MB - CAPACITY_MARGIN_MB + self.slack[tier])
+            self.add(used <= capacity / MB - CAPACITY_MARGIN_MB + self.slack[tier])

@@ -8,7 +8,7 @@ from planner.decisions import Decisions, ExpertSlots, KvPages, Tier
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.placement import Placement, place
-from planner.units import align_up
+from planner.units import ALIGN, align_up
 from planner.workload import Workload
 
 LEFT_ALONE = frozenset({"guard", "reserve"})
@@ -45,6 +45,12 @@ class Overheads:
     """Tensors of a decoder layer outside its two blocks, at most: the norms of Gemma. The runtime places each one in pages of its own."""
     kv_ring_slots: int = 3
     """One layer's KV is read by attention, the next one's has arrived, a third one's is on its way."""
+    kv_bounce_pages: int = 2
+    """VRAM that pages pass through on their way to a sequence's KV, all layers of one in one copy: while one is scattered to its layers,
+    which takes a tenth of the copy's time at most, the next one arrives, so the link does not wait."""
+    kv_segment_bytes: int = 256 * 2**20
+    """Of a file of kept pages: the SSD's least recently used pages go by the file, so room for two files comes on top of what is to stay,
+    the one that is being written and the one that goes."""
     norm_float32_copies: int = 2
     """RMSNorm upcasts its input to float32 and multiplies it into a second float32 tensor."""
     float32_bytes: int = 4
@@ -110,6 +116,29 @@ def kv_arena_slots(hardware: HardwareProfile, model: ModelSpec, kv: KvPages) -> 
     """Buffers of one layer's KV that a run has in its arena: each layer's in DRAM with a GPU, and those that the SSD's pass through."""
     in_dram = kv.dram_pages * model.layers // max(1, kv.pages) if hardware.gpu else 0
     return in_dram + kv_staging_slots(model, kv)
+
+
+def kept_page_bytes(model: ModelSpec, page_tokens: int) -> int:
+    """One page that is kept for prompts to come: K and V of ``page_tokens`` tokens in all layers, from an aligned address on."""
+    return align_up(model.layers * kv_page_bytes(model, page_tokens))
+
+
+def kept_file_bytes(model: ModelSpec, page_tokens: int, pages: int) -> int:
+    """SSD space in which ``pages`` stay: each with a header, and room for the files that come and go."""
+    records = pages * (ALIGN + kept_page_bytes(model, page_tokens))
+    return records + min(records, 2 * OVERHEADS.kv_segment_bytes)
+
+
+def kept_file_pages(model: ModelSpec, kv: KvPages) -> int:
+    """Pages that stay on the SSD: the most of which ``kept_file_bytes`` are no more than the plan's."""
+    record, nbytes = ALIGN + kept_page_bytes(model, kv.page_tokens), kv.reuse.ssd_bytes
+    return max(nbytes // 2, nbytes - 2 * OVERHEADS.kv_segment_bytes) // record
+
+
+def kv_bounce_bytes(model: ModelSpec, kv: KvPages) -> int:
+    """VRAM that pages from the other tiers pass through; none where all pages stay in VRAM."""
+    outside = kv.reuse.dram_pages or kv.reuse.ssd_bytes
+    return OVERHEADS.kv_bounce_pages * kept_page_bytes(model, kv.page_tokens) if outside else 0
 
 
 def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
@@ -183,6 +212,8 @@ def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "ring": ring_bytes(placement),
         "kv": decisions.kv.vram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
         "kv_ring": kv_ring_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
+        "kv_reuse": decisions.kv.reuse.vram_pages * kept_page_bytes(model, decisions.kv.page_tokens),
+        "kv_bounce": kv_bounce_bytes(model, decisions.kv),
         "activations": card_activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
         "guard": workload.vram_guard_bytes,
     }
@@ -197,6 +228,7 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "embedding_head": placement.head_dram_bytes + OVERHEADS.tables_padding_bytes,
         "kv": decisions.kv.dram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
         "kv_staging": kv_staging_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
+        "kv_reuse": decisions.kv.reuse.dram_pages * kept_page_bytes(model, decisions.kv.page_tokens),
     }
     use["workspace"] = dram_workspace_bytes(hardware, model)
     if hardware.gpu is None:
@@ -207,12 +239,14 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
 
 
 def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> int:
-    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, staging, tables, buffers.
+    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, staging, tables, buffers,
+    pages kept for prompts to come.
 
     An upper bound for checkpoints whose units lie in a few pieces each; of one that lies in many, padding takes more.
     """
     placement = place(model, decisions.weights, hardware.gpu is not None)
     sizes = [placement.dram_slots * (dram_slot_bytes(placement) + OVERHEADS.pieces_padding_bytes), decisions.weights.ssd.staging_bytes]
+    sizes.append(decisions.kv.reuse.dram_pages * kept_page_bytes(model, decisions.kv.page_tokens))
     if hardware.gpu is None:
         tables = model.embed_bytes + model.head_bytes + model.norm_bytes
         pieces = OVERHEADS.outside_per_layer * (model.layers + 1)
@@ -226,8 +260,9 @@ def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decision
 
 
 def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
-    """Bytes of SSD by item: the checkpoint and the KV pages that spill."""
-    return {"weights": model.weight_bytes, "kv": decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)}
+    """Bytes of SSD by item: the checkpoint, the KV pages that spill and those that are kept."""
+    spilled = decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)
+    return {"weights": model.weight_bytes, "kv": spilled, "kv_reuse": decisions.kv.reuse.ssd_bytes}
 
 
 def used_bytes(use: dict[str, int]) -> int:

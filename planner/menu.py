@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
-from planner.cost import h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
 from planner.errors import UserError
 from planner.force import Force
 from planner.hardware import HardwareProfile
-from planner.memory import activation_bytes, card_activation_bytes, kv_page_bytes, pages_per_sequence
+from planner.memory import activation_bytes, card_activation_bytes
 from planner.model import ModelSpec
 from planner.placement import head_block_bytes
+from planner.reuse import KeptSet
 from planner.rules import LIMITS, head_blocks
+from planner.stages import h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
 from planner.units import ALIGN, align_up
 from planner.workload import Workload
 
@@ -28,6 +30,8 @@ class Menus:
     """With fewer reads in flight the drive idles while a busy interpreter turns around."""
     prefill_chunk_min_tokens: int = 256
     """Smaller passes read all weights again for too few tokens."""
+    prefix_parts: int = 8
+    """Shares of a shared prefix that may be restored, where room is not for all of it."""
     chunk_tolerance: float = 0.01
     """A copy size is as good as another that is faster by no more than this: fewer copies cost the host less."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -57,20 +61,6 @@ class ChunkChoice:
 
 
 @dataclass(frozen=True)
-class PageChoice:
-    """KV pages of ``page_tokens`` that the workload needs at one batch in one layer."""
-
-    page_tokens: int
-    pages: int
-    page_bytes: int
-
-    @property
-    def layer_bytes(self) -> int:
-        """K and V of one layer."""
-        return self.pages * self.page_bytes
-
-
-@dataclass(frozen=True)
 class PassChoice:
     """Prefill in passes of ``chunk_tokens`` per sequence."""
 
@@ -78,6 +68,10 @@ class PassChoice:
     passes: int
     activation_bytes: int
     compute_s: float
+    start: int
+    """Tokens at the head of each prompt that are restored instead."""
+    kept_pages: int
+    """Pages that must be kept for that."""
 
 
 def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
@@ -125,16 +119,11 @@ def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float) -> bool:
     return all(a <= b * (1 + tolerance) for a, b in zip(one.s_per_gb, other.s_per_gb, strict=True))
 
 
-def page_menu(model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PageChoice]:
-    """The KV page size: of those that waste least, the largest. A layer's pages move together, so only their bytes count."""
-    least = LIMITS.ssd_page_tokens_min if workload.kv_spill else 0
-    sizes = [t for t in LIMITS.page_tokens if t >= least] if force.page_tokens is None else [force.page_tokens]
-    choices = [PageChoice(t, batch * pages_per_sequence(workload, t), kv_page_bytes(model, t)) for t in sizes]
-    return [min(choices, key=lambda c: (c.layer_bytes, -c.page_tokens))]
-
-
-def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PassChoice]:
-    """Prefill pass sizes: the whole prompt, then halves of it."""
+def pass_menu(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int, kept: KeptSet
+) -> list[PassChoice]:
+    """Prefill pass sizes: the whole prompt, then halves of it; each from the prompt's first token on, and from where eighths of its shared
+    prefix end."""
     prompt = workload.prompt_tokens
     if force.prefill_chunk_tokens is not None:
         sizes = [force.prefill_chunk_tokens]
@@ -142,14 +131,18 @@ def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, f
         sizes = [prompt]
         while sizes[-1] >= 2 * MENUS.prefill_chunk_min_tokens:
             sizes.append(-(-sizes[-1] // 2))
+    parts = MENUS.prefix_parts
+    prefixes = sorted({kept.prefix_pages * part // parts for part in range(parts + 1)})
     return [
         PassChoice(
             tokens,
-            prefill_passes(workload, tokens),
+            prefill_passes(workload, tokens, pages * kept.page_tokens),
             (card_activation_bytes if hardware.gpu else activation_bytes)(model, workload, batch, tokens),
-            prefill_compute_s(hardware, model, workload, batch, tokens),
+            prefill_compute_s(hardware, model, workload, batch, tokens, pages * kept.page_tokens),
+            pages * kept.page_tokens,
+            kept.needed(pages),
         )
-        for tokens in sizes
+        for tokens, pages in product(sizes, prefixes)
     ]
 
 

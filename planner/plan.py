@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planner.cost import Prediction
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.placement import Placement, place
+from planner.reuse import BreakEven, break_even
+from planner.stages import Prefill
 from planner.workload import Workload
 
 FORMAT = 1
@@ -24,6 +27,11 @@ class Plan:
     decisions: Decisions
     predicted: Prediction
     notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def break_even(self) -> BreakEven:
+        """From how many tokens on restoring the head of a prompt of the workload beats computing it, per tier."""
+        return break_even(Prefill(self.hardware, self.model, self.workload, self.decisions))
 
     @property
     def placement(self) -> Placement:

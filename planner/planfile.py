@@ -13,11 +13,12 @@ import yaml
 
 from planner.build import build, convert
 from planner.cost import Prediction, predict
-from planner.decisions import Decisions, ExpertSlots, KvPages, WeightDecisions
+from planner.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
 from planner.errors import UserError, nearest
 from planner.model import ModelSpec
 from planner.plan import FORMAT, Plan
 from planner.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
+from planner.reuse import BreakEven
 from planner.rules import broken_rules
 from planner.schema import HardwareConfig, WorkloadConfig
 
@@ -28,8 +29,10 @@ _HEAD = """\
 _COMMENTS = {
     "weights": "Where weights live and how they move: resident_units stay in VRAM, resident_layers in DRAM, the rest is streamed.",
     "kv": "KV cache pages of page_tokens tokens of one layer, per tier; a layer's pages lie in one tier.",
+    "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
     "experts": "Experts held at once per tier.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest.",
+    "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
     "hardware": "What was assumed of the machine.",
     "model": "The model: bytes of each layer's attention and FFN (a list when layers differ).",
     "workload": "The work that it was made for.",
@@ -38,7 +41,7 @@ _UNWRAPPED = 2**31 - 1
 _KEYS_A_LINE, _LINE = 6, 100
 """A mapping is written on one line up to this many keys and columns."""
 _REQUIRED = ("weights", "kv", "batch", "prefill_chunk_tokens", "hardware", "model", "workload")
-_OPTIONAL = ("notes", "experts", "predicted")
+_OPTIONAL = ("notes", "experts", "predicted", "break_even_tokens")
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -101,6 +104,8 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         predicted = build(Prediction, data.get("predicted"), "predicted")
     else:
         predicted = predict(hardware, model, workload, decisions)
+    if "break_even_tokens" in data:
+        build(BreakEven, data["break_even_tokens"], "break_even_tokens")
     notes = convert(tuple[str, ...], data.get("notes") or [], "notes")
     return Plan(hardware, model, workload, decisions, predicted, notes)
 
@@ -131,15 +136,22 @@ def _as_mapping(plan: Plan) -> dict[str, Any]:
         "penstock": FORMAT,
         "notes": list(plan.notes),
         "weights": _plain(decisions.weights),
-        "kv": _plain(decisions.kv),
+        "kv": _kv_mapping(decisions.kv),
         "experts": _plain(decisions.experts),
         "batch": decisions.batch,
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
         "predicted": _rounded(_plain(plan.predicted)),
+        "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
         "hardware": hardware_mapping(plan.hardware),
         "model": _model_mapping(plan.model),
         "workload": dict(workload_mapping(plan.workload)),
     }
+
+
+def _kv_mapping(kv: KvPages) -> dict[str, Any]:
+    """Nothing is said of reuse where nothing is kept."""
+    values = _plain(kv)
+    return values if kv.reuse != KvReuse() else {key: value for key, value in values.items() if key != "reuse"}
 
 
 def _section(name: str, value: Any) -> str:

@@ -14,6 +14,7 @@ from planner.decisions import (
     DramWeights,
     H2dCopies,
     KvPages,
+    KvReuse,
     ResidentUnits,
     SsdReads,
     Tier,
@@ -22,12 +23,15 @@ from planner.decisions import (
 )
 from planner.explain import check_request, why_infeasible
 from planner.force import Force
-from planner.formulation import MB, Formulation, Problem
+from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
-from planner.memory import expert_slots
+from planner.leftover import keep_more
+from planner.linear import MB
+from planner.memory import expert_slots, kept_file_bytes
 from planner.menu import MENUS, batch_menu
 from planner.model import ModelSpec
 from planner.placement import place
+from planner.problem import Problem
 from planner.rules import LIMITS, broken_rules
 from planner.workload import Objective, Workload
 
@@ -50,6 +54,8 @@ class Preferences:
     headroom: float = 0.2
     """A DRAM slot more for layers on their way from the SSD, where it costs no time: with the fewest, a copy that is late holds up the
     reads behind it."""
+    kept: float = 5e-2
+    """Keeping none of the earlier prompts that the workload names, where it costs no time."""
     load: float = 5e-2
     """Seconds to load: a rate of half the SSD's best is worth 5 % of memory, staging for the full rate rarely takes that much."""
 
@@ -99,13 +105,24 @@ def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float, lis
     for problem in sorted(problems, key=bound_s):
         if bound_s(problem) >= best_s:
             break
-        program = Formulation(problem)
+        program = Formulation(_for_cold_prompts(problem))
         seconds = _seconds(program)
         if len(problems) > 1:
             considered.append(Considered(f"batch {problem.batch}", seconds))
         if seconds is not None and seconds < best_s:
             best, best_s = program, seconds
     return best, best_s, considered
+
+
+def _for_cold_prompts(problem: Problem) -> Problem:
+    """The same with the prefill's passes of a plan that keeps nothing: a prompt that finds nothing, as the first ones do, would suffer from
+    passes that are just large enough for what others leave to compute."""
+    if not problem.workload.kept_tokens or problem.force.prefill_chunk_tokens is not None:
+        return problem
+    cold = Formulation(replace(problem, workload=replace(problem.workload, kept_tokens=0)))
+    if not cold.minimise(cold.total_t):
+        return problem
+    return replace(problem, force=replace(problem.force, prefill_chunk_tokens=_least_memory(cold).prefill_chunk_tokens))
 
 
 def _seconds(program: Formulation) -> float | None:
@@ -127,12 +144,12 @@ def _least_memory(program: Formulation) -> Decisions:
     p = program.problem
     best, slower = pulp.value(program.total_t), 1 + PREFERENCES.slower_at_most
     if p.workload.objective is Objective.ttft:
-        program.lp += program.prefill_t <= pulp.value(program.prefill_t) * slower
+        program.add(program.prefill_t <= pulp.value(program.prefill_t) * slower)
         if not program.minimise(program.decode_t):
             raise RuntimeError("the program found a best prefill and lost it looking for the best decode")
-        program.lp += program.decode_t <= pulp.value(program.decode_t) * slower
+        program.add(program.decode_t <= pulp.value(program.decode_t) * slower)
     else:
-        program.lp += program.total_t <= best * slower
+        program.add(program.total_t <= best * slower)
     memory = (p.hardware.vram_bytes + p.hardware.dram_bytes) / MB
     fastest = max(choice.gbps for choice in program.ssd_choices)
     load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
@@ -141,9 +158,10 @@ def _least_memory(program: Formulation) -> Decisions:
     streaming = (program.ssd_busy + program.ring_busy) * PREFERENCES.streaming
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
     slots = PREFERENCES.headroom * program.spare_slots
-    if not program.minimise(objective + links + streaming + passes + PREFERENCES.load * load - slots):
+    kept = program.kept.pages * (PREFERENCES.kept / max(1, program.kept.set.pages))
+    if not program.minimise(objective + links + streaming + passes + PREFERENCES.load * load - slots - kept):
         raise RuntimeError("the program found a best plan and lost it in its second stage")
-    decisions = _read(program)
+    decisions = keep_more(p.hardware, p.model, p.workload, _read(program))
     broken = broken_rules(p.hardware, p.model, p.workload, decisions)
     if broken:
         raise RuntimeError(f"the program's answer breaks its own rules: {'; '.join(rule.message for rule in broken)}")
@@ -157,7 +175,7 @@ def _read(program: Formulation) -> Decisions:
     slots = _taken(program.ring_bits, program.ring_options)[1]
     distance = max(0, slots - LIMITS.ring_margin) if force.vram_prefetch_distance is None else force.vram_prefetch_distance
     page = program.page
-    pages = {tier: round(pulp.value(layers)) * page.pages for tier, layers in program.kv_layers.items()}
+    pages = {tier: round(pulp.value(layers)) * page.pages for tier, layers in program.kv.layers.items()}
     weights = WeightDecisions(
         policy=p.policy,
         embedding=Tier.vram if _count(program.embed_in_vram) else Tier.dram,
@@ -171,11 +189,17 @@ def _read(program: Formulation) -> Decisions:
     )
     return Decisions(
         weights=weights,
-        kv=KvPages(page.page_tokens, pages[Tier.vram], pages[Tier.dram], pages[Tier.ssd]),
+        kv=KvPages(page.page_tokens, pages[Tier.vram], pages[Tier.dram], pages[Tier.ssd], _kept(program)),
         experts=expert_slots(place(p.model, weights, gpu)),
         batch=p.batch,
         prefill_chunk_tokens=_taken(program.pass_bits, program.pass_choices).chunk_tokens,
     )
+
+
+def _kept(program: Formulation) -> KvReuse:
+    kept = program.kept
+    vram, dram, files = (round(pulp.value(n)) for n in (kept.tiers[Tier.vram], kept.tiers[Tier.dram], kept.on_ssd))
+    return KvReuse(vram, dram, kept_file_bytes(program.problem.model, program.page.page_tokens, files))
 
 
 def _taken(bits: list[pulp.LpVariable], choices: list) -> object:

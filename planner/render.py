@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import cycle
 
 from rich.console import Console
 from rich.text import Text
 
-from planner.cost import Stage, ssd_gbps
 from planner.decisions import Decisions, Tier
 from planner.hardware import HardwareProfile
 from planner.memory import LEFT_ALONE, dram_use, ssd_use, vram_use
 from planner.plan import Plan
+from planner.reuse import held, kept_set
+from planner.stages import Stage, ssd_gbps
 from planner.units import GB, show_bytes, show_seconds
 
 WIDTH = 80
 """Columns that the output needs at most; a wider terminal is not filled."""
 
 _BAR = 58
-_GLYPHS = "█▓▒░▚▪▫◦"
-_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
+_GLYPHS = "█▓▒░▚▪▫◦▞◆◇○"
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 _FREE, _KEPT = "·", "x"
 _STAGES = {Stage.ssd: "SSD read", Stage.h2d: "H2D", Stage.d2h: "D2H", Stage.compute: "compute"}
 
@@ -144,6 +146,11 @@ def _decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield "H2D copies", f"{_binary(w.h2d.chunk_bytes)} x {w.h2d.in_flight}", ""
     tiers = ", ".join(f"{d.kv.of(tier)} in {str(tier).upper()}" for tier in Tier if d.kv.of(tier))
     yield "KV", f"pages of {d.kv.page_tokens} tokens", f"{d.kv.pages // plan.model.layers} a layer: {tiers}"
+    if plan.workload.kept_tokens:
+        kept = kept_set(plan.workload, d.kv.page_tokens)
+        pages = ", ".join(f"{n} {tier.upper()}" for tier, n in held(plan.model, d.kv, kept).items() if n) or "none"
+        files = f"; files {show_bytes(d.kv.reuse.ssd_bytes)}" if d.kv.reuse.ssd_bytes else ""
+        yield "KV kept", f"{kept.pages} pages", pages + files
     if d.experts:
         yield "experts", f"{d.experts.vram_slots} slots in VRAM", f"{d.experts.dram_slots} in DRAM"
     yield "prefill", f"{d.prefill_chunk_tokens} tokens a pass", f"batch {d.batch}"
@@ -175,7 +182,7 @@ def _bar(use: Mapping[str, int], capacity: int) -> tuple[Text, list[Text]]:
     """The bar of one tier and the lines of its legend. Cells are shared out by cumulated bytes, so they never overflow."""
     bar, legend, line = Text(), [], Text()
     total, end = 0, 0
-    looks = iter(zip(_GLYPHS, _COLOURS, strict=True))
+    looks = zip(_GLYPHS, cycle(_COLOURS), strict=False)
     for item, nbytes in use.items():
         glyph, colour = (_KEPT, "dim") if item in LEFT_ALONE else next(looks)
         total += nbytes
@@ -196,15 +203,37 @@ def _prediction(plan: Plan, console: Console) -> None:
     _head(console, "Predicted")
     rows = (
         ("load", show_seconds(p.load_s), "once, before the first request"),
-        ("first token", show_seconds(p.ttft_s), f"prefill {show_seconds(p.prefill_s)}, bound by {_STAGES[p.bottleneck_prefill]}"),
+        ("first token", show_seconds(p.ttft_s), _of_prefill(plan)),
         ("decode", f"{show_seconds(p.decode_s_per_token)} a token", f"bound by {_STAGES[p.bottleneck_decode]}"),
         ("", f"{p.decode_tokens_per_s:.3g} tokens/s", f"all {plan.decisions.batch} sequences together" if plan.decisions.batch > 1 else ""),
     )
     for label, value, remark in rows:
         _line(console, Text(f"  {label:<11} ").append(f"{value:<22} ", "bold green").append(remark, style="dim"))
-    verdict = _verdict(plan)
-    if verdict:
-        _line(console, Text(f"  {verdict}"))
+    for sentence in filter(None, (_verdict(plan), _restoring(plan))):
+        for line in textwrap.wrap(sentence, console.width, initial_indent="  ", subsequent_indent="  "):
+            _line(console, Text(line))
+
+
+def _of_prefill(plan: Plan) -> str:
+    p = plan.predicted
+    if p.restored_tokens:
+        return f"restoring {p.restored_tokens} tokens takes {show_seconds(p.restore_s)}"
+    return f"prefill {show_seconds(p.prefill_s)}, bound by {_STAGES[p.bottleneck_prefill]}"
+
+
+def _restoring(plan: Plan) -> str:
+    """From how many tokens on a prompt's head is better restored than computed."""
+    if not plan.workload.kept_tokens:
+        return ""
+    tiers: dict[int | None, list[str]] = {}
+    for tier in Tier:
+        if tier is not Tier.vram or plan.hardware.gpu:
+            tiers.setdefault(plan.break_even.of(tier), []).append(tier.upper())
+    pays = (
+        f"restoring from {' or '.join(names)} " + ("never pays" if tokens is None else f"pays from {tokens} tokens on")
+        for tokens, names in tiers.items()
+    )
+    return f"Of a prompt of {plan.workload.prompt_tokens} tokens: {', '.join(pays)}."
 
 
 def _verdict(plan: Plan) -> str:

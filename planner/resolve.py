@@ -98,7 +98,10 @@ def workload_from(cfg: WorkloadConfig) -> Workload:
         raise UserError(
             f"workload.shared_prefix_tokens={cfg.shared_prefix_tokens}: at most workload.prompt_tokens={cfg.prompt_tokens}; lower it"
         )
-    return Workload(**{name: getattr(cfg, name) for name in Workload.__dataclass_fields__})
+    kept = cfg.shared_prefix_tokens if cfg.kept_tokens is None else cfg.kept_tokens
+    if kept < 0:
+        raise UserError(f"workload.kept_tokens={kept}: must be 0 or more; leave it out to keep the shared prefix once")
+    return Workload(**{name: getattr(cfg, name) for name in Workload.__dataclass_fields__} | {"kept_tokens": kept})
 
 
 def model_from(cfg: ModelConfig) -> ModelSpec:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.decisions import CachePolicy, Decisions, Tier
 from planner.hardware import HardwareProfile
-from planner.memory import dram_use, pages_per_sequence, ssd_use, vram_use
+from planner.memory import dram_use, kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence, ssd_use, vram_use
 from planner.model import ModelSpec
 from planner.placement import head_block_bytes
 from planner.units import ALIGN, GB, show_bytes
@@ -29,6 +29,8 @@ class Limits:
     page_tokens: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     ssd_page_tokens_min: int = 64
     """Smaller pages make SSD reads too small."""
+    layer_read_bytes: int = 500_000
+    """A layer of a kept page can be read alone, in reads of this size at least, where any page size gives that."""
 
 
 LIMITS = Limits()
@@ -189,12 +191,40 @@ def _kv(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d: Deci
                 f"kv.{tier}_pages={pages} of {kv.pages} in {model.layers} layers; allowed: whole layers, multiples of {a_layer}; "
                 f"set it to {-(-pages // a_layer) * a_layer}",
             )
+    yield from _kv_reuse(hardware, model, d)
     need = model.layers * d.batch * pages_per_sequence(workload, kv.page_tokens)
     if kv.pages < need:
         yield BrokenRule(
             "KV pages for the workload",
             f"kv pages={kv.pages} of {kv.page_tokens} tokens; allowed: at least {need} for {model.layers} layers and batch {d.batch} of "
             f"{workload.max_tokens} tokens; raise kv.{home}",
+        )
+
+
+def _kv_reuse(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterator[BrokenRule]:
+    kv, reuse = d.kv, d.kv.reuse
+    for name in ("vram_pages", "dram_pages", "ssd_bytes"):
+        if getattr(reuse, name) < 0:
+            yield _range(f"kv.reuse.{name}", getattr(reuse, name), 0)
+    if reuse.vram_pages > 0 and hardware.gpu is None:
+        yield _range("kv.reuse.vram_pages", reuse.vram_pages, 0, 0, " without a GPU")
+    if reuse.ssd_bytes <= 0:
+        return
+    layer = kv_page_bytes(model, kv.page_tokens)
+    if kv.page_tokens < LIMITS.ssd_page_tokens_min or layer % ALIGN:
+        least = (t for t in LIMITS.page_tokens if t >= LIMITS.ssd_page_tokens_min and not kv_page_bytes(model, t) % ALIGN)
+        fit = next(least, None)
+        yield BrokenRule(
+            "kept KV page size on SSD",
+            f"kv.page_tokens={kv.page_tokens} with kv.reuse.ssd_bytes={reuse.ssd_bytes} makes pages of {layer} bytes a layer; allowed: "
+            f"multiples of {ALIGN} and {LIMITS.ssd_page_tokens_min} tokens or more; "
+            + ("set ssd_bytes=0" if fit is None else f"set page_tokens={fit} or ssd_bytes=0"),
+        )
+    elif kept_file_pages(model, kv) < 1:
+        yield BrokenRule(
+            "kept KV bytes on SSD",
+            f"kv.reuse.ssd_bytes={reuse.ssd_bytes} holds no page; allowed: 0, or at least {kept_file_bytes(model, kv.page_tokens, 1)}; "
+            "set one of these",
         )
 
 

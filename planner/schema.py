@@ -132,7 +132,9 @@ class WorkloadConfig:
     new_tokens: int = 128
     requests: int = 1
     shared_prefix_tokens: int = 0
-    """Tokens at the head of every prompt that all requests share."""
+    """Tokens at the head of every prompt that an earlier one began with, too."""
+    kept_tokens: int | None = None
+    """Tokens of earlier prompts whose KV is worth keeping: the working set of all shared prefixes. Null: one prefix; 0 keeps nothing."""
     objective: Objective = Objective.latency
     vram_guard_bytes: int = 134217728
     """VRAM to leave alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from planner.cost import predict
@@ -14,6 +15,7 @@ from planner.planfile import write_plan
 from planner.program import solve
 from planner.render import make_console, print_plan, summary
 from planner.resolve import hardware_from, model_from, workload_from
+from planner.reuse_notes import reuse_notes
 from planner.schema import SolveConfig
 
 
@@ -22,9 +24,13 @@ def make_plan(cfg: SolveConfig) -> Plan:
     hardware, workload, model = hardware_from(cfg.hardware), workload_from(cfg.workload), model_from(cfg.model)
     if workload.kv_spill and not hardware.ssd_write_gbps:
         raise UserError("hardware.ssd.write_gbps=0: KV pages that spill are written to the SSD; set its rate, or workload.kv_spill=false")
-    decisions = solve(hardware, model, workload, Force.from_config(cfg.force))
+    if workload.kept_tokens and hardware.gpu is None and not hardware.dram_copy_gbps:
+        raise UserError("hardware.dram.copy_gbps=0: KV that is restored is copied in DRAM; set its rate, or workload.kept_tokens=0")
+    force = Force.from_config(cfg.force)
+    decisions = solve(hardware, model, workload, force)
     predicted = predict(hardware, model, workload, decisions)
-    return Plan(hardware, model, workload, decisions, predicted, tuple(cfg.notes))
+    plan = Plan(hardware, model, workload, decisions, predicted, tuple(cfg.notes))
+    return replace(plan, notes=(*plan.notes, *reuse_notes(plan, force)))
 
 
 def solve_plan(cfg: SolveConfig) -> None:

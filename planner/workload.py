@@ -31,6 +31,8 @@ class Workload:
     """DRAM to leave alone, on top of what the hardware's budget already leaves."""
     kv_spill: bool
     """Whether KV pages may live outside the compute device's tier."""
+    kept_tokens: int = 0
+    """Tokens of earlier prompts whose KV is worth keeping, for prompts that begin alike: the working set of all shared prefixes."""
 
     @property
     def max_tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -18,11 +18,33 @@ class Event(Protocol):
     """A point in a stream of device work."""
 
 
+class CopyLane(Protocol):
+    """A copy stream of its own, between page-locked memory and the device in either direction."""
+
+    def copy(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Queue (destination, source) copies of uint8; asynchronous, but for memory that is not page-locked."""
+
+    def event(self) -> Event:
+        """The point after everything queued so far."""
+
+    def waits(self, event: Event) -> None:
+        """Copies queued from now on begin after ``event``."""
+
+
 class CopyDevice(Protocol):
-    """One copy stream to the device and one from it, beside one compute stream."""
+    """One copy stream beside one compute stream, and further ones beside those."""
 
     def twin(self) -> CopyDevice:
-        """The same card and host memory with copy streams of its own."""
+        """The same card and host memory with a copy stream of its own."""
+
+    def lane(self) -> CopyLane:
+        """A further copy stream, of lower priority."""
+
+    def launch(self, kernel: Callable[[], None]) -> None:
+        """Issue what ``kernel`` launches, on the compute stream."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` lies in the device's own memory."""
 
     def copying(self) -> AbstractContextManager[object]:
         """Inside, the calling thread may :meth:`copy`."""
@@ -33,15 +55,6 @@ class CopyDevice(Protocol):
     def copy_event(self, again: Event | None = None) -> Event:
         """The point in the copy stream after everything queued so far. ``again`` is an earlier one that nobody will ask about any more: to
         use it once more costs the host less than a new one."""
-
-    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        """Queue a device-to-host copy on the stream from the device."""
-
-    def store_event(self) -> Event:
-        """The point in the stream from the device after everything queued so far."""
-
-    def stores_wait(self, event: Event) -> None:
-        """Device-to-host copies queued from now on begin after ``event``."""
 
     def compute_event(self) -> Event:
         """The point in the compute stream after everything issued so far."""
@@ -66,17 +79,26 @@ class CopyDevice(Protocol):
 
 
 class CudaDevice:
-    """A CUDA card: its copy streams have the higher priority, so copies never queue behind kernels."""
+    """A CUDA card: the weights' copy stream has the higher priority, so copies never queue behind kernels."""
 
     def __init__(self, index: int = 0):
         self.device = torch.device("cuda", index)
         self._copies = torch.cuda.Stream(self.device, priority=-1)
-        self._stores = torch.cuda.Stream(self.device, priority=-1)
         self._compute = torch.cuda.current_stream(self.device)
-        self._base = self._record(self._compute)
+        self._base = record(self._compute)
         self._base.synchronize()
         self._base_s = time.perf_counter()
-        self._borders: list[int] = []
+        self.borders: list[int] = []
+        """Ascending addresses where page-locked memory begins and ends."""
+
+    def lane(self) -> CudaLane:
+        return CudaLane(self)
+
+    def launch(self, kernel: Callable[[], None]) -> None:
+        kernel()  # the compute stream is every thread's current one
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device
 
     def lock(self, address: int, nbytes: int) -> str | None:
         """Page-lock host memory, readable by kernels in place; None, or why CUDA refuses."""
@@ -85,7 +107,7 @@ class CudaDevice:
             with contextlib.suppress(RuntimeError):  # CUDA reports the refusal once more, to whatever is launched next
                 torch.ones(1, device=self.device)
             return f"CUDA error {code}"
-        self._borders = sorted({*self._borders, address, address + nbytes})
+        self.borders = sorted({*self.borders, address, address + nbytes})
         return None
 
     def unlock(self, address: int) -> None:
@@ -96,35 +118,24 @@ class CudaDevice:
 
     def twin(self) -> CudaDevice:
         twin = CudaDevice(self.device.index)
-        twin._borders = self._borders
+        twin.borders = self.borders
         return twin
 
     def copying(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._copies)  # the current stream is the thread's own; to change it at every copy costs as much as one
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        for to, from_ in split_copy(dst, src, self._borders):
+        for to, from_ in split_copy(dst, src, self.borders):
             to.copy_(from_, non_blocking=True)
 
     def copy_event(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
         if again is None:
-            return self._record(self._copies)
+            return record(self._copies)
         again.record(self._copies)
         return again
 
-    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        with torch.cuda.stream(self._stores):
-            for card, host in split_copy(src, dst, self._borders):
-                host.copy_(card, non_blocking=True)
-
-    def store_event(self) -> torch.cuda.Event:
-        return self._record(self._stores)
-
-    def stores_wait(self, event: torch.cuda.Event) -> None:
-        self._stores.wait_event(event)
-
     def compute_event(self) -> torch.cuda.Event:
-        return self._record(self._compute)
+        return record(self._compute)
 
     def copy_waits(self, event: torch.cuda.Event) -> None:
         self._copies.wait_event(event)
@@ -144,21 +155,43 @@ class CudaDevice:
     def time_of(self, event: torch.cuda.Event) -> float:
         return self._base_s + self._base.elapsed_time(event) / 1e3
 
-    def _record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True, blocking=True)
-        event.record(stream)
-        return event
+
+class CudaLane:
+    """A CUDA stream for copies of KV: below the weights' one, which has the higher priority."""
+
+    def __init__(self, card: CudaDevice):
+        self._card = card
+        self._stream = torch.cuda.Stream(card.device)
+
+    def copy(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        with torch.cuda.stream(self._stream):
+            for dst, src in copies:
+                for to, from_ in split_copy(dst, src, self._card.borders):
+                    to.copy_(from_, non_blocking=True)
+
+    def event(self) -> torch.cuda.Event:
+        return record(self._stream)
+
+    def waits(self, event: torch.cuda.Event) -> None:
+        self._stream.wait_event(event)
 
 
-def split_copy(card: torch.Tensor, host: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Parts of a copy between uint8 tensors, cut where ``host`` crosses one of the ascending addresses ``borders``: CUDA refuses a copy
-    from or to memory that was page-locked in two pieces."""
-    start, nbytes = host.data_ptr(), host.numel()
+def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """The point in ``stream`` after everything queued so far."""
+    event = torch.cuda.Event(enable_timing=True, blocking=True)
+    event.record(stream)
+    return event
+
+
+def split_copy(dst: torch.Tensor, src: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of a copy between uint8 tensors, cut where the one in DRAM crosses one of the ascending addresses ``borders``: CUDA refuses a
+    copy from or to memory that was page-locked in two pieces."""
+    start, nbytes = (src if src.is_cpu else dst).data_ptr(), src.numel()
     at = 0
     for border in borders[bisect_right(borders, start) : bisect_left(borders, start + nbytes)]:
-        yield card[at : border - start], host[at : border - start]
+        yield dst[at : border - start], src[at : border - start]
         at = border - start
-    yield (card[at:], host[at:]) if at else (card, host)
+    yield (dst[at:], src[at:]) if at else (dst, src)
 
 
 class _HostBytes:

@@ -20,9 +20,10 @@ from runtime.device import CopyDevice
 from runtime.fixtures import head_rows
 from runtime.generate import Batch, Sequences
 from runtime.host import EngineOptions, HostSide
-from runtime.kv.contiguous import KvBuffers, Pair
+from runtime.kv.contiguous import KvBuffers
 from runtime.kv.outside import OutsideKv
 from runtime.kv.prefix import Prefix
+from runtime.kv.tiers import PageMemory
 from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
@@ -67,6 +68,8 @@ class Engine:
             if host is None:
                 self._stack.callback(self.host.close)
             self.arena, self.pool, self.dram, self.ledger = self.host.arena, self.host.pool, self.host.dram, self.host.ledger
+            at, nbytes = self.host.pages_at, options.page_room.dram_bytes
+            self.page_memory = PageMemory(self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes))
             if copier is None:
                 tensors = {u: x.tensors for u, x in self.host.layouts.items()}
                 self.stream = HostStream(self.dram, tensors, self.ledger)
@@ -98,12 +101,14 @@ class Engine:
         fixed = [(f, device_layout(f.layout)) for f in self.host.fixtures if f.tier is Tier.vram]
         size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
         counts = {name: count for name, (count, _) in self._placement.ring_classes.items()}
-        kv_slots, kv_bytes = kv_ring_slots(plan.model, plan.decisions.kv), kv_layer_bytes(plan.model, plan.decisions.kv)
-        taken = (*(x.nbytes for _, x in fixed), *(count * size[name] for name, count in counts.items()), kv_slots * align_up(kv_bytes))
-        self.vram = VramPool(sum(taken), self.device)
+        kv_slots, kv_bytes = kv_ring_slots(plan.model, plan.decisions.kv), align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
+        room = options.page_room
+        ring_bytes = sum(count * size[name] for name, count in counts.items())
+        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + ring_bytes + kv_slots * kv_bytes + room.vram_bytes, self.device)
         self._vram_at = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
         slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
         self._kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_slots)]
+        bounce, kept = (self.vram.take(n * room.page_bytes).view(n, room.page_bytes) for n in (room.bounce_pages, room.vram_pages))
         pieces = {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
         self.ring = VramRing(
             units=self._placement.streamed_units,
@@ -118,6 +123,7 @@ class Engine:
             balance=max(1, weights.vram.prefetch_distance) if options.balance_units is None else options.balance_units,
             keep=options.keep_finished_units,
         )
+        self.page_memory = replace(self.page_memory, device=copier, bounce=bounce, kept=kept)
         tensors = {u: x.tensors for u, x in streamed.items()}
         self.stream = RingStream(self.ring, self.dram, tensors, copier, self.ledger)
         self._rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
@@ -228,11 +234,6 @@ class Engine:
             self.stream.begin_pass()
 
         return Sequences(self.model, self.device, batch, begin_pass, buffers, prefix)
-
-    def kv_pairs(self, batch: Batch) -> list[Pair]:
-        """K and V of every layer that ``batch`` will use, after :meth:`warm_up` with it and before its :meth:`sequences`."""
-        places = self.outside.begin(len(batch.prompts), batch.capacity)
-        return self._kv_of(batch).with_outside(places).pairs(len(batch.prompts))
 
     def _kv_of(self, batch: Batch) -> KvBuffers:
         if batch.capacity not in self._kv:

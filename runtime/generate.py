@@ -132,7 +132,12 @@ class Sequences:
     def put_by(self) -> None:
         """Copy some of the prompts' KV pages on their way to the disk, as many as can be written beside what comes next."""
         if self._prefix:
-            self._prefix.advance(self._batch.prompts, self._buffers.pairs(len(self._batch.prompts)))
+            self._prefix.advance(self._buffers.pairs(len(self._batch.prompts)))
+
+    def put_rest_by(self) -> None:
+        """Copy out what ``put_by`` has not come to."""
+        if self._prefix:
+            self._prefix.finish(self._buffers.pairs(len(self._batch.prompts)))
 
     def step(self, fed: torch.Tensor) -> torch.Tensor:
         """One token a sequence, [batch] on the device -> logits [batch, vocab]."""
@@ -223,4 +228,5 @@ def generate(
         if keep_logits:
             result.logits.append(logits.cpu())
             result.fed.append(fed)
+    sequences.put_rest_by()
     return result

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 class Groundwork:
     """``with`` it the plan's DRAM is taken, in threads of its own and without torch; its end gives everything back.
 
-    ``plan`` is for the work as far as it is known: what it needs is refused in one line (UserError) where it is not free.
+    ``plan`` is for the work as far as it is known: what it needs is refused in one line (UserError) where it is not free. ``beside_bytes``
+    are taken on top of it.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, beside_bytes: int = 0):
         self._plan = plan
+        self._beside_bytes = beside_bytes
         self._arena: Arena | None = None
         self._free: Free | None = None
         self._copier: CopyDevice | None = None
@@ -42,7 +44,8 @@ class Groundwork:
         refuse_if_short(self._plan, self._free)
         try:
             with uninterrupted():
-                self._arena = Arena(arena_bytes(self._plan.hardware, self._plan.model, self._plan.decisions))
+                nbytes = arena_bytes(self._plan.hardware, self._plan.model, self._plan.decisions)
+                self._arena = Arena(nbytes + self._beside_bytes)
                 self._arena.begin()
         except BaseException:
             self.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from planner.cost import ssd_gbps
 from planner.decisions import Tier
 from planner.interrupt import uninterrupted
 from planner.memory import OVERHEADS, kv_arena_slots, kv_layer_bytes
@@ -17,10 +16,12 @@ from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy import make_policy
 from planner.probe.memory import usable_cores
+from planner.stages import ssd_gbps
 from planner.units import GB, align_down, align_up
 from runtime.arena import Arena
 from runtime.dram import DramTier
 from runtime.fixtures import Fixture, device_fixtures, host_fixtures
+from runtime.kv.room import PageRoom
 from runtime.ledger import Ledger
 from runtime.load import Arrival, start_reads
 from runtime.model import Skeleton
@@ -45,6 +46,8 @@ class EngineOptions:
     kv_scratch_dir: Path | None = None
     keep_log: bool = False
     keep_spans: bool = False
+    page_room: PageRoom = PageRoom()
+    """Memory for the KV pages of prefixes."""
 
 
 class HostSide:
@@ -79,7 +82,8 @@ class HostSide:
         bounce_bytes = OVERHEADS.bounce_bytes if plan.hardware.gpu else 0
         kv_bytes = align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
         kv_sizes = [kv_bytes] * kv_arena_slots(plan.hardware, plan.model, plan.decisions.kv)
-        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes)
+        pages_bytes = options.page_room.dram_bytes
+        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes, pages_bytes)
         self.arena = take(sum(map(align_up, sizes)))
         staging_at, _ = self.arena.take(ssd.staging_bytes)
         self.fixed: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
@@ -87,6 +91,7 @@ class HostSide:
         self.bounces = self._bounces(bounce_bytes)
         self.kv_places = [(self.arena.take(size)[0], size) for size in kv_sizes]
         """(offset, bytes) of each buffer for one layer's KV: those of the layers that lie in DRAM, then those that the SSD's pass through."""
+        self.pages_at, _ = self.arena.take(pages_bytes)
         try:
             with uninterrupted():
                 staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]

@@ -20,7 +20,7 @@ from planner.memory import ssd_use, used_bytes
 from planner.units import show_bytes, show_seconds
 from runtime.generate import Generation
 from runtime.job import Job
-from runtime.kv.prefix import told
+from runtime.kv.facts import told
 from runtime.stages import StageClock, StageUse
 
 FIGURES: dict[str, Callable[[Any], str]] = {

@@ -19,8 +19,9 @@ from runtime.generate import Batch, Generation, Sampler, Sampling, generate
 from runtime.groundwork import Groundwork
 from runtime.host import EngineOptions, HostSide
 from runtime.job import Job, prepare
-from runtime.kv.keeping import open_pages, read_gbps
+from runtime.kv.keeping import open_pages, page_shape, read_gbps
 from runtime.kv.prefix import Prefix
+from runtime.kv.room import page_room
 from runtime.limits import measure_compute, measure_limits
 from runtime.memory import PeakDram
 from runtime.model import import_model, open_skeleton
@@ -92,10 +93,12 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
     skeleton = open_skeleton(job.checkpoint)
     startup.mark("skeleton")
     scratch = None if cfg.kv.scratch_dir is None else Path(cfg.kv.scratch_dir).expanduser()
-    options = EngineOptions(**vars(cfg.engine), kv_scratch_dir=scratch, keep_spans=cfg.trace is not None)
+    recorded, room = cfg.trace is not None, page_room(cfg.kv, job.plan)
+    options = EngineOptions(**vars(cfg.engine), kv_scratch_dir=scratch, keep_spans=recorded, page_room=room)
     with ExitStack() as stack:
         stack.callback(ground.close)
-        pages = None if cfg.kv.dir is None else stack.enter_context(open_pages(cfg.kv, job.plan, job.checkpoint, skeleton.model))
+        shape = page_shape(job.plan, job.checkpoint, skeleton.model) if options.page_room.dram_pages else None
+        pages = None if cfg.kv.dir is None else stack.enter_context(open_pages(cfg.kv, job.plan, shape))
         ground.arena(0)
         with uninterrupted():
             host = stack.enter_context(closing(HostSide(job.plan, skeleton, ground.arena, options, say)))
@@ -131,10 +134,10 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         vram = VramWatch(job.plan, job.device)
         sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
         prefix = None
-        if pages is not None:
+        if shape is not None:
             depth = job.plan.decisions.weights.ssd.queue_depth
-            rate, pairs = read_gbps(cfg.kv), engine.kv_pairs(next(job.batches()))
-            prefix = stack.enter_context(closing(Prefix(pages, job.plan, rate, cfg.kv.staging_bytes, depth, pairs)))
+            settle = engine.outside.settle
+            prefix = stack.enter_context(closing(Prefix(shape, job.plan, engine.page_memory, pages, read_gbps(cfg.kv), depth, settle)))
         startup.mark("room")
         for _ in range(cfg.warmup_rounds):
             for batch in job.batches():

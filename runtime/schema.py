@@ -35,14 +35,14 @@ class EngineConfig:
 
 @dataclass
 class ReuseConfig:
-    """KV pages of prompts that are kept on disk, and read by later prompts that begin alike."""
+    """KV pages of prompts that are kept for later prompts that begin alike: on disk, and in the memory that the plan has for them."""
 
     dir: str | None = None
-    """Directory of the pages; null: no reuse. One process at a time writes there."""
+    """Directory of the pages; null: none outlive the process. One process at a time writes there."""
     limit_bytes: int = 10737418240
     """The pages of all models in it, at most; beyond it the least recently used go."""
     staging_bytes: int = 67108864
-    """DRAM for pages on their way; two pages at least."""
+    """DRAM that pages pass through where the plan has none for them; two pages at least."""
     scratch_dir: str | None = None
     """Where the KV of a plan with `kv.ssd_pages` lies while it runs, in a file without a name; null: beside the checkpoint."""
     read_gbps: float | None = None

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 
 from planner.bars import make_bar
 from runtime.groundwork import Groundwork
+from runtime.kv.room import unplanned_dram_bytes
 from runtime.order import read_order
 from runtime.schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 from runtime.startup import Startup
@@ -22,7 +23,8 @@ def run_verb(cfg: RunConfig) -> None:
     """`runtime run`: what is wrong with the order is said before torch is imported, which takes seconds; memory is taken beside that."""
     startup = Startup()
     order = read_order(cfg)
-    with Groundwork(foreseen(cfg, order)) as ground:
+    plan = foreseen(cfg, order)
+    with Groundwork(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
         device = ground.open_card()
         from runtime.run import run
 

@@ -11,13 +11,13 @@ from runtime.schema import RunConfig
 
 
 def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: int) -> Plan:
-    """The same decisions for ``count`` requests of at most ``longest`` tokens. The batch shrinks to the requests that there are; KV
-    pages stay in proportion."""
+    """The same decisions for ``count`` requests of at most ``longest`` tokens, all of which are computed. The batch shrinks to the requests
+    that there are; KV pages stay in proportion."""
     batch = min(batch, count)
     kv, old = plan.decisions.kv, plan.decisions.batch
     pages = {name: getattr(kv, name) // old * batch for name in ("vram_pages", "dram_pages", "ssd_pages")}
     decisions = replace(plan.decisions, batch=batch, kv=replace(kv, **pages))
-    work = replace(plan.workload, batch=batch, prompt_tokens=longest, new_tokens=new_tokens, requests=count)
+    work = replace(plan.workload, batch=batch, prompt_tokens=longest, new_tokens=new_tokens, requests=count, shared_prefix_tokens=0)
     return replace(plan, workload=work, decisions=decisions, predicted=predict(plan.hardware, plan.model, work, decisions))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +106,8 @@ def decisions(
 def plan_for(checkpoint: Path, made: Decisions, gpu: bool = False, work: Workload | None = None) -> Plan:
     """A plan for a checkpoint with decisions made by hand, their KV pages those of each layer."""
     hardware, model, work = machine(gpu), spec_from_checkpoint(checkpoint), work or workload()
-    made = replace(made, kv=KvPages(made.kv.page_tokens, *(made.kv.of(tier) * model.layers for tier in Tier)))
+    pages = {f"{tier}_pages": made.kv.of(tier) * model.layers for tier in Tier}
+    made = replace(made, kv=replace(made.kv, **pages))
     return Plan(hardware, model, work, made, predict(hardware, model, work, made))
 
 
@@ -132,6 +133,20 @@ def save_tiny(directory: Path, model_type: str = "llama", tied: bool = False, la
     return directory
 
 
+class HostLane:
+    """Copies at once."""
+
+    def copy(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for dst, src in copies:
+            dst.copy_(src)
+
+    def event(self) -> float:
+        return time.perf_counter()
+
+    def waits(self, event: float) -> None:
+        pass
+
+
 class HostCopier:
     """A copy device whose VRAM is host memory: copies happen at once, so a wrong order shows as wrong bytes."""
 
@@ -140,14 +155,14 @@ class HostCopier:
     def twin(self) -> HostCopier:
         return self
 
-    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        dst.copy_(src)
+    def lane(self) -> HostLane:
+        return HostLane()
 
-    def store_event(self) -> float:
-        return time.perf_counter()
+    def launch(self, kernel: Callable[[], None]) -> None:
+        kernel()
 
-    def stores_wait(self, event: float) -> None:
-        pass
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return True
 
     @contextmanager
     def copying(self) -> Iterator[None]:

@@ -11,20 +11,23 @@ from planner.memory import kv_page_bytes
 from planner.plan import Plan
 from planner.rules import LIMITS
 from planner.units import ALIGN
+from runtime.kv.room import is_reused
 from runtime.schema import ReuseConfig
 
 
 def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     """UserError for whatever is wrong with ``cfg``, or keeps the plan's pages from lying on a disk."""
-    if cfg.dir is None:
+    if not is_reused(cfg, plan):
         return
-    if not cfg.dir.strip():
+    if cfg.dir is not None and not cfg.dir.strip():
         raise UserError("kv.dir=: no directory; name one, or leave it out")
     layer_bytes, tokens = kv_page_bytes(plan.model, plan.decisions.kv.page_tokens), plan.decisions.kv.page_tokens
     if layer_bytes % ALIGN:
         fit = next((t for t in LIMITS.page_tokens if not kv_page_bytes(plan.model, t) % ALIGN), None)
         remedy = "leave kv.dir out" if fit is None else f"set force.page_tokens={fit}"
         raise UserError(f"kv.dir: a page of {tokens} tokens is {layer_bytes} bytes a layer, a disk needs multiples of {ALIGN}; {remedy}")
+    if cfg.dir is None:
+        return
     least = 2 * (ALIGN + plan.model.layers * layer_bytes)
     if cfg.limit_bytes < least:
         raise UserError(f"kv.limit_bytes={cfg.limit_bytes}: two pages take {least}; raise it")

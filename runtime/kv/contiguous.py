@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+from runtime.kv.block import KvBlock, Pair
 
 
 class KvPlace(Protocol):
@@ -29,14 +30,15 @@ class KvPlace(Protocol):
 class KvBuffer:
     """One layer's K and V on the compute device, taken when first asked for: [batch, kv_heads, capacity, head_dim] each."""
 
-    def __init__(self, capacity: int):
-        self._capacity = capacity
+    def __init__(self, capacity: int, take: Callable[[torch.Tensor, torch.Tensor], Pair]):
+        self.capacity = capacity
+        self._take = take
         self._held: Pair | None = None
 
     def append(self, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
         batch, end = len(keys), start + keys.shape[-2]
         if self._held is None or len(self._held[0]) < batch:
-            self._held = tuple(s.new_empty(*s.shape[:2], self._capacity, s.shape[3]) for s in (keys, values))
+            self._held = self._take(keys, values)
         pair = self.pair(batch)
         for held, states in zip(pair, (keys, values), strict=True):
             held[:, :, start:end] = states
@@ -121,10 +123,23 @@ class KvBuffers:
     def fresh(self) -> DynamicCache:
         """An empty cache over these places; layers of kinds that hold no keys and values stay transformers' own."""
         cache = DynamicCache(config=self._config)
-        for i, window in windows(self._config).items():
-            place = self._outside.get(i) or self._buffers.setdefault(i, KvBuffer(self._capacity))
+        found = windows(self._config)
+        if not self._buffers:
+            self._buffers.update(self._make([i for i in found if i not in self._outside]))
+        for i, window in found.items():
+            place = self._outside.get(i) or self._buffers[i]
             cache.layers[i] = ContiguousLayer(place, self._capacity, window)
         return cache
+
+    def _make(self, layers: Sequence[int]) -> Iterator[tuple[int, KvBuffer]]:
+        """Buffers of ``layers``, those of one kind in one block."""
+        named = getattr(self._config.get_text_config(decoder=True), "layer_types", None)
+        kinds: dict[str, list[int]] = {}
+        for i in layers:
+            kinds.setdefault(named[i] if named else "", []).append(i)
+        for of_kind in kinds.values():
+            block = KvBlock(len(of_kind), self._capacity)
+            yield from ((i, KvBuffer(self._capacity, partial(block.take, k))) for k, i in enumerate(of_kind))
 
 
 def windows(config: PreTrainedConfig) -> dict[int, int | None]:

@@ -1,7 +1,8 @@
-"""The directory where a run keeps KV pages, opened for its model."""
+"""What a run's reuse of prefixes works with: pages of its model's shape, and the directory that keeps them."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from runtime.kv.names import record_name
 from runtime.kv.origin import pages_namespace
 from runtime.kv.rate import measure
 from runtime.kv.record import PageShape
+from runtime.kv.room import page_room
 from runtime.kv.writer import DiskWriter
 from runtime.schema import ReuseConfig
 
@@ -22,25 +24,34 @@ SEGMENT_BYTES = 256 << 20
 """Of one file of pages, and what is evicted at once; half the limit where that is less."""
 
 
-def open_pages(cfg: ReuseConfig, plan: Plan, checkpoint: Path, model: nn.Module) -> DiskWriter:
-    """The directory for the KV pages of ``model``, locked for this process until it is closed. UserError, also where the model has
-    layers whose KV are not full pages."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
+def page_shape(plan: Plan, checkpoint: Path, model: nn.Module) -> PageShape:
+    """Pages of ``model``. UserError where its KV does not make pages."""
+    _refuse_strange(model)
+    tokens = plan.decisions.kv.page_tokens
+    return PageShape(pages_namespace(checkpoint, str(model.dtype), tokens), tokens, plan.model.layers, kv_page_bytes(plan.model, tokens))
 
-    for i, layer in enumerate(DynamicCache(config=model.config).layers):
-        if type(layer) is not DynamicLayer:
-            raise UserError(f"kv.dir: layer {i} of the model keeps its KV as {type(layer).__name__}, not as full pages; leave kv.dir out")
-    directory, tokens = Path(cfg.dir).expanduser(), plan.decisions.kv.page_tokens
-    namespace = pages_namespace(checkpoint, str(model.dtype), tokens)
-    shape = PageShape(namespace, tokens, plan.model.layers, kv_page_bytes(plan.model, tokens))
+
+def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskWriter:
+    """The directory for pages of ``shape``, locked for this process until it is closed. UserError."""
+    directory = Path(cfg.dir).expanduser()
     segment_bytes = min(max(SEGMENT_BYTES, shape.record_bytes), cfg.limit_bytes // 2)
-    queue_pages = 2 + cfg.staging_bytes // shape.payload_bytes
-    pages = DiskWriter(directory, shape, cfg.limit_bytes, segment_bytes, queue_pages)
-    record_name(directory, namespace, plan.model.name)
+    pages = DiskWriter(directory, shape, cfg.limit_bytes, segment_bytes, queue_pages=page_room(cfg, plan).dram_pages)
+    record_name(directory, shape.namespace, plan.model.name)
     return pages
 
 
 def read_gbps(cfg: ReuseConfig) -> float:
-    """The rate of one thread that reads from the directory, GB/s."""
+    """The rate of one thread that reads from the directory, GB/s; infinite without one."""
+    if cfg.dir is None:
+        return math.inf
     return measure(Path(cfg.dir).expanduser()).read_gbps if cfg.read_gbps is None else cfg.read_gbps
+
+
+def _refuse_strange(model: nn.Module) -> None:
+    """UserError where a layer keeps something else than keys and values."""
+    from runtime.kv.contiguous import windows
+
+    layers = windows(model.config)
+    strange = next((i for i in range(model.config.get_text_config(decoder=True).num_hidden_layers) if i not in layers), None)
+    if strange is not None:
+        raise UserError(f"kv.dir: layer {strange} of the model keeps no keys and values that make pages; leave kv.dir out")

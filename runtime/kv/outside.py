@@ -17,7 +17,8 @@ from planner.plan import Plan
 from planner.units import align_up
 from runtime.device import CopyDevice
 from runtime.host import HostSide
-from runtime.kv.contiguous import Pair, windows
+from runtime.kv.block import Pair
+from runtime.kv.contiguous import windows
 from runtime.kv.home import DramHome, KvHome
 from runtime.kv.rows import Rows
 from runtime.kv.scratch import Scratch
@@ -45,6 +46,7 @@ class OutsideKv:
         self._bytes = align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
         self._windows = windows(model.config)
         self._rows: dict[int, Rows] = {}
+        self._homes: Mapping[int, KvHome] = {}
         self._stack = ExitStack()
         if not self.layers:
             self._stream: KvStream | None = None
@@ -76,6 +78,7 @@ class OutsideKv:
         self.end()
         rows = {layer: rows.for_batch(batch) for layer, rows in self._rows.items()}
         homes: dict[int, KvHome] = {}
+        self._homes = homes
         if self._in_dram:
             homes |= dict.fromkeys(self._in_dram, DramHome(self._regions, self._device))
         if self._on_ssd:
@@ -98,6 +101,11 @@ class OutsideKv:
         """A pass of the batch begins."""
         if self._stream is not None:
             self._stream.begin_pass()
+
+    def settle(self) -> None:
+        """Block until what lies in DRAM between passes is as computed. From any thread."""
+        for layer in self._in_dram:
+            self._homes[layer].take(layer)
 
     def end(self) -> None:
         """Nothing moves any more until the next :meth:`begin`."""

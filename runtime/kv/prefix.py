@@ -1,204 +1,144 @@
-"""Prompts that begin alike are computed once: their KV pages are kept on disk, and read instead of computed."""
+"""Prompts that begin alike are computed once: their KV pages are kept in VRAM, DRAM and on disk, and restored from the nearest."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import time
-from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 from planner.plan import Plan
+from planner.probe.memory import usable_cores
+from runtime.kv.capture import Capture
 from runtime.kv.contiguous import Pair
-from runtime.kv.keys import ROOT, page_keys
-from runtime.kv.staging import Staging
-from runtime.kv.worth import restore_s, saved_s
+from runtime.kv.disk import Warn, to_stderr
+from runtime.kv.facts import Totals
+from runtime.kv.find import choose, look_up
+from runtime.kv.pages import Tokens, distinct, keys_of, pads_of
+from runtime.kv.record import PageShape
+from runtime.kv.restore import Restore
+from runtime.kv.strips import Strips, clear
+from runtime.kv.tiers import PageMemory, Tiers
+from runtime.kv.worth import Worth
 from runtime.kv.writer import DiskWriter
-
-Prompts = Sequence[Sequence[int]]
-
-
-class _Page(NamedTuple):
-    key: bytes
-    parent: bytes
-    number: int
-    """Of the pages of its sequence."""
-    sequences: tuple[int, ...]
-    """Those that begin with it."""
-
-
-@dataclass
-class Reused:
-    """Tokens of one request's prompt."""
-
-    on_disk_tokens: int
-    """Leading tokens whose pages were found, the last token of a prompt apart."""
-    restored_tokens: int
-    """Read from disk. A batch computes in step, so it begins where the sequence that needs it earliest does."""
-    computed_tokens: int
-    declined: bool
-    """The pages were not read, since computing is predicted to be faster."""
 
 
 class Prefix:
     """Restores the beginnings of a batch's prompts into KV buffers, and keeps what was computed.
 
-    ``pairs`` in every method are K and V of all layers, [batch, heads, capacity, dim], where sequence b's token i lies at row
-    ``longest - len(prompt b) + i``. DRAM: ``staging_bytes`` of pages, two at least and no more than could be used: up to ``readers`` to
-    read into (a thread each), the rest to write from. One batch at a time; ``pages`` stays its giver's to close, after this.
+    ``pairs`` in every method are K and V of all layers, [batch, heads, capacity, dim], in VRAM or, where there is a card, some in DRAM;
+    token i of sequence b lies at row ``longest prompt - len(prompt b) + i``. One batch at a time, from one thread.
+
+    ``memory`` and ``disk``, for pages of ``shape``, stay their giver's, who needs them until this is closed. Without ``disk`` pages live
+    as long as this. ``settle`` returns, on another thread, once the KV that lies in DRAM is as computed.
+    Threads: ``readers`` for the disk, half of the cores for checksums.
     """
 
-    def __init__(self, pages: DiskWriter, plan: Plan, read_gbps: float, staging_bytes: int, readers: int, pairs: Sequence[Pair]):
-        self._pages, self._plan, self._read_gbps = pages, plan, read_gbps
-        self._tokens = pages.shape.page_tokens
-        batch, _, capacity, _ = pairs[0][0].shape
-        useful = 2 * batch * (capacity // self._tokens)
-        buffers = max(2, min(useful, staging_bytes // pages.shape.payload_bytes))
-        self._reading = [Staging(pages.shape, pairs) for _ in range(min(readers, buffers // 2))]
-        self._writing: queue.SimpleQueue[Staging] = queue.SimpleQueue()
-        for _ in range(buffers - len(self._reading)):
-            self._writing.put(Staging(pages.shape, pairs))
-        self._staging_bytes = buffers * pages.shape.payload_bytes
-        self._threads = ThreadPoolExecutor(len(self._reading), "kv-restore")
-        self._requests: list[Reused] = []
-        self._todo: deque[_Page] = deque()
-        self._skipped = self._restored_bytes = 0
-        self._restore_s = self._capture_s = 0.0
+    def __init__(
+        self,
+        shape: PageShape,
+        plan: Plan,
+        memory: PageMemory,
+        disk: DiskWriter | None,
+        read_gbps: float,
+        readers: int,
+        settle: Callable[[], None] = lambda: None,
+        warn: Warn = to_stderr,
+    ):
+        self._read_gbps = read_gbps
+        self._namespace, self._tokens = shape.namespace, shape.page_tokens
+        self._tiers = Tiers(shape, memory, disk)
+        self._worth = Worth(plan, read_gbps)
+        self._totals = Totals(shape.payload_bytes)
+        self._readers = ThreadPoolExecutor(readers, "kv-read")
+        self._aside = ThreadPoolExecutor(max(1, usable_cores() // 2), "kv-check")
+        ahead = 2 * readers
+        self._restore = Restore(self._tiers, self._readers, ahead, self._aside, self._totals, warn)
+        self._capture = Capture(self._tiers, ahead, self._aside, self._totals, settle)
+        self._pads: list[int] = []
+        self._strips: Strips | None = None
 
-    def restore(self, prompts: Prompts, pairs: Sequence[Pair]) -> int:
-        """Fill the rows before the returned one, the first that must be computed; padding there becomes zeros."""
-        begun, read_before = time.perf_counter(), self._pages.counters()["read_bytes"]
-        self._give_up()
-        pads = _pads(prompts)
-        keys = [page_keys(self._pages.shape.namespace, p, self._tokens) for p in prompts]
-        found = [self._pages.lookup(k[: (len(p) - 1) // self._tokens]) * self._tokens for k, p in zip(keys, prompts, strict=True)]
-        start = min(pad + tokens for pad, tokens in zip(pads, found, strict=True))
-        wanted = [page for page in _distinct(keys) if self._first_row(page, pads) < start]
-        declined = bool(start) and not self._is_worth(len(prompts), max(map(len, prompts)), start, len(wanted))
-        start = 0 if declined else self._read(wanted, pads, start, pairs)
-        for b, pad in enumerate(pads):
-            for pair in pairs if start else ():
-                for held in pair:
-                    held[b, :, : min(pad, start)] = 0
-        for prompt, pad, tokens in zip(prompts, pads, found, strict=True):
-            restored = max(0, start - pad)
-            self._requests.append(Reused(tokens, restored, len(prompt) - restored, declined and tokens > 0))
-        self._restored_bytes += self._pages.counters()["read_bytes"] - read_before
-        self._restore_s += time.perf_counter() - begun
+    def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
+        """Fill the rows before the returned one, the first that must be computed; padding there becomes zeros. On a card that is queued,
+        not done: ordered before what is computed next."""
+        begun = time.perf_counter()
+        self._capture.give_up()
+        self._restore.release()
+        strips = self._strips_of(pairs)
+        self._pads = pads_of(prompts)
+        keys = keys_of(self._namespace, prompts, self._tokens)
+        found = look_up(self._tiers, prompts, keys, self._pads)
+        chosen = choose(found, self._worth, len(prompts), max(map(len, prompts)))
+        wanted = [page for page in found.pages if page.first_row < chosen]
+        start, moved = self._restore.bring(wanted, found.tiers, chosen, strips)
+        self._clear_padding(start, strips)
+        for prompt, own, pad, tokens in zip(prompts, keys, self._pads, found.tokens, strict=True):
+            rows = range(pad, start, self._tokens)
+            parts = [(moved[key], min(self._tokens, start - row)) for key, row in zip(own, rows, strict=False)]
+            self._totals.request(len(prompt), tokens, parts, declined=tokens > 0 and chosen < found.start)
+        self._totals.moved(moved.values())
+        self._totals.restore_s += time.perf_counter() - begun
         return start
 
-    def keep(self, prompts: Prompts) -> None:
-        """Remember the full pages of ``prompts``, which are computed now, that are not on disk; ``advance`` writes them."""
-        keys = [page_keys(self._pages.shape.namespace, p, self._tokens) for p in prompts]
-        self._todo.extend(page for page in _distinct(keys) if not self._pages.lookup([page.key]))
+    def keep(self, sequences: Tokens) -> None:
+        """Remember the full pages of ``sequences``, the batch's prompts or what they have become, all of whose KV is computed; ``advance``
+        and ``finish`` copy out what is neither in VRAM nor in DRAM. A page that the disk alone has was computed because that was faster
+        than reading it, so it is worth room in DRAM. After ``restore`` of the batch, any number of times."""
+        pages = distinct(keys_of(self._namespace, sequences, self._tokens), self._pads, self._tokens)
+        self._capture.add(page for page in pages if not self._tiers.is_in_memory(page.key))
 
-    def advance(self, prompts: Prompts, pairs: Sequence[Pair]) -> None:
-        """Copy out as many pages as there is staging for, and return; the disk is written meanwhile. Costs the copies alone."""
+    def advance(self, pairs: Sequence[Pair]) -> None:
+        """Begin to copy out as many pages as can go without waiting, and return."""
         begun = time.perf_counter()
-        pads = _pads(prompts)
-        with contextlib.suppress(queue.Empty):
-            while self._todo:
-                staging = self._writing.get_nowait()
-                page, sequence = self._todo[0], self._todo[0].sequences[0]
-                staging.load(pairs, sequence, pads[sequence] + page.number * self._tokens)
-                if not self._pages.put(page.key, page.parent, staging.view, lambda stored, staging=staging: self._writing.put(staging)):
-                    self._writing.put(staging)
-                    break
-                self._todo.popleft()
-        self._capture_s += time.perf_counter() - begun
+        self._restore.release()
+        self._capture.advance(self._strips_of(pairs))
+        self._totals.capture_s += time.perf_counter() - begun
+
+    def finish(self, pairs: Sequence[Pair]) -> None:
+        """Copy out what is left and wait until it lies in DRAM, but not for the disk. For a batch's end: the next ``restore`` gives up what
+        was not copied out."""
+        begun = time.perf_counter()
+        self._restore.release()
+        self._capture.finish(self._strips_of(pairs))
+        self._totals.capture_s += time.perf_counter() - begun
+
+    @property
+    def pending(self) -> int:
+        """Pages that are kept and were not yet copied out."""
+        return self._capture.pending
 
     def close(self) -> None:
-        """End the reading threads; what was not written by now is skipped."""
-        self._give_up()
-        self._threads.shutdown()
+        """End the threads, once the disk has all that was copied out; the rest is lost. Nothing uses the memory any more."""
+        self._capture.give_up()
+        self._restore.release(wait=True)
+        if self._tiers.disk is not None:
+            self._tiers.disk.flush()
+        self._readers.shutdown()
+        self._aside.shutdown()
 
     def facts(self) -> dict[str, Any]:
-        """For the report; all pages written so far are counted once the disk has them."""
-        self._give_up()
-        self._pages.flush()
-        counters = self._pages.counters()
-        prompt = sum(r.restored_tokens + r.computed_tokens for r in self._requests)
-        restored = sum(r.restored_tokens for r in self._requests)
-        return {
-            "restored_tokens": restored,
-            "computed_tokens": prompt - restored,
-            "hit_rate": restored / prompt if prompt else None,
-            "restored_bytes": self._restored_bytes,
-            "restore_s": self._restore_s,
-            "capture_s": self._capture_s,
-            "declined_requests": sum(r.declined for r in self._requests),
-            "pages_written": counters["written"],
-            "pages_skipped": self._skipped + sum(n for name, n in counters.items() if name.startswith("skipped")),
-            "failures": sum(n for name, n in counters.items() if name.startswith("failed")),
-            "read_gbps": self._read_gbps,
-            "staging_bytes": self._staging_bytes,
-            "requests": [asdict(r) for r in self._requests],
-            "disk": counters,
+        """For the report; all pages copied out so far are counted once the disk has them."""
+        self._capture.give_up()
+        disk, card = self._tiers.disk, self._tiers.card
+        if disk is not None:
+            disk.flush()
+        return self._totals.facts(disk.counters() if disk is not None else None) | {
+            "read_gbps": self._read_gbps if disk is not None else None,
+            "vram_pages": card.slots.count if card is not None else 0,
+            "dram_pages": self._tiers.dram.slots.count,
         }
 
-    def _give_up(self) -> None:
-        """The buffers are about to be overwritten: what was not copied out is lost."""
-        self._skipped += len(self._todo)
-        self._todo.clear()
+    def _strips_of(self, pairs: Sequence[Pair]) -> Strips:
+        if self._strips is None or not self._strips.fits(pairs):
+            device = self._tiers.device
+            self._strips = Strips(self._tiers.shape, pairs, device.holds if device is not None else lambda held: False)
+        return self._strips
 
-    def _is_worth(self, batch: int, length: int, start: int, pages: int) -> bool:
-        nbytes = pages * self._pages.shape.payload_bytes
-        return restore_s(self._plan, nbytes, self._read_gbps) < saved_s(self._plan, batch, length, start)
-
-    def _first_row(self, page: _Page, pads: Sequence[int]) -> int:
-        return min(pads[b] for b in page.sequences) + page.number * self._tokens
-
-    def _read(self, wanted: Sequence[_Page], pads: Sequence[int], start: int, pairs: Sequence[Pair]) -> int:
-        """Read what lies before ``start``; where a page is not to be had, computing begins there at the latest."""
-        idle = list(self._reading)
-        under_way: deque[tuple[_Page, Staging, Future]] = deque()
-
-        def land() -> None:
-            nonlocal start
-            page, staging, result = under_way.popleft()
-            if result.result():
-                for b in page.sequences:
-                    staging.store(pairs, b, pads[b] + page.number * self._tokens)
-            else:
-                start = min(start, self._first_row(page, pads))
-            idle.append(staging)
-
-        for page in wanted:
-            if not idle:
-                land()
-            if self._first_row(page, pads) < start:
-                staging = idle.pop()
-                under_way.append((page, staging, self._threads.submit(self._pages.read, page.key, staging.view)))
-        while under_way:
-            land()
-        return start
-
-
-def told(facts: dict[str, Any]) -> str:
-    """``facts`` in one line."""
-    line = (
-        "KV reuse: {restored_tokens} of {prompt} prompt tokens restored ({hit_rate:.1%}), {computed_tokens} computed;"
-        " {restored_bytes} bytes read in {restore_s:.3g} s; {pages_written} pages written, {pages_skipped} skipped, {failures} failed"
-    )
-    text = line.format(**facts | {"hit_rate": facts["hit_rate"] or 0.0}, prompt=facts["restored_tokens"] + facts["computed_tokens"])
-    declined = facts["declined_requests"]
-    return f"{text}; {declined} requests were computed although pages were there: predicted to be faster" if declined else text
-
-
-def _pads(prompts: Prompts) -> list[int]:
-    longest = max(map(len, prompts))
-    return [longest - len(p) for p in prompts]
-
-
-def _distinct(keys: Sequence[Sequence[bytes]]) -> list[_Page]:
-    """Each page once, those nearest to a prompt's beginning first."""
-    holders: dict[bytes, list[int]] = {}
-    places: dict[bytes, tuple[int, bytes]] = {}
-    for b, own in enumerate(keys):
-        for i, key in enumerate(own):
-            holders.setdefault(key, []).append(b)
-            places[key] = i, own[i - 1] if i else ROOT
-    return sorted((_Page(key, parent, i, tuple(holders[key])) for key, (i, parent) in places.items()), key=lambda page: page.number)
+    def _clear_padding(self, start: int, strips: Strips) -> None:
+        for b, pad in enumerate(self._pads):
+            rows = min(pad, start)
+            if rows:
+                clear(strips.on_host, b, rows)
+                if self._tiers.device is not None:
+                    self._tiers.device.launch(partial(clear, strips.on_card, b, rows))

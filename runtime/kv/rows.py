@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runtime.kv.contiguous import Pair
+from runtime.kv.block import Pair
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import torch
 from planner.placement import Unit
 from planner.trace import D2H, KV
 from runtime.device import CopyDevice, Event
-from runtime.kv.contiguous import Pair, first_seen
+from runtime.kv.block import Pair
+from runtime.kv.contiguous import first_seen
 from runtime.kv.home import KvHome
 from runtime.kv.rows import Rows
 from runtime.ledger import Ledger
@@ -83,6 +84,7 @@ class RingKv:
     ):
         self._homes, self._windows, self._rows, self._slots = homes, windows, rows, slots
         self._device, self._chunk_bytes, self._in_flight, self._ledger = device, chunk_bytes, in_flight, ledger
+        self._out = device.lane()
         self._tokens = dict.fromkeys(homes, 0)
         self._at: dict[int, torch.Tensor] = {}
         self._open: tuple[int, int, int, Event] | None = None
@@ -109,9 +111,9 @@ class RingKv:
             held[:, :, start:end] = states
         first, last = start * rows.nbytes, end * rows.nbytes
         written = self._device.compute_event()
-        self._device.stores_wait(written)
-        self._device.store(self._at[layer][first:last], buffer[first:last])
-        stored = self._device.store_event()
+        self._out.waits(written)
+        self._out.copy([(self._at[layer][first:last], buffer[first:last])])
+        stored = self._out.event()
         self._storing.append(_Stored(Unit("kv", layer), written, stored, last - first))
         self._tokens[layer] = end
         self._open = layer, first, last, stored
@@ -126,8 +128,8 @@ class RingKv:
         _, first, last, stored = self._open
         self._open = None
         self._homes[layer].give_back(layer, first, last, self._seen(layer).src, stored)
-        self._device.stores_wait(self._device.compute_event())
-        self._ring.leave(Unit("kv", layer), self._device.store_event())
+        self._out.waits(self._device.compute_event())
+        self._ring.leave(Unit("kv", layer), self._out.event())
         self._book()
 
     def close(self) -> None:

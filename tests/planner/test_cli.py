@@ -33,11 +33,31 @@ def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) 
 
 
 def test_solve_output_fits_80_columns_and_has_no_colours_in_a_pipe(tmp_path: Path) -> None:
-    result = command("planner", "solve", "hardware=rtx5080", "model=qwen3-235b-a22b", "workload=batch", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "\x1b" not in result.stdout
-    picture = result.stdout.splitlines()[:-3]
-    assert max(map(len, picture)) <= 80
+    for model, workload in (("qwen3-235b-a22b", "batch"), ("llama70b", "shared-prefix")):
+        result = command("planner", "solve", "hardware=rtx5080", f"model={model}", f"workload={workload}", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert "\x1b" not in result.stdout
+        picture = result.stdout.splitlines()[:-3]
+        assert max(map(len, picture)) <= 80
+
+
+def test_solve_with_a_shared_prefix_says_what_is_kept_and_from_when_it_pays(tmp_path: Path) -> None:
+    asked = ("solve", "hardware=rtx5080", "model=llama70b", "workload=shared-prefix")
+    result = command("planner", *asked, cwd=tmp_path)
+    told = [line for line in result.stdout.splitlines() if line.startswith(("  KV kept", "  first token", "  Of a prompt"))]
+    assert len(told) == 3 and not any("…" in line for line in told) and "tokens on" in result.stdout
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["predicted"]["restored_tokens"] == 7680
+    plan = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert plan["kv"]["reuse"]["ssd_bytes"] > 0 and plan["break_even_tokens"]["dram"] > 0
+    without = command("planner", *asked, "workload.kept_tokens=0", cwd=tmp_path)
+    assert "KV kept" not in without.stdout and json.loads(without.stdout.splitlines()[-1])["predicted"]["restored_tokens"] == 0
+
+
+def test_restoring_in_dram_needs_its_rate(tmp_path: Path) -> None:
+    cpu = ("hardware=cpu", "model=llama8b", "hardware.dram.copy_gbps=0")
+    line = refusal("planner", "solve", *cpu, "workload=shared-prefix", cwd=tmp_path)
+    assert "hardware.dram.copy_gbps=0" in line and "workload.kept_tokens=0" in line
 
 
 def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
@@ -61,6 +81,8 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("workload.batch=abc", ["workload.batch=abc", "a whole number"]),
         ("workload.batch=null", ["workload.batch=null", "a whole number"]),
         ("hardware.ssd.write_gbps=fast", ["hardware.ssd.write_gbps=fast", "a number"]),
+        ("workload.kept_tokens=-1", ["workload.kept_tokens=-1", "0 or more"]),
+        ("workload.kept_tokens=all", ["workload.kept_tokens=all", "a whole number, or null"]),
         ("workload.kv_spill=maybe", ["workload.kv_spill=maybe", "true, false"]),
         ("workload.objective=latncy", ["workload.objective=latncy", "latency, throughput, ttft", "did you mean latency?"]),
         ("force.policy=rollin", ["force.policy=rollin", "pinned, rolling", "did you mean rolling?"]),

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import Stage, elementwise_bytes_per_token, h2d_gbps, load_s, objective_weights, predict, prefill_compute_s, ssd_gbps
+from planner.cost import load_s, objective_weights, predict
 from planner.decisions import Tier
 from planner.force import Force
 from planner.memory import activation_bytes, dram_use, used_bytes, vram_use
 from planner.placement import place
 from planner.program import solve
+from planner.stages import Stage, earlier_kv, elementwise_bytes_per_token, h2d_gbps, prefill_compute_s, ssd_gbps
 from planner.workload import Objective
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
@@ -54,6 +55,27 @@ def test_guard_and_reserve_bind_the_plan_but_are_not_used_bytes():
     vram, dram = vram_use(hardware, m, w, decisions), dram_use(hardware, m, w, decisions)
     assert predicted.vram_bytes == used_bytes(vram) == sum(vram.values()) - 50 * MB
     assert predicted.dram_bytes == sum(dram.values()) - 70 * MB
+
+
+@pytest.mark.parametrize("hardware", [machine(), machine(vram=0)])
+@pytest.mark.parametrize("chunk", [512, 100])
+def test_a_prefill_from_a_later_token_on_computes_the_rest_of_the_whole(hardware, chunk):
+    """Products and attention of two parts are those of the whole; only the weights are read once more in each."""
+    m, w = model(), work(prompt_tokens=512)
+    quick = replace(hardware, cpu_matvec_gbps=1e9, gpu=hardware.gpu and replace(hardware.gpu, memory_gbps=1e9), layer_launch_s=1e-12)
+    if quick.gpu is None:
+        m = replace(m, hidden=1)  # the matrix library's packing is another matter
+    head = prefill_compute_s(quick, m, replace(w, prompt_tokens=300), 2, chunk)
+    rest = prefill_compute_s(quick, m, w, 2, chunk, 300)
+    whole = prefill_compute_s(quick, m, w, 2, chunk)
+    assert head + rest == pytest.approx(whole, rel=0.25 if quick.gpu is None else 0.02)
+    assert 0 < rest < whole
+
+
+def test_a_pass_that_begins_later_still_reads_what_lies_before():
+    w = work(prompt_tokens=1000, new_tokens=24)
+    assert earlier_kv(w, 1) == 0 and earlier_kv(w, 1, 500) == pytest.approx(500 / 1024)
+    assert earlier_kv(w, 4, 200) == pytest.approx((200 + 400 + 600 + 800) / 1024)
 
 
 def test_tokens_per_second_counts_the_whole_batch():

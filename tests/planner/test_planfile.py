@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from planner.cost import predict
+from planner.decisions import KvReuse
 from planner.errors import UserError
 from planner.force import Force
 from planner.geometry import spec_from_geometry
@@ -48,6 +49,57 @@ def test_what_is_written_is_read_back_equal(model: ModelSpec, gpu: bool, tmp_pat
     plan = plan_of(model, gpu, batch=2)
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
+
+
+KEEPING = {"prompt_tokens": 20000, "shared_prefix_tokens": 16384, "kept_tokens": 65536}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_is_kept_and_from_when_it_pays_is_in_the_file(gpu: bool, tmp_path: Path) -> None:
+    plan = plan_of(spec_from_geometry(LLAMA), gpu, **KEEPING)
+    write_plan(plan, tmp_path / "plan.yaml")
+    data, read = yaml.safe_load((tmp_path / "plan.yaml").read_text()), read_plan(tmp_path / "plan.yaml")
+    assert read == plan and read.predicted.restored_tokens == 16384
+    assert data["kv"]["reuse"] == asdict(plan.decisions.kv.reuse) != asdict(KvReuse())
+    assert data["break_even_tokens"] == asdict(plan.break_even) != dict.fromkeys(("vram", "dram", "ssd"))
+    assert data["workload"]["kept_tokens"] == 65536
+
+
+def test_a_plan_of_before_there_was_reuse_keeps_nothing(plan: Plan, tmp_path: Path) -> None:
+    write_plan(plan, tmp_path / "plan.yaml")
+    data = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert "reuse" not in data["kv"] and "break_even_tokens" not in data
+    for section, key in (("workload", "kept_tokens"), ("predicted", "restore_s"), ("predicted", "restored_tokens")):
+        del data[section][key]
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
+    assert read_plan(tmp_path / "plan.yaml") == plan and plan.decisions.kv.reuse == KvReuse()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("dram_pages: {n}, ssd_bytes", "dram_page: {n}, ssd_bytes", "kv.reuse.dram_page: no such key.*did you mean dram_pages"),
+        ("dram_pages: {n}, ssd_bytes", "dram_pages: -4, ssd_bytes", "kv.reuse.dram_pages=-4; allowed: 0 or more"),
+        ("dram_pages: {n}, ssd_bytes", "dram_pages: 4000000, ssd_bytes", "DRAM: the plan needs .*kv_reuse"),
+        ("dram_pages: {n}, ssd_bytes: ", "dram_pages: {n}, ssd_bytes: x", "kv.reuse.ssd_bytes=x.*whole number"),
+        ("reuse: {vram_pages: 0", "reuse: {vram_pages: 7", "kv.reuse.vram_pages=7; allowed: 0 without a GPU"),
+        ("kept_tokens: 65536", "kept_tokens: -1", "workload.kept_tokens=-1: must be 0 or more"),
+        ("break_even_tokens: {vram: null", "break_even_tokens: {vram: soon", "break_even_tokens.vram=soon.*whole number"),
+    ],
+)
+def test_an_edit_of_what_is_kept_that_cannot_be_is_refused(old: str, new: str, complaint: str, tmp_path: Path) -> None:
+    plan = plan_of(spec_from_geometry(LLAMA), **KEEPING)
+    old, new = (text.replace("{n}", str(plan.decisions.kv.reuse.dram_pages)) for text in (old, new))
+    path = edited(plan, tmp_path / "plan.yaml", old, new)
+    with pytest.raises(UserError, match=complaint) as refused:
+        check_plan(read_plan(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_edit_of_what_is_kept_is_predicted_anew(tmp_path: Path) -> None:
+    plan = plan_of(spec_from_geometry(LLAMA), **KEEPING)
+    none = read_plan(edited(plan, tmp_path / "plan.yaml", "reuse: {", "reuse: {} # {"))
+    assert none.predicted.restored_tokens == 0 and none.predicted.prefill_s > plan.predicted.prefill_s
 
 
 def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:

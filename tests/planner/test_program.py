@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import Stage, predict
+from planner.cost import predict
 from planner.decisions import CachePolicy, Tier
 from planner.errors import UserError
 from planner.explain import Infeasible
 from planner.force import Force
 from planner.program import search, solve
 from planner.rules import broken_rules
+from planner.stages import Stage
 from planner.workload import Objective
 from tests.planner.small import GB, MB, machine, model, work
 

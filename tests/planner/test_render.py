@@ -3,15 +3,64 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from planner.cost import predict
+from planner.force import Force
+from planner.hardware import SsdPoint
 from planner.plan import Plan
 from planner.program import solve
 from planner.render import print_plan
-from tests.planner.small import machine, model, work
+from planner.reuse_notes import reuse_notes
+from tests.planner.small import GB, MB, machine, model, work
+
+
+def said_of(hardware, decoder, asked, force=None) -> str:
+    decisions = solve(hardware, decoder, asked, force)
+    plan = Plan(hardware, decoder, asked, decisions, predict(hardware, decoder, asked, decisions))
+    out = io.StringIO()
+    print_plan(replace(plan, notes=tuple(reuse_notes(plan, force or Force()))), Console(width=80, file=out, highlight=False))
+    return " ".join(out.getvalue().split())
+
+
+def test_reuse_is_told_with_where_pages_lie_and_from_when_restoring_pays() -> None:
+    slow = machine(vram=0, ssd_read=(SsdPoint(2**22, 4, 0.001),))
+    asked = work(prompt_tokens=2000, shared_prefix_tokens=1600, kept_tokens=16000)
+    said = said_of(slow, replace(model(), kv_width=8192), asked, Force(page_tokens=64))
+    assert "Of a prompt of 2000 tokens: restoring from DRAM pays from 64 tokens on, restoring from SSD never pays." in said
+    assert "KV kept 250 pages 250 DRAM; files" in said and "restoring 1600 tokens takes" in said
+    assert "KV pages of 64 tokens" in said and "the size was forced" in said
+    both = said_of(machine(), model(), asked, Force(page_tokens=64))
+    assert "restoring from VRAM or DRAM or SSD pays from 64 tokens on." in both
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"shared_prefix_tokens": 10, "kept_tokens": 10}, "no KV is kept: workload.shared_prefix_tokens=10, kept_tokens=10 fill no page"),
+        ({"prompt_tokens": 20, "shared_prefix_tokens": 16, "kept_tokens": 16}, "no head is restored sooner than it is computed"),
+        ({}, "no KV is kept: restoring pays from 1024 tokens on, workload.shared_prefix_tokens=64 are computed as fast"),
+        ({"shared_prefix_tokens": 1600, "kept_tokens": 10**9}, "of 15625000 pages are kept: no tier has room for more"),
+    ],
+)
+def test_what_is_not_kept_is_explained(change, words) -> None:
+    asked = work(**{"prompt_tokens": 2000, "shared_prefix_tokens": 64, "kept_tokens": 64} | change)
+    small = Force(page_tokens=16 if asked.prompt_tokens < 64 else 64)
+    assert words in said_of(machine(vram=GB), model(16), asked, small)
+
+
+def test_nothing_is_said_of_reuse_without_a_set_to_keep() -> None:
+    said = said_of(machine(), model(), work(shared_prefix_tokens=500))
+    assert "estor" not in said and "kept: " not in said and "KV kept" not in said
+
+
+def test_a_tier_with_every_item_is_drawn() -> None:
+    asked = work(batch=8, prompt_tokens=4096, kv_spill=True, shared_prefix_tokens=2000, kept_tokens=20000)
+    said = said_of(machine(vram=1300 * MB, dram=3 * GB), replace(model(12), kv_width=1024), asked)
+    assert all(item in said for item in ("kv ring", "kv bounce", "kv reuse", "norms", "workspace", "embedding"))
 
 
 @pytest.mark.parametrize("columns", [80, 40])

@@ -57,6 +57,13 @@ CAP = PLAN.weights.dram.cap_layers
         ("kv.vram_pages", 1, "KV pages for the workload"),
         ("kv.dram_pages", 1, "KV tier"),
         ("kv.vram_pages", -1, "kv.vram_pages range"),
+        ("kv.reuse.vram_pages", -1, "kv.reuse.vram_pages range"),
+        ("kv.reuse.dram_pages", -1, "kv.reuse.dram_pages range"),
+        ("kv.reuse.ssd_bytes", -1, "kv.reuse.ssd_bytes range"),
+        ("kv.reuse.ssd_bytes", 4096, "kept KV bytes on SSD"),
+        ("kv.reuse.vram_pages", 10**6, "VRAM capacity"),
+        ("kv.reuse.dram_pages", 10**6, "DRAM capacity"),
+        ("kv.reuse.ssd_bytes", 10**15, "SSD capacity"),
         ("batch", 0, "batch range"),
         ("prefill_chunk_tokens", 0, "prefill_chunk_tokens range"),
         ("weights.vram.resident_units.ffn", 16, "VRAM capacity"),
@@ -74,6 +81,21 @@ def test_small_kv_pages_may_not_spill_to_ssd():
     w = replace(WORK, kv_spill=True)
     small = change(change(PLAN, "kv.page_tokens", 32), "kv.ssd_pages", 18)
     assert "KV page size on SSD" in names(small, w=w)
+
+
+@pytest.mark.parametrize("tokens, kv_width", [(32, 256), (64, 8)])
+def test_kept_pages_on_an_ssd_are_whole_blocks_a_layer(tokens, kv_width):
+    m = replace(MODEL, kv_width=kv_width)
+    kept = change(change(PLAN, "kv.page_tokens", tokens), "kv.reuse.ssd_bytes", GB)
+    assert "kept KV page size on SSD" in names(kept, m=m)
+    assert "kept KV page size on SSD" not in names(change(kept, "kv.page_tokens", 128), m=m)
+
+
+def test_no_page_is_kept_in_vram_without_a_gpu():
+    hardware = machine(vram=0, dram=4 * GB)
+    plan = solve(hardware, MODEL, WORK)
+    assert names(change(plan, "kv.reuse.dram_pages", 1), hardware) == []
+    assert names(change(plan, "kv.reuse.vram_pages", 1), hardware) == ["kv.reuse.vram_pages range"]
 
 
 def test_the_ssd_must_hold_the_checkpoint():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from runtime.ledger import Ledger
 from runtime.ring import Segment, UnitSource, VramRing, cut
 from tests.support import HostCopier
 
-STREAMS = ("copies", "compute", "stores")
+STREAMS = ("copies", "compute")
 SPOILT = 255
 
 
@@ -37,8 +37,26 @@ class _Wait:
     event: FakeEvent
 
 
+class FakeLane:
+    """A further stream of a ``FakeDevice``."""
+
+    def __init__(self, queue: deque):
+        self._queue = queue
+
+    def copy(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._queue.extend(partial(dst.copy_, src) for dst, src in copies)
+
+    def event(self) -> FakeEvent:
+        event = FakeEvent()
+        self._queue.append(_Record(event))
+        return event
+
+    def waits(self, event: FakeEvent) -> None:
+        self._queue.append(_Wait(event))
+
+
 class FakeDevice:
-    """Three streams as queues of work that is done in any order that stream order and events allow.
+    """Two streams, and more where lanes are asked for, as queues of work that is done in any order that stream order and events allow.
 
     Bytes move when a copy is done, not when it is queued. The clock ticks once for each piece of work done. ``choose`` picks the next
     stream while the host waits; on the compute path the host must never wait.
@@ -58,14 +76,13 @@ class FakeDevice:
     def twin(self) -> FakeDevice:
         return self
 
-    def store(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._queues["stores"].append(lambda: dst.copy_(src))
+    def lane(self) -> FakeLane:
+        name = f"lane {len(self._queues)}"
+        self._queues[name], self.done_on[name] = deque(), 0
+        return FakeLane(self._queues[name])
 
-    def store_event(self) -> FakeEvent:
-        return self._record("stores")
-
-    def stores_wait(self, event: FakeEvent) -> None:
-        self._queues["stores"].append(_Wait(event))
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return True
 
     def copying(self) -> AbstractContextManager[None]:
         return nullcontext()

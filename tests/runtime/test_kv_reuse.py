@@ -6,11 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner.decisions import KvReuse
+from planner.plan import Plan
 from planner.schema import ForceConfig
 from runtime.kv.origin import pages_namespace, weights_digest
 from runtime.kv.record import PageShape
@@ -35,6 +38,11 @@ def reuse(directory: Path, **keys: Any) -> ReuseConfig:
     return ReuseConfig(dir=str(directory), **{"read_gbps": 1e9} | keys)
 
 
+def restored(report: dict[str, Any]) -> tuple[int, int, int]:
+    """Tokens from VRAM, DRAM and disk."""
+    return tuple(report["kv_reuse"]["restored_tokens"].values())
+
+
 @pytest.fixture
 def here(own_checkpoint: Path, tmp_path: Path) -> Desk:
     (tmp_path / "desk").mkdir()
@@ -53,10 +61,10 @@ def test_random_prompts_are_restored_by_the_next_run(here: Desk, kv: Path, capsy
     capsys.readouterr()
     warm = here.run(**WORK, kv=reuse(kv))
     assert cold["tokens"] == want["tokens"] == warm["tokens"]
-    assert cold["kv_reuse"]["restored_tokens"] == 0 and cold["kv_reuse"]["pages_written"] == 6
-    assert warm["kv_reuse"]["restored_tokens"] == 192 and warm["kv_reuse"]["computed_tokens"] == 8
+    assert restored(cold) == (0, 0, 0) and cold["kv_reuse"]["pages_written"] == 6
+    assert restored(warm) == (0, 0, 192) and warm["kv_reuse"]["computed_tokens"] == 8
     assert warm["kv_reuse"]["hit_rate"] == 0.96 and warm["kv_reuse"]["failures"] == 0
-    assert warm["kv_reuse"]["restored_bytes"] == 6 * 6 * 4096
+    assert warm["kv_reuse"]["restored_bytes"] == {"vram": 0, "dram": 0, "ssd": 6 * 6 * 4096}
     assert "KV reuse: 192 of 200 prompt tokens restored (96.0%), 8 computed" in capsys.readouterr().out
 
 
@@ -69,7 +77,7 @@ def test_texts_that_begin_alike_are_continued_as_without_reuse(shared_models: Pa
     cold = bench.run(**work, kv=reuse(kv))
     warm = bench.run(**work, kv=reuse(kv), validate=Validation.full)
     assert want["tokens"] == cold["tokens"] == warm["tokens"]
-    assert warm["kv_reuse"]["restored_tokens"] > 100 and warm["kv_reuse"]["failures"] == 0
+    assert sum(restored(warm)) > 100 and warm["kv_reuse"]["failures"] == 0
     assert warm["logits"]["within_rounding"]
 
 
@@ -81,7 +89,7 @@ def test_another_process_restores_what_this_one_computed(here: Desk, kv: Path) -
     done = subprocess.run([sys.executable, "-c", code, "run", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     got = json.loads(here.out.read_text())
-    assert got["tokens"] == want["tokens"] and got["kv_reuse"]["restored_tokens"] == 192
+    assert got["tokens"] == want["tokens"] and restored(got) == (0, 0, 192)
 
 
 def test_a_flipped_bit_changes_nothing_that_is_said(here: Desk, kv: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +108,7 @@ def test_other_weights_of_the_same_form_never_hit(here: Desk, own_checkpoint: Pa
     shutil.copy(own_checkpoint / "config.json", other)
     want = here.run(**WORK, checkpoint=str(other))
     got = here.run(**WORK, checkpoint=str(other), kv=reuse(kv))
-    assert got["kv_reuse"]["restored_tokens"] == 0 and got["tokens"] == want["tokens"] != first["tokens"]
+    assert restored(got) == (0, 0, 0) and got["tokens"] == want["tokens"] != first["tokens"]
 
 
 def test_what_pages_depend_on_gives_them_another_namespace(own_checkpoint: Path, tmp_path: Path) -> None:
@@ -122,7 +130,32 @@ def test_pages_are_kept_where_there_is_a_card(checkpoint: Path, tmp_path: Path, 
     card = desk(tmp_path, plan)
     want = card.run(**WORK)
     cold, warm = card.run(**WORK, kv=reuse(kv)), card.run(**WORK, kv=reuse(kv))
-    assert cold["tokens"] == want["tokens"] == warm["tokens"] and warm["kv_reuse"]["restored_tokens"] == 96
+    assert cold["tokens"] == want["tokens"] == warm["tokens"] and restored(warm) == (0, 0, 96)
+
+
+def planned(plan: Plan, **pages: int) -> Plan:
+    reuse_ = KvReuse(**{"vram_pages": 0, "dram_pages": 0, "ssd_bytes": 0} | pages)
+    return replace(plan, decisions=replace(plan.decisions, kv=replace(plan.decisions.kv, page_tokens=PAGE, reuse=reuse_)))
+
+
+def test_pages_that_are_planned_in_memory_need_no_directory(own_checkpoint: Path, tmp_path: Path) -> None:
+    """The second round finds what the first one computed."""
+    plan = plan_for(own_checkpoint, decisions(batch=2, pages=20), work=workload(prompt_tokens=100, requests=2))
+    want = desk(tmp_path, plan).run(**WORK, rounds=2)
+    got = desk(tmp_path, planned(plan, dram_pages=12)).run(**WORK, rounds=2)
+    assert got["tokens"] == want["tokens"] and restored(got) == (0, 192, 0)
+    assert got["kv_reuse"]["disk"] is None and got["kv_reuse"]["dram_pages"] == 12
+    assert got["measured"]["dram_bytes"] > 12 * 6 * 4096
+
+
+def test_a_card_keeps_planned_pages_in_vram(checkpoint: Path, tmp_path: Path, kv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, LockingCopier())
+    plan = plan_for(checkpoint, decisions(gpu=True, pages=20, prefill_chunk_tokens=PAGE), gpu=True, work=workload(prompt_tokens=100))
+    want = desk(tmp_path, plan).run(**WORK, rounds=2)
+    card = desk(tmp_path, planned(plan, dram_pages=4, vram_pages=2))
+    for keys, there in (({}, (64, 32, 0)), ({"kv": reuse(kv)}, (64, 32, 0)), ({"kv": reuse(kv)}, (64, 32, 96))):
+        got = card.run(**WORK, rounds=2, **keys)
+        assert got["tokens"] == want["tokens"] and restored(got) == there
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny, workload
 
 SEED = Path(__file__).resolve().parents[3] / "shared" / "seeds" / "002_a25de60ddec25d1d.txt"
-NOT_MEASURED = {"bottleneck_prefill", "bottleneck_decode", "prefill_stages", "decode_stages", "total_s"}
+NOT_MEASURED = {"bottleneck_prefill", "bottleneck_decode", "prefill_stages", "decode_stages", "total_s", "restored_tokens", "restore_s"}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,55 @@
+"""A linear program under construction: integer variables, choices of exactly one, and a solver that proves its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pulp
+
+MB = 10**6
+GB_IN_MB = 1000
+
+
+class LinearProgram:
+    """Bytes are in MB, so that the solver's tolerances suit models of any size."""
+
+    def __init__(self) -> None:
+        self.lp = pulp.LpProblem("penstock", pulp.LpMinimize)
+
+    def integer(self, name: str, low: int, high: int, forced: int | None = None) -> pulp.LpVariable:
+        """A whole number in low..high, or the forced one."""
+        low, high = (low, high) if forced is None else (forced, forced)
+        return self.lp.add_variable(name, low, high, cat=pulp.LpInteger)
+
+    def amount(self, name: str, high: float | None = None) -> pulp.LpVariable:
+        """0 or more, up to ``high``."""
+        return self.lp.add_variable(name, 0, high)
+
+    def bits(self, name: str, count: int) -> list[pulp.LpVariable]:
+        """Binaries of which exactly one is set."""
+        bits = [self.lp.add_variable(f"{name}_{i}", 0, 1, cat=pulp.LpInteger) for i in range(count)]
+        self.add(pulp.lpSum(bits) == 1)
+        return bits
+
+    def add(self, constraint: pulp.LpConstraint) -> None:
+        """What must hold."""
+        self.lp += constraint
+
+    def weighted(
+        self, name: str, bits: Sequence[pulp.LpVariable], quantity: pulp.LpAffineExpression, most: float, factors: Sequence[float]
+    ) -> pulp.LpAffineExpression:
+        """``quantity``, at most ``most``, times the factor of the bit that is set: one copy of it per choice, zero where the choice is
+        not taken, so that the product stays tight."""
+        parts = [self.amount(f"{name}_{i}") for i in range(len(bits))]
+        for part, bit in zip(parts, bits, strict=True):
+            self.add(part <= most * bit)
+        self.add(pulp.lpSum(parts) == quantity)
+        return pulp.lpSum(part * factor for part, factor in zip(parts, factors, strict=True))
+
+    def minimise(self, objective: pulp.LpAffineExpression) -> bool:
+        """Whether there is a best answer, proven; its values then stand in the variables."""
+        self.lp.setObjective(objective)
+        solver = pulp.HiGHS(
+            msg=False, gapRel=0.0, gapAbs=1e-9, threads=1, random_seed=0, primal_feasibility_tolerance=1e-8, mip_feasibility_tolerance=1e-8
+        )
+        return self.lp.solve(solver) == pulp.LpStatusOptimal

@@ -1,0 +1,230 @@
+"""Pages in three tiers: what is restored is what was computed, wherever it lay and in whatever order a device works."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.decisions import KvPages
+from planner.plan import Plan
+from tests.runtime.kv.batches import SHAPE, TOKENS, served
+from tests.runtime.kv.pages import flip
+from tests.support import decisions, machine, plan_for, save_tiny, workload
+
+PAGE = SHAPE.payload_bytes
+STEM = [(7 * i) % 251 + 1 for i in range(100)]
+OTHER = [(11 * i) % 241 + 1 for i in range(100)]
+
+
+def first(enabled: Sequence[str]) -> str:
+    return enabled[0]
+
+
+def last(enabled: Sequence[str]) -> str:
+    return enabled[-1]
+
+
+def at_random(seed: int) -> Callable[[Sequence[str]], str]:
+    return random.Random(seed).choice
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Of a model so slow that every page is worth its way."""
+    checkpoint = save_tiny(tmp_path_factory.mktemp("tiers"), layers=3)
+    made = plan_for(checkpoint, decisions(batch=3), work=workload(prompt_tokens=150))
+    return replace(made, hardware=replace(made.hardware, cpu_dense_tflops=1e-6))
+
+
+@pytest.fixture(scope="module")
+def card_plan(plan: Plan) -> Plan:
+    slow = replace(machine(True).gpu, dense_tflops=1e-6)
+    made = replace(plan.decisions, kv=KvPages(TOKENS, 96, 0, 0))
+    return replace(plan, hardware=replace(machine(True), gpu=slow), decisions=made)
+
+
+def tokens(facts: dict[str, Any], request: int = -1) -> tuple[int, int, int]:
+    """Restored from VRAM, DRAM and disk."""
+    restored = facts["requests"][request]["restored_tokens"]
+    return restored["vram"], restored["dram"], restored["ssd"]
+
+
+def test_without_a_card_pages_come_from_dram_and_in_a_later_run_from_disk(plan: Plan, tmp_path: Path) -> None:
+    with served(plan, tmp_path / "kv") as run:
+        assert run.batch([STEM]) == 0
+        assert run.batch([STEM]) == 96
+        facts = run.prefix.facts()
+        assert tokens(facts) == (0, 96, 0) and facts["pages_captured"] == 6 == facts["pages_written"]
+        assert facts["requests"][1]["restored_bytes"] == {"vram": 0, "dram": 6 * PAGE, "ssd": 0}
+        assert facts["requests"][1]["computed_tokens"] == 4 and facts["disk"]["read_hits"] == 0
+    with served(plan, tmp_path / "kv") as run:
+        assert run.batch([STEM]) == 96
+        facts = run.prefix.facts()
+        assert tokens(facts) == (0, 0, 96) and facts["pages_captured"] == 0
+        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 96, 0), "what came from disk stays in DRAM"
+        assert run.prefix.facts()["restored_bytes"] == {"vram": 0, "dram": 6 * PAGE, "ssd": 6 * PAGE}
+
+
+def test_without_a_directory_pages_live_in_memory(plan: Plan) -> None:
+    with served(plan) as run:
+        assert [run.batch([STEM]), run.batch([STEM])] == [0, 96]
+        facts = run.prefix.facts()
+        assert facts["disk"] is None and facts["pages_written"] == 0 == facts["failures"] and tokens(facts) == (0, 96, 0)
+
+
+@pytest.mark.parametrize("bounce", [1, 2, 5])
+@pytest.mark.parametrize("choose", [first, last])
+def test_a_card_restores_from_each_tier(card_plan: Plan, tmp_path: Path, choose: Callable, bounce: int) -> None:
+    with served(card_plan, tmp_path / "kv", choose, bounce=bounce, kept=6) as run:
+        assert [run.batch([STEM]), run.batch([STEM])] == [0, 96]
+        assert tokens(run.prefix.facts()) == (96, 0, 0)
+    with served(card_plan, tmp_path / "kv", choose, bounce=bounce) as run:
+        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
+        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 96, 0)
+    with served(card_plan, tmp_path / "kv", choose, bounce=bounce, kept=6) as run:
+        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
+        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (96, 0, 0), "on its way it was put into VRAM"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_order_of_the_devices_work_gives_the_same_kv(card_plan: Plan, tmp_path: Path, seed: int) -> None:
+    """Batches of unequal prompts that share beginnings, with few pages everywhere: every row is judged where it is computed with."""
+    dice = random.Random(seed)
+    directory = tmp_path / "kv" if seed % 2 else None
+    with served(card_plan, directory, at_random(seed), (), dice.randint(2, 12), dice.randint(1, 5), dice.randint(0, 6)) as run:
+        for _ in range(6):
+            stems = [dice.choice([STEM, OTHER]) for _ in range(dice.randint(1, 3))]
+            prompts = [stem[: dice.randint(1, 100)] + [dice.randint(1, 3)] for stem in stems]
+            run.batch(prompts, [[5] * 20] * len(prompts), finish=dice.random() < 0.7)
+        facts = run.prefix.facts()
+        assert facts["failures"] == 0
+
+
+@pytest.mark.parametrize("choose", [first, last])
+def test_pages_that_are_pushed_out_of_vram_go_to_dram(card_plan: Plan, choose: Callable) -> None:
+    """DRAM has fewer pages than VRAM and forgot the first one, which comes back to it when VRAM needs the room."""
+    with served(card_plan, None, choose, dram=4, kept=5) as run:
+        run.batch([STEM[: 5 * TOKENS + 1]])
+        run.batch([OTHER[: TOKENS + 1]])
+        assert run.prefix.facts()["pages_demoted"] == 1
+        assert run.batch([STEM[: 5 * TOKENS + 1]]) == 5 * TOKENS
+        assert tokens(run.prefix.facts()) == (4 * TOKENS, TOKENS, 0)
+
+
+def test_restoring_from_dram_waits_for_no_copy(card_plan: Plan) -> None:
+    with served(card_plan, None, first, bounce=2) as run:
+        run.batch([STEM])
+        run.device.drain()
+        with run.no_waiting():
+            assert run.prefix.restore([STEM], [tuple(held[:1] for held in pair) for pair in run.pairs]) == 96
+
+
+@pytest.mark.parametrize("host_layers", [(1,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_in_dram_take_their_part_of_each_page(card_plan: Plan, tmp_path: Path, host_layers: tuple[int, ...], seed: int) -> None:
+    settled: list[bool] = []
+    for kept, start in ((0, 0), (6, 88)):
+        options = {"bounce": 3, "kept": kept, "settle": lambda: settled.append(True)}
+        with served(card_plan, tmp_path / "kv", at_random(seed), host_layers, **options) as run:
+            assert run.batch([STEM, OTHER[:50], STEM[:60]]) == start
+            assert run.batch([STEM]) == 96
+            assert tokens(run.prefix.facts()) == (0, 96, 0), "VRAM keeps only what belongs there whole"
+    assert settled
+
+
+@pytest.mark.parametrize("choose", [None, first, last])
+def test_a_flipped_bit_in_dram_is_found_and_what_follows_is_computed(plan: Plan, card_plan: Plan, choose: Callable | None) -> None:
+    """Slots of DRAM are taken in order, so the third page lies in the third one. VRAM kept the first two."""
+    lines: list[str] = []
+    with served(card_plan if choose else plan, None, choose, bounce=4, kept=2, warn=lines.append) as run:
+        run.batch([STEM[:33]])
+        run.batch([STEM])
+        run.memory.view[2 * PAGE + 77] ^= 4
+        assert run.batch([STEM]) == 32
+        assert run.prefix.facts()["failures"] == 1 == len(lines) and "checksum" in lines[0]
+        assert run.batch([STEM]) == 96, "it was computed and kept anew"
+        assert run.prefix.facts()["failures"] == 1 == len(lines)
+
+
+def test_a_bad_page_does_not_stay_in_vram(card_plan: Plan) -> None:
+    with served(card_plan, None, first, bounce=4, kept=3, warn=lambda line: None) as run:
+        run.batch([STEM[:33]])
+        run.batch([OTHER[:49]])  # what VRAM holds now
+        run.memory.view[PAGE + 77] ^= 4
+        assert run.batch([STEM[:40]]) == 16
+        assert run.batch([STEM[:40]]) == 32
+
+
+@pytest.mark.parametrize("choose", [None, at_random(3)])
+def test_a_damaged_page_on_disk_and_what_follows_are_computed(plan: Plan, card_plan: Plan, tmp_path: Path, choose: Callable | None) -> None:
+    made = card_plan if choose else plan
+    with served(made, tmp_path / "kv", choose) as run:
+        run.batch([STEM])
+    flip(tmp_path / "kv" / "segment-00000000.kv", 2 * (4096 + PAGE) + 4096 + 9)
+    with served(made, tmp_path / "kv", choose) as run:
+        assert run.batch([STEM]) == 32
+        assert run.prefix.facts()["failures"] == 1
+        assert run.batch([STEM]) == 96
+
+
+def test_two_pages_of_dram_are_enough_for_any_prefix(card_plan: Plan, tmp_path: Path) -> None:
+    with served(card_plan, tmp_path / "kv", at_random(1)) as run:
+        run.batch([STEM])
+    for choose in (None, at_random(2)):
+        with served(card_plan, tmp_path / "kv", choose, dram=2) as run:
+            assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
+
+
+def test_what_a_batch_answered_is_restored_by_the_next_turn(card_plan: Plan) -> None:
+    answer = [[9] * 40, [8] * 20]
+    with served(card_plan, None, at_random(5)) as run:
+        run.batch([STEM[:50], OTHER[:30]], answer)
+        assert run.batch([STEM[:50] + answer[0] + [1, 2]]) == 80
+        assert run.batch([OTHER[:30] + answer[1] + [3]]) == 48
+
+
+def test_the_beginning_of_a_prefix_stays_longest(plan: Plan) -> None:
+    with served(plan, None, dram=12) as run:
+        run.batch([STEM])
+        run.batch([STEM])
+        run.batch([OTHER])
+        run.batch([OTHER[:3] + STEM[:40]])
+        facts = run.prefix.facts()
+        assert facts["failures"] == 0
+        assert run.batch([STEM]) == 64, "two pages made room: the last ones of the prefix that was used longest ago"
+
+
+def test_pages_stay_where_computing_is_faster(plan: Plan, tmp_path: Path) -> None:
+    """A slow disk costs what lies there alone."""
+    with served(plan, tmp_path / "kv") as run:
+        run.batch([STEM])
+    with served(plan, tmp_path / "kv", read_gbps=1e-12) as run:
+        assert run.batch([STEM[:50]]) == 0
+        assert run.batch([STEM[:49] + OTHER]) == 48, "these three are in DRAM since the batch before"
+        assert run.batch([STEM]) == 48
+        facts = run.prefix.facts()
+        assert [r["found_tokens"] for r in facts["requests"]] == [48, 48, 96]
+        assert [r["declined"] for r in facts["requests"]] == [True, False, True] and facts["declined_requests"] == 2
+        assert facts["disk"]["read_hits"] == 0
+
+
+def test_a_batch_that_ends_before_its_pages_are_copied_out_loses_them(card_plan: Plan) -> None:
+    with served(card_plan, None, first, bounce=1) as run:
+        run.batch([STEM], finish=False)
+        run.batch([OTHER], finish=False)
+        facts = run.prefix.facts()
+        assert facts["pages_captured"] + facts["pages_skipped"] == 12 and facts["pages_skipped"] > 0
+
+
+def test_what_is_queued_for_the_disk_is_written_before_memory_is_given_back(plan: Plan, tmp_path: Path) -> None:
+    with served(plan, tmp_path / "kv") as run:
+        run.batch([STEM])
+        run.prefix.close()
+        run.memory.tensor.zero_()
+    with served(plan, tmp_path / "kv") as run:
+        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)

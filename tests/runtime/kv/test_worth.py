@@ -1,0 +1,130 @@
+"""Whether to restore or to compute: each tier at its own rate, links side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.decisions import KvPages, Tier
+from planner.hardware import Curve
+from planner.plan import Plan
+from planner.units import GB
+from runtime.kv.find import Found, choose
+from runtime.kv.pages import Page
+from runtime.kv.worth import Worth
+from tests.support import GPU, decisions, machine, plan_for, save_tiny, workload
+
+PAGE_BYTES = 1 << 30
+"""So large that what a link takes a transfer shows."""
+CARD = replace(GPU, h2d=Curve(((1, 50.0),)), memory_gbps=2000.0)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    checkpoint = save_tiny(tmp_path_factory.mktemp("worth"), layers=3)
+    return plan_for(checkpoint, decisions(prefill_chunk_tokens=64), work=workload(prompt_tokens=64))
+
+
+def on_card(plan: Plan, vram_pages: int = 24, dram_pages: int = 0, **changes: object) -> Plan:
+    made = replace(plan.decisions, kv=KvPages(16, vram_pages, dram_pages, 0))
+    return replace(plan, hardware=replace(machine(True), gpu=replace(CARD, **changes)), decisions=made)
+
+
+def with_page(worth: Worth) -> Worth:
+    """Rates as they are, for pages of ``PAGE_BYTES``."""
+    worth._rates = replace(worth._rates, page_bytes=PAGE_BYTES, h2d_loss=0.0)
+    return worth
+
+
+def seconds(plan: Plan, pages: Mapping[Tier, int], read_gbps: float = 2.0) -> float:
+    return with_page(Worth(plan, read_gbps)).restore_s(pages) / (PAGE_BYTES / GB)
+
+
+def test_a_card_takes_each_tier_at_its_own_rate(plan: Plan) -> None:
+    card = on_card(plan)
+    assert seconds(card, {Tier.vram: 10}) == pytest.approx(10 / 1000)
+    assert seconds(card, {Tier.dram: 10}) == pytest.approx(10 / 50 + 1 / 1000)
+    assert seconds(card, {Tier.ssd: 10}) == pytest.approx(10 / 2 + 1 / 50 + 1 / 1000)
+
+
+def test_links_work_side_by_side(plan: Plan) -> None:
+    card = on_card(plan)
+    assert seconds(card, {Tier.dram: 100, Tier.ssd: 1}) == pytest.approx(101 / 50 + 1 / 2 + 1 / 1000)
+    assert seconds(card, {Tier.vram: 9, Tier.dram: 100, Tier.ssd: 10}) == pytest.approx(10 / 2 + 1 / 50 + 1 / 1000)
+
+
+def test_layers_outside_vram_do_not_cross_the_link(plan: Plan) -> None:
+    half = on_card(plan, 12, 12)
+    assert seconds(half, {Tier.dram: 10}) == pytest.approx(0.5 * 10 / 10 + 0.5 / 50 + 0.5 / 1000), "a copy in DRAM, at 10 GB/s, binds"
+
+
+def test_without_a_card_pages_are_read_and_copied(plan: Plan) -> None:
+    assert seconds(plan, {Tier.dram: 10}) == pytest.approx(10 / 10)
+    assert seconds(plan, {Tier.ssd: 10}) == pytest.approx(10 / 2 + 1 / 10)
+
+
+def test_a_pass_over_streamed_weights_is_saved_whole_or_not_at_all(plan: Plan) -> None:
+    """Where the link binds, a prefill of one pass takes as long for few tokens as for many."""
+    slow = on_card(plan, h2d=Curve(((1, 1e-3),)))
+    worth = Worth(slow, 3.0)
+    whole = worth.prefill_s(1, 64, 0)
+    assert whole == worth.prefill_s(1, 64, 48) > 0
+    chunked = Worth(replace(slow, decisions=replace(slow.decisions, prefill_chunk_tokens=16)), 3.0)
+    passes = [chunked.prefill_s(1, 64, start) for start in (0, 16, 48)]
+    assert passes == pytest.approx([4 * whole, 3 * whole, whole])
+
+
+def test_what_is_restored_is_not_computed(plan: Plan) -> None:
+    worth = Worth(plan, 3.0)
+    assert worth.prefill_s(1, 64, 0) > worth.prefill_s(1, 64, 32) > worth.prefill_s(1, 64, 63) >= worth.prefill_s(1, 1, 0)
+
+
+class Rates(Worth):
+    """A second a token computed, and a page's seconds by tier."""
+
+    def __init__(self, page_s: Mapping[Tier, float]):
+        self._page = page_s
+
+    def restore_s(self, pages: Mapping[Tier, int]) -> float:
+        return sum(self._page[tier] * count for tier, count in pages.items())
+
+    def prefill_s(self, batch: int, length: int, start: int) -> float:
+        return length - start
+
+
+@pytest.mark.parametrize(
+    ("page_s", "start"),
+    [
+        ({Tier.vram: 1, Tier.dram: 2, Tier.ssd: 3}, 80),
+        ({Tier.vram: 1, Tier.dram: 2, Tier.ssd: 17}, 64),
+        ({Tier.vram: 1, Tier.dram: 17, Tier.ssd: 3}, 80),
+        ({Tier.vram: 1, Tier.dram: 40, Tier.ssd: 40}, 32),
+        ({Tier.vram: 40, Tier.dram: 40, Tier.ssd: 40}, 0),
+        ({Tier.vram: 16, Tier.dram: 16, Tier.ssd: 16}, 0),
+    ],
+)
+def test_as_much_is_restored_as_pays(page_s: Mapping[Tier, float], start: int) -> None:
+    """Pages of 16 tokens: two in VRAM, two in DRAM, one on disk, and 20 tokens more. A tie is computed."""
+    tiers = [Tier.vram, Tier.vram, Tier.dram, Tier.dram, Tier.ssd]
+    pages = [Page(bytes([i]), bytes(16), ((0, 16 * i),)) for i in range(5)]
+    found = Found(pages, {page.key: tier for page, tier in zip(pages, tiers, strict=True)}, [80], 80)
+    assert choose(found, Rates(page_s), 1, 100) == start
+
+
+def test_a_near_page_behind_a_far_one_is_of_no_use_alone() -> None:
+    tiers = [Tier.ssd, Tier.vram]
+    pages = [Page(bytes([i]), bytes(16), ((0, 16 * i),)) for i in range(2)]
+    found = Found(pages, {page.key: tier for page, tier in zip(pages, tiers, strict=True)}, [32], 32)
+    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 40}), 1, 40) == 0
+    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 20}), 1, 40) == 32
+
+
+def test_a_batch_is_judged_by_the_rows_that_all_of_it_has(tmp_path: Path) -> None:
+    """The second sequence's first page, on disk, begins in row 8: with VRAM alone computing begins there."""
+    pages = [Page(b"a", bytes(16), ((0, 0),)), Page(b"b", bytes(16), ((1, 8),)), Page(b"c", b"a", ((0, 16),))]
+    found = Found(pages, {b"a": Tier.vram, b"b": Tier.ssd, b"c": Tier.vram}, [32, 16], 24)
+    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 30}), 2, 40) == 8
+    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 10}), 2, 40) == 24
