@@ -111,7 +111,15 @@ def plan_for(checkpoint: Path, made: Decisions, gpu: bool = False, work: Workloa
     return Plan(hardware, model, work, made, predict(hardware, model, work, made))
 
 
-def save_tiny(directory: Path, model_type: str = "llama", tied: bool = False, layers: int = 6, seed: int = 0, shard: str = "50GB", **more: object) -> Path:
+def save_tiny(
+    directory: Path,
+    model_type: str = "llama",
+    tied: bool = False,
+    layers: int = 6,
+    seed: int = 0,
+    shard: str = "50GB",
+    **more: object,
+) -> Path:
     """A random BF16 checkpoint of a few hundred kB, saved by transformers; returns ``directory``."""
     from transformers import AutoConfig, AutoModelForCausalLM
 

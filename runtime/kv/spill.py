@@ -142,7 +142,8 @@ class SpillHome:
         try:
             self._scratch.write(self._slots[item.slot][1][first:last], self._at[item.layer] + first)
         except OSError as error:
-            raise UserError(f"KV of layer {item.layer} could not be written ({error.strerror}); check the disk of kv.scratch_dir") from error
+            why = f"KV of layer {item.layer} could not be written ({error.strerror})"
+            raise UserError(f"{why}; check the disk of kv.scratch_dir") from error
         self._ledger.add("ssd_write", f"kv.{item.layer}", begun, time.perf_counter(), last - first)
 
     def _raise_if_broken(self) -> None:
