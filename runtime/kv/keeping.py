@@ -10,6 +10,7 @@ from planner.memory import kv_page_bytes
 from planner.plan import Plan
 from runtime.kv.names import record_name
 from runtime.kv.origin import pages_namespace
+from runtime.kv.place import directory
 from runtime.kv.rate import measure
 from runtime.kv.record import PageShape
 from runtime.kv.writer import DiskWriter
@@ -31,16 +32,16 @@ def open_pages(cfg: ReuseConfig, plan: Plan, checkpoint: Path, model: nn.Module)
     for i, layer in enumerate(DynamicCache(config=model.config).layers):
         if type(layer) is not DynamicLayer:
             raise UserError(f"kv.dir: layer {i} of the model keeps its KV as {type(layer).__name__}, not as full pages; leave kv.dir out")
-    directory, tokens = Path(cfg.dir).expanduser(), plan.decisions.kv.page_tokens
+    place, tokens = directory(cfg.dir), plan.decisions.kv.page_tokens
     namespace = pages_namespace(checkpoint, str(model.dtype), tokens)
     shape = PageShape(namespace, tokens, plan.model.layers, kv_page_bytes(plan.model, tokens))
     segment_bytes = min(max(SEGMENT_BYTES, shape.record_bytes), cfg.limit_bytes // 2)
     queue_pages = 2 + cfg.staging_bytes // shape.payload_bytes
-    pages = DiskWriter(directory, shape, cfg.limit_bytes, segment_bytes, queue_pages)
-    record_name(directory, namespace, plan.model.name)
+    pages = DiskWriter(place, shape, cfg.limit_bytes, segment_bytes, queue_pages)
+    record_name(place, namespace, plan.model.name)
     return pages
 
 
 def read_gbps(cfg: ReuseConfig) -> float:
     """The rate of one thread that reads from the directory, GB/s."""
-    return measure(Path(cfg.dir).expanduser()).read_gbps if cfg.read_gbps is None else cfg.read_gbps
+    return measure(directory(cfg.dir)).read_gbps if cfg.read_gbps is None else cfg.read_gbps
