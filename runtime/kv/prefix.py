@@ -65,6 +65,7 @@ class Prefix:
         self._threads = ThreadPoolExecutor(len(self._reading), "kv-restore")
         self._requests: list[Reused] = []
         self._todo: deque[_Page] = deque()
+        self._remembered: set[bytes] = set()
         self._skipped = self._restored_bytes = 0
         self._restore_s = self._capture_s = 0.0
 
@@ -90,10 +91,13 @@ class Prefix:
         self._restore_s += time.perf_counter() - begun
         return start
 
-    def keep(self, prompts: Prompts) -> None:
-        """Remember the full pages of ``prompts``, which are computed now, that are not on disk; ``advance`` writes them."""
-        keys = [page_keys(self._pages.shape.namespace, p, self._tokens) for p in prompts]
-        self._todo.extend(page for page in _distinct(keys) if not self._pages.lookup([page.key]))
+    def keep(self, sequences: Prompts) -> None:
+        """Remember the full pages of ``sequences``, the batch's prompts with what was computed behind them so far, that are neither on disk
+        nor remembered already; ``advance`` writes them."""
+        keys = [page_keys(self._pages.shape.namespace, s, self._tokens) for s in sequences]
+        new = [page for page in _distinct(keys) if page.key not in self._remembered and not self._pages.lookup([page.key])]
+        self._remembered.update(page.key for page in new)
+        self._todo.extend(new)
 
     def advance(self, prompts: Prompts, pairs: Sequence[Pair]) -> None:
         """Copy out as many pages as there is staging for, and return; the disk is written meanwhile. Costs the copies alone."""
@@ -135,7 +139,7 @@ class Prefix:
             "failures": sum(n for name, n in counters.items() if name.startswith("failed")),
             "read_gbps": self._read_gbps,
             "staging_bytes": self._staging_bytes,
-            "requests": [asdict(r) for r in self._requests],
+            "requests": [asdict(r) | {"restored_tokens": {"vram": 0, "dram": 0, "ssd": r.restored_tokens}} for r in self._requests],
             "disk": counters,
         }
 
@@ -143,6 +147,7 @@ class Prefix:
         """The buffers are about to be overwritten: what was not copied out is lost."""
         self._skipped += len(self._todo)
         self._todo.clear()
+        self._remembered.clear()
 
     def _is_worth(self, batch: int, length: int, start: int, pages: int) -> bool:
         nbytes = pages * self._pages.shape.payload_bytes
