@@ -6,7 +6,11 @@ import math
 from pathlib import Path
 
 from planner.plan import Plan
-from runtime.kv.worth import needed_gbps
+from runtime.kv.worth import restore_s, saved_s
+
+SLOWEST_GBPS, FASTEST_GBPS = 1e-6, 1e6
+"""Between these a rate is searched."""
+PRECISION = 1e-4
 
 
 def advice(place: Path, plan: Plan, read_gbps: float) -> str | None:
@@ -19,3 +23,26 @@ def advice(place: Path, plan: Plan, read_gbps: float) -> str | None:
     if math.isinf(need):
         return f"{which} from no drive, however fast: computing it takes no longer; leave kv.dir out, or keep it for longer prompts"
     return f"{which} only above {need:.3g} GB/s, so it is computed again; name a directory on a faster, local drive, or leave kv.dir out"
+
+
+def needed_gbps(plan: Plan, batch: int, length: int, tries: int = 32) -> float:
+    """The rate of a drive above which some beginning of ``batch`` prompts of ``length`` tokens is restored sooner than computed; infinite
+    where no drive is fast enough, and where the prompts have no full page before their last token.
+
+    Beginnings of so many lengths are tried at most, evenly spread up to the longest. Costs some 2 ms for each with 80 layers.
+    """
+    page = plan.decisions.kv.page_tokens
+    pages = (length - 1) // page
+    saved = {k * page: saved_s(plan, batch, length, k * page) for k in range(pages, 0, -max(1, -(-pages // tries)))}
+    token_bytes = batch * plan.model.kv_bytes_per_token
+
+    def pays(gbps: float) -> bool:
+        return any(restore_s(plan, start * token_bytes, gbps) < seconds for start, seconds in saved.items())
+
+    slow, fast = SLOWEST_GBPS, FASTEST_GBPS
+    if not pays(fast):
+        return math.inf
+    while fast > slow * (1 + PRECISION):
+        middle = math.sqrt(slow * fast)
+        slow, fast = (slow, middle) if pays(middle) else (middle, fast)
+    return fast

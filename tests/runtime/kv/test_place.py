@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from planner.plan import Plan
-from runtime.kv.advice import advice
+from runtime.kv.advice import advice, needed_gbps
 from runtime.kv.place import directory
-from runtime.kv.worth import needed_gbps, restore_s, saved_s
+from runtime.kv.worth import restore_s, saved_s
 from tests.cli import command, refusal
 from tests.runtime.kv.pages import open_writer, put
 from tests.support import decisions, machine, plan_for, save_tiny, workload
