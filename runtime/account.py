@@ -14,12 +14,12 @@ from runtime.job import Job, Served
 
 ROWS = 20
 """Of a table, at most; a report has them all."""
-LEVELS = {Tier.vram: "L1", Tier.dram: "L2", Tier.ssd: "L3"}
+LEVELS = {str(Tier.vram): "L1", str(Tier.dram): "L2", str(Tier.ssd): "L3"}
 
 
 def account(job: Job, rounds: Sequence[Sequence[Served]], reused: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """One row for each request and round, in the order of the requests. ``reused`` is what the prefix cache says of each, in the order in
-    which they ran; None when there was none. Bytes are the KV of what was restored."""
+    which they ran; None when there was none. Without a word of it on bytes, they are the KV of the tokens that were restored."""
     told = iter(reused or ())
     rows = []
     for number, served in enumerate(rounds):
@@ -31,10 +31,10 @@ def account(job: Job, rounds: Sequence[Sequence[Served]], reused: Sequence[Mappi
 
 def total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The same of all ``rows`` together; the seconds are their median."""
-    restored = {tier: sum(row["restored_tokens"][tier] for row in rows) for tier in rows[0]["restored_tokens"]}
-    sums = {key: sum(row[key] for row in rows) for key in ("prompt_tokens", "computed_tokens", "restored_bytes", "generated_tokens")}
-    hit_rate = sum(restored.values()) / sums["prompt_tokens"]
-    return {"requests": len(rows), **sums, "restored_tokens": restored, "hit_rate": hit_rate, "ttft_s": median(r["ttft_s"] for r in rows)}
+    tiers = {key: {t: sum(row[key][t] for row in rows) for t in LEVELS} for key in ("restored_tokens", "restored_bytes")}
+    sums = {key: sum(row[key] for row in rows) for key in ("prompt_tokens", "computed_tokens", "generated_tokens")}
+    hit_rate = sum(tiers["restored_tokens"].values()) / sums["prompt_tokens"]
+    return {"requests": len(rows), **sums, **tiers, "hit_rate": hit_rate, "ttft_s": median(row["ttft_s"] for row in rows)}
 
 
 def table(rows: Sequence[Mapping[str, Any]], totals: Mapping[str, Any]) -> Table:
@@ -56,7 +56,8 @@ def table(rows: Sequence[Mapping[str, Any]], totals: Mapping[str, Any]) -> Table
 
 def _row(job: Job, number: int, k: int, b: int, served: Served, facts: dict[str, Any]) -> dict[str, Any]:
     request, made, prompt = job.requests[k], served.made, len(served.batch.prompts[b])
-    restored = {str(tier): 0 for tier in LEVELS} | facts.pop("restored_tokens", {})
+    restored = dict.fromkeys(LEVELS, 0) | facts.pop("restored_tokens", {})
+    nbytes = {tier: tokens * job.plan.model.kv_bytes_per_token for tier, tokens in restored.items()} | facts.pop("restored_bytes", {})
     tokens = sum(restored.values())
     return {
         "round": number,
@@ -66,7 +67,7 @@ def _row(job: Job, number: int, k: int, b: int, served: Served, facts: dict[str,
         "cut_tokens": served.cut[b],
         "restored_tokens": restored,
         "computed_tokens": prompt - tokens,
-        "restored_bytes": tokens * job.plan.model.kv_bytes_per_token,
+        "restored_bytes": nbytes,
         "hit_rate": tokens / prompt,
         "ttft_s": made.prefill_s + made.first_token_s,
         "max_new_tokens": request.max_new_tokens,
@@ -77,7 +78,7 @@ def _row(job: Job, number: int, k: int, b: int, served: Served, facts: dict[str,
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     restored = [str(row["restored_tokens"][tier]) for tier in LEVELS]
-    rest = [show_bytes(row["restored_bytes"]), f"{row['hit_rate']:.1%}", show_seconds(row["ttft_s"]), str(row["generated_tokens"])]
+    rest = [show_bytes(sum(row["restored_bytes"].values())), f"{row['hit_rate']:.1%}", show_seconds(row["ttft_s"]), str(row["generated_tokens"])]
     return [str(row["prompt_tokens"]), *restored, str(row["computed_tokens"]), *rest]
 
 

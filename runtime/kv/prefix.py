@@ -34,7 +34,7 @@ class _Page(NamedTuple):
 class Reused:
     """Tokens of one request's prompt."""
 
-    on_disk_tokens: int
+    found_tokens: int
     """Leading tokens whose pages were found, the last token of a prompt apart."""
     restored_tokens: int
     """Read from disk. A batch computes in step, so it begins where the sequence that needs it earliest does."""

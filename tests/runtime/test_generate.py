@@ -132,8 +132,8 @@ class Kept:
     def keep(self, sequences: Sequence[Sequence[int]]) -> None:
         self.sequences.append([list(s) for s in sequences])
 
-    def advance(self, prompts: Sequence[Sequence[int]], pairs: object) -> None:
-        assert [list(p) for p in prompts] == PROMPTS
+    def advance(self, *_: object) -> None:
+        pass
 
 
 def test_at_the_end_replies_are_kept_as_far_as_they_were_fed(model: nn.Module) -> None:

@@ -100,7 +100,7 @@ def test_a_batch_begins_where_the_first_sequence_must_be_computed(case: Case) ->
     """Rows 64, 27 + 32 and 65 + 0 of 70 are the first that each must compute."""
     case.run(ALIKE)
     _, facts = case.run(ALIKE)
-    assert [r["on_disk_tokens"] for r in facts["requests"]] == [64, 32, 0]
+    assert [r["found_tokens"] for r in facts["requests"]] == [64, 32, 0]
     assert [r["restored_tokens"]["ssd"] for r in facts["requests"]] == [59, 32, 0]
     assert [r["computed_tokens"] for r in facts["requests"]] == [11, 11, 5]
     assert facts["restored_tokens"] == 91 and facts["computed_tokens"] == 27 and facts["hit_rate"] == 91 / 118
@@ -150,7 +150,7 @@ def test_a_damaged_page_and_what_follows_are_computed(case: Case, page: int) -> 
 def test_another_namespace_never_hits(case: Case) -> None:
     case.run(ALIKE)
     _, facts = replace(case, namespace=bytes([1] * 16)).run(ALIKE)
-    assert facts["restored_tokens"] == 0 and all(r["on_disk_tokens"] == 0 for r in facts["requests"])
+    assert facts["restored_tokens"] == 0 and all(r["found_tokens"] == 0 for r in facts["requests"])
 
 
 def test_pages_are_left_on_a_slow_disk(case: Case) -> None:
