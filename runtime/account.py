@@ -78,8 +78,9 @@ def _row(job: Job, number: int, k: int, b: int, served: Served, facts: dict[str,
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     restored = [str(row["restored_tokens"][tier]) for tier in LEVELS]
-    rest = [show_bytes(sum(row["restored_bytes"].values())), f"{row['hit_rate']:.1%}", show_seconds(row["ttft_s"]), str(row["generated_tokens"])]
-    return [str(row["prompt_tokens"]), *restored, str(row["computed_tokens"]), *rest]
+    moved, took = show_bytes(sum(row["restored_bytes"].values())), show_seconds(row["ttft_s"])
+    cost = [str(row["computed_tokens"]), moved, f"{row['hit_rate']:.1%}", took]
+    return [str(row["prompt_tokens"]), *restored, *cost, str(row["generated_tokens"])]
 
 
 def _plain(name: str | None) -> str:
