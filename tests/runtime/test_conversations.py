@@ -160,9 +160,7 @@ def test_of_many_requests_the_table_shows_some_and_all_together(
     assert len(report["requests"]) == ROWS + 3
 
 
-def test_a_slow_directory_is_warned_of_and_not_read_from(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_directory_is_warned_of_and_not_read_from(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = place(tmp_path / "desk", checkpoint, 1)
     work = {"prompt_tokens": 100, "kv": ReuseConfig(dir=str(tmp_path / "kv"), read_gbps=1e-6)}
     here.run(**work)
