@@ -121,12 +121,12 @@ def do_row(name: str, plan_file: Path, checkpoint: Path, seed: int) -> Measured:
 
     from runtime.cuda import open_cuda
     from runtime.generate import Batch
-    from runtime.prompts import random_requests
+    from runtime.prompts import random_ids
 
     plan = read_plan(plan_file)
     device = torch.device("cuda", 0)
-    (asked,) = random_requests(1, plan.workload.prompt_tokens, plan.model.vocab, plan.workload.prompt_tokens, seed)
-    batch = Batch([asked.ids], plan.workload.new_tokens, plan.workload.max_tokens, plan.decisions.prefill_chunk_tokens)
+    prompts = random_ids(1, plan.workload.prompt_tokens, plan.model.vocab, seed)
+    batch = Batch(prompts, plan.workload.new_tokens, plan.workload.max_tokens, plan.decisions.prefill_chunk_tokens)
     return measure(CASES[name], plan, checkpoint, open_cuda(plan, device), device, batch)
 
 

@@ -24,7 +24,7 @@ from runtime.order import read_order, writable
 from runtime.output import write_json
 from runtime.schema import BenchConfig, RunConfig
 
-LEFT_OUT = ("texts", "tokens", "step_s")
+LEFT_OUT = ("texts", "tokens", "step_s", "requests")
 """Keys of a run's report that grow with the work."""
 WHY_NOT = "why_not"
 """Key that a mode has, instead of figures, when it was not measured."""

@@ -35,6 +35,10 @@ class Batch:
     """Prompt tokens a sequence in one prefill pass."""
     stop_ids: frozenset[int] = frozenset()
     pad: int = 0
+    limits: Sequence[int] | None = None
+    """New tokens of each sequence where not all have ``max_new_tokens``, which none exceeds."""
+    keep_replies: Sequence[bool] | None = None
+    """Sequences that a later prompt may go on from, so that the KV of what is said are worth keeping; None: no one's."""
 
 
 @dataclass
@@ -139,6 +143,12 @@ class Sequences:
         if self._prefix:
             self._prefix.finish(self._buffers.pairs(len(self._batch.prompts)))
 
+    def put_by_replies(self, replies: Sequence[Sequence[int]]) -> None:
+        """At the end: keep the KV of ``replies`` as well, where the batch says so. The last token of each was never fed, so has none."""
+        if self._prefix and self._batch.keep_replies:
+            rows = zip(self._batch.prompts, replies, self._batch.keep_replies, strict=True)
+            self._prefix.keep([[*prompt, *reply[:-1]] if keep else prompt for prompt, reply, keep in rows])
+
     def step(self, fed: torch.Tensor) -> torch.Tensor:
         """One token a sequence, [batch] on the device -> logits [batch, vocab]."""
         if self._padded:
@@ -189,12 +199,13 @@ def generate(
     progress: Callable[[str, int, int], None] | None = None,
     keep_logits: bool = False,
 ) -> Generation:
-    """Generate up to ``max_new_tokens`` for each prompt of ``batch``.
+    """Generate up to its limit for each prompt of ``batch``.
 
     ``finished`` may end sequences by what they say; ``progress(phase, done, total)`` is told of every pass. A finished sequence is
     fed padding until the others are done, as transformers does.
     """
     result = Generation([[] for _ in batch.prompts])
+    limits = batch.limits or [batch.max_new_tokens] * len(batch.prompts)
     done = [False] * len(batch.prompts)
     begun = time.perf_counter()
     logits = sequences.prefill((lambda d, n: progress("prefill", d, n)) if progress else None)
@@ -208,6 +219,7 @@ def generate(
         for tokens, over, t in zip(result.tokens, done, token.tolist(), strict=True):
             if not over:
                 tokens.append(t)
+        done = [d or len(tokens) >= limit for d, tokens, limit in zip(done, result.tokens, limits, strict=True)]
         if finished:
             done = [a or b for a, b in zip(done, finished(result.tokens), strict=True)]
         if progress:
@@ -215,7 +227,7 @@ def generate(
         if step == 0:
             result.first_token_s = time.perf_counter() - begun - result.prefill_s
         sequences.put_by()
-        if all(done) or step + 1 == batch.max_new_tokens:
+        if all(done):
             break
         begun = time.perf_counter()
         if any(done):
@@ -228,5 +240,6 @@ def generate(
         if keep_logits:
             result.logits.append(logits.cpu())
             result.fed.append(fed)
+    sequences.put_by_replies(result.tokens)
     sequences.put_rest_by()
     return result

@@ -9,6 +9,7 @@ from pathlib import Path
 from planner.errors import UserError
 from planner.units import show_bytes
 from runtime.kv.keys import KEY_BYTES
+from runtime.kv.place import directory
 from runtime.kv.upkeep import NamespaceUse, SegmentReport, clear, list_namespaces, verify
 from runtime.schema import KvAction, KvConfig
 from runtime.verbs import bar, say
@@ -20,11 +21,11 @@ def kv_verb(cfg: KvConfig) -> int:
         raise UserError("dir=: name a directory of KV pages")
     if cfg.namespace is not None and cfg.action is not KvAction.clear:
         raise UserError(f"namespace={cfg.namespace}: `kv {cfg.action}` takes all namespaces; leave it out, or use `kv clear`")
-    return _ACTIONS[cfg.action](Path(cfg.dir).expanduser(), cfg)
+    return _ACTIONS[cfg.action](directory(cfg.dir), cfg)
 
 
-def _list(directory: Path, cfg: KvConfig) -> int:
-    uses = list_namespaces(directory)
+def _list(place: Path, cfg: KvConfig) -> int:
+    uses = list_namespaces(place)
     rows = [("namespace", "model", "pages", "tokens", "bytes", "last use"), *map(_row, uses)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -33,7 +34,7 @@ def _list(directory: Path, cfg: KvConfig) -> int:
         print("  ".join([*cells, *(cell.rjust(width) for cell, width in zip(right, widths[2:], strict=True))]))
     pages, nbytes = sum(use.pages for use in uses), sum(use.nbytes for use in uses)
     documents = [{**vars(use), "namespace": use.namespace.hex()} for use in uses]
-    say(f"{cfg.dir}: {pages} pages, {show_bytes(nbytes)}", {"dir": cfg.dir, "pages": pages, "nbytes": nbytes, "namespaces": documents})
+    say(f"{place}: {pages} pages, {show_bytes(nbytes)}", {"dir": str(place), "pages": pages, "nbytes": nbytes, "namespaces": documents})
     return 0
 
 
@@ -42,9 +43,9 @@ def _row(use: NamespaceUse) -> tuple[str, ...]:
     return use.namespace.hex(), use.model or "-", str(use.pages), str(use.tokens), show_bytes(use.nbytes), used
 
 
-def _verify(directory: Path, cfg: KvConfig) -> int:
+def _verify(place: Path, cfg: KvConfig) -> int:
     with bar("verifying") as progress:
-        report = verify(directory, progress)
+        report = verify(place, progress)
     if report.index_problem is not None:
         print(f"the index cannot be used, {report.index_problem}; the next writer makes it anew")
     damaged = [segment for segment in report.segments if segment.damaged]
@@ -55,14 +56,14 @@ def _verify(directory: Path, cfg: KvConfig) -> int:
     pages = sum(segment.pages for segment in report.segments)
     verdict = f"{len(damaged)} are damaged; what is damaged is computed again when it is needed" if damaged else "none is damaged"
     document = {
-        "dir": cfg.dir,
+        "dir": str(place),
         "pages": pages,
         "nbytes": sum(segment.nbytes for segment in report.segments),
         "segments": len(report.segments),
         "damaged": [_document(segment) for segment in damaged],
         "index_problem": report.index_problem,
     }
-    say(f"{cfg.dir}: {pages} sound pages in {len(report.segments)} segments, of which {verdict}", document)
+    say(f"{place}: {pages} sound pages in {len(report.segments)} segments, of which {verdict}", document)
     return report.exit_status
 
 
@@ -70,15 +71,15 @@ def _document(segment: SegmentReport) -> dict[str, object]:
     return {**vars(segment), "namespace": segment.namespace.hex()}
 
 
-def _clear(directory: Path, cfg: KvConfig) -> int:
+def _clear(place: Path, cfg: KvConfig) -> int:
     namespace = None if cfg.namespace is None else _parse(cfg.namespace)
     if namespace is not None:
-        there = [use.namespace for use in list_namespaces(directory)]
+        there = [use.namespace for use in list_namespaces(place)]
         if namespace not in there:
             have = ", ".join(name.hex() for name in there) or "none"
-            raise UserError(f"namespace={cfg.namespace}: not in {cfg.dir}, which has {have}")
-    freed = clear(directory, namespace)
-    say(f"{cfg.dir}: {show_bytes(freed)} freed", {"dir": cfg.dir, "namespace": cfg.namespace, "freed_bytes": freed})
+            raise UserError(f"namespace={cfg.namespace}: not in {place}, which has {have}")
+    freed = clear(place, namespace)
+    say(f"{place}: {show_bytes(freed)} freed", {"dir": str(place), "namespace": cfg.namespace, "freed_bytes": freed})
     return 0
 
 

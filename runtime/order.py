@@ -16,6 +16,7 @@ from planner.planfile import read_plan
 from planner.rules import BrokenRule, broken_rules
 from runtime.knobs import check_engine
 from runtime.kv.check import check_reuse
+from runtime.requests import Asked, read_requests
 from runtime.schema import RunConfig
 from runtime.trace import check_form
 
@@ -32,15 +33,20 @@ class Order:
     """Where the report goes; it could be written there."""
     trace: Path | None
     """Where the timeline goes, None when none was asked for."""
-    texts: list[str] | None
-    """Prompts as text; None asks for random tokens."""
+    requests: list[Asked] | None
+    """None asks for random tokens."""
     new_tokens: int
+    """The most that a request asks for."""
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens of KV that the plan holds for each sequence."""
-        kv = self.plan.decisions.kv
-        return kv.pages // self.plan.model.layers // self.plan.decisions.batch * kv.page_tokens
+        return _capacity_tokens(self.plan)
+
+    @property
+    def prompt_limit(self) -> int:
+        """Tokens of a prompt, at most. The sequences of a batch advance together, so each has room for the most new tokens of all."""
+        return self.capacity_tokens - self.new_tokens
 
 
 def read_order(cfg: RunConfig) -> Order:
@@ -52,20 +58,12 @@ def read_order(cfg: RunConfig) -> Order:
     if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
         most = plan.decisions.batch
         raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
-    order = Order(
-        plan=plan,
-        checkpoint=_checkpoint(cfg, plan.model),
-        out=writable(Path(cfg.out).expanduser(), "out"),
-        trace=_trace(cfg),
-        texts=_texts(cfg),
-        new_tokens=plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens,
-    )
-    if not 1 <= order.new_tokens < order.capacity_tokens:
-        raise UserError(
-            f"max_new_tokens={order.new_tokens}: the plan holds KV for {order.capacity_tokens} tokens a sequence, so "
-            f"1 to {order.capacity_tokens - 1} are allowed; solve again with workload.new_tokens={max(1, order.new_tokens)}"
-        )
-    return order
+    checkpoint = _checkpoint(cfg, plan.model)
+    out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
+    new_tokens = _new_tokens(cfg, plan)
+    requests = _requests(cfg, plan, new_tokens)
+    most = max((r.max_new_tokens for r in requests or ()), default=new_tokens)
+    return Order(plan, checkpoint, out, trace, requests, most)
 
 
 def _check_values(cfg: RunConfig) -> None:
@@ -122,20 +120,28 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
     return path
 
 
-def _texts(cfg: RunConfig) -> list[str] | None:
-    """The prompts that were given as text: one, or each line of a file that is not blank."""
+def _capacity_tokens(plan: Plan) -> int:
+    kv = plan.decisions.kv
+    return kv.pages // plan.model.layers // plan.decisions.batch * kv.page_tokens
+
+
+def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
+    """Of requests that do not say how many."""
+    tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, _capacity_tokens(plan)
+    if not 1 <= tokens < capacity:
+        raise UserError(
+            f"max_new_tokens={tokens}: the plan holds KV for {capacity} tokens a sequence, so 1 to {capacity - 1} are allowed; "
+            f"solve again with workload.new_tokens={max(1, tokens)}"
+        )
+    return tokens
+
+
+def _requests(cfg: RunConfig, plan: Plan, new_tokens: int) -> list[Asked] | None:
     if cfg.prompt is not None and cfg.prompts is not None:
         raise UserError(f"prompt={cfg.prompt!r} and prompts={cfg.prompts} are both given; choose one")
-    if cfg.prompts is None:
-        return None if cfg.prompt is None else [cfg.prompt]
-    try:
-        lines = Path(cfg.prompts).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"prompts={cfg.prompts}: cannot read it ({error}); give a text file with one prompt a line") from error
-    texts = [line for line in lines if line.strip()]
-    if not texts:
-        raise UserError(f"prompts={cfg.prompts}: no prompt in it; give one a line")
-    return texts
+    if cfg.prompts is not None:
+        return read_requests(cfg.prompts, plan.model.vocab, _capacity_tokens(plan), new_tokens)
+    return None if cfg.prompt is None else [Asked("prompt", cfg.prompt, new_tokens)]
 
 
 def _trace(cfg: RunConfig) -> Path | None:

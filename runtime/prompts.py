@@ -1,4 +1,4 @@
-"""What a run is asked: token ids from text, or at random."""
+"""Prompts as token ids: from text, or at random."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from planner.errors import UserError
+from runtime.requests import Asked
 
 GENERATION = "generation_config.json"
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt as token ids; ``cut`` tokens were dropped from its head to fit."""
-
-    ids: tuple[int, ...]
-    cut: int
 
 
 @dataclass(frozen=True)
@@ -59,28 +52,37 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     return Vocabulary(tokenizer, stop, pad, vocab_size)
 
 
-def requests_of(texts: Sequence[str], vocabulary: Vocabulary, limit: int) -> list[Request]:
-    """One request a text; one that is longer than ``limit`` tokens keeps its tail."""
-    if vocabulary.tokenizer is None:
-        raise UserError("the checkpoint has no tokenizer, so text cannot be read; leave prompt= and prompts= out for random tokens")
-    requests = []
-    for text in texts:
-        ids = vocabulary.tokenizer(text)["input_ids"]
-        if not ids:
-            raise UserError(f"prompt {text!r} has no tokens; give some text")
-        requests.append(_request(ids, limit))
-    return requests
+def ids_of(asked: Sequence[Asked], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+    """The ids of each request's own prompt. What the tokenizer puts at a text's beginning and end is left out of a conversation's later
+    turns, which are continuations. UserError for a text that has no tokens, or without a tokenizer."""
+    begun: set[str] = set()
+    prompts = []
+    for request in asked:
+        prompts.append(_ids(request, vocabulary, special=request.conversation not in begun))
+        if request.conversation is not None:
+            begun.add(request.conversation)
+    return prompts
 
 
-def random_requests(count: int, tokens: int, vocab_size: int, limit: int, seed: int) -> list[Request]:
-    """``count`` requests of ``tokens`` random ids each, the same for the same ``seed``; over-long ones keep their tail."""
+def random_ids(count: int, tokens: int, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
+    """``count`` prompts of ``tokens`` random ids each, the same for the same ``seed``."""
     draw = random.Random(seed)
-    return [_request([draw.randrange(vocab_size) for _ in range(tokens)], limit) for _ in range(count)]
+    return [tuple(draw.randrange(vocab_size) for _ in range(tokens)) for _ in range(count)]
 
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _request(ids: Sequence[int], limit: int) -> Request:
-    return Request(tuple(ids[-limit:]), max(0, len(ids) - limit))
+def _ids(request: Asked, vocabulary: Vocabulary, special: bool) -> tuple[int, ...]:
+    if not isinstance(request.prompt, str):
+        return request.prompt
+    if vocabulary.tokenizer is None:
+        raise UserError(
+            f"{request.where}: the checkpoint has no tokenizer, so text cannot be read; give ids as `tokens` in a .jsonl file, or leave"
+            " prompt= and prompts= out for random tokens"
+        )
+    ids = vocabulary.tokenizer(request.prompt, add_special_tokens=special)["input_ids"]
+    if not ids:
+        raise UserError(f"{request.where}: the prompt {request.prompt!r} has no tokens; give some text")
+    return tuple(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -18,8 +18,9 @@ from rich.table import Table
 from planner.cost import Prediction
 from planner.memory import ssd_use, used_bytes
 from planner.units import show_bytes, show_seconds
+from runtime.account import account, table, total
 from runtime.generate import Generation
-from runtime.job import Job
+from runtime.job import Job, Served
 from runtime.kv.facts import told
 from runtime.stages import StageClock, StageUse
 
@@ -48,9 +49,8 @@ class Outcome:
     """Everything that a finished run knows."""
 
     job: Job
-    generations: list[Generation]
-    """Of all rounds, one after the other."""
-    rounds: int
+    rounds: Sequence[Sequence[Served]]
+    """Of each the batches, one after the other."""
     load_s: float
     clock: StageClock
     dram_bytes: int
@@ -61,19 +61,28 @@ class Outcome:
     """The comparison with the unstreamed model, None when it was not asked for."""
 
     @property
-    def first_round(self) -> list[Generation]:
-        return self.generations[: len(self.generations) // self.rounds]
+    def generations(self) -> list[Generation]:
+        """Of all rounds, one after the other."""
+        return [served.made for batches in self.rounds for served in batches]
+
+    @property
+    def replies(self) -> list[list[int]]:
+        """What was said to each request in the first round."""
+        said = {k: tokens for served in self.rounds[0] for k, tokens in zip(served.members, served.made.tokens, strict=True)}
+        return [said[k] for k in sorted(said)]
 
 
 def make_report(outcome: Outcome) -> dict[str, Any]:
     """The report as plain JSON values."""
     job = outcome.job
     measured = _measured(outcome)
+    reuse = outcome.engine["kv_reuse"]
+    rows = account(job, outcome.rounds, reuse and reuse["requests"])
     decode = outcome.clock.phases["decode"]
     streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "h2d")}
     cuda = job.device.type == "cuda"
     return {
-        **_seeds_keys(outcome),
+        **_seeds_keys(outcome, rows),
         "io_bw_MBps": {
             "weight_h2d_MBps": streams["h2d"].mbps,
             "weight_ssd_MBps": streams["ssd"].mbps,
@@ -97,26 +106,31 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "ratio": _ratios(job.plan.predicted, measured),
         "stages": outcome.clock.as_json(),
         "waited": {phase: outcome.clock.waited(phase) for phase in WORKING},
-        "rounds": outcome.rounds,
+        "rounds": len(outcome.rounds),
         **outcome.engine,
+        "kv_reuse": reuse and {key: value for key, value in reuse.items() if key != "requests"},
+        "requests": rows,
+        "requests_total": total(rows),
         "rules_broken": outcome.rules_broken,
         "logits": outcome.logits,
         "prefill_each_s": [g.prefill_s for g in outcome.generations],
         "step_s": [s for g in outcome.generations for s in g.step_s],
-        "texts": [job.vocabulary.text(t) for g in outcome.first_round for t in g.tokens],
-        "tokens": [t for g in outcome.first_round for t in g.tokens],
+        "texts": [job.vocabulary.text(t) for t in outcome.replies],
+        "tokens": outcome.replies,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 
 def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Path) -> None:
     """Texts, predicted against measured, stages, checks, and last one JSON line."""
-    for k, (text, request) in enumerate(zip(report["texts"], outcome.job.requests, strict=True)):
-        cut = f" (the prompt's first {request.cut} tokens were cut)" if request.cut else ""
+    for k, (text, row) in enumerate(zip(report["texts"], report["requests"], strict=False)):
+        cut = f" (the prompt's first {row['cut_tokens']} tokens were cut)" if row["cut_tokens"] else ""
         console.rule(f"text {k}{cut}", align="left", style="dim")
         console.print(text, markup=False)
     console.rule(style="dim")
     console.print(_comparison(outcome.job.plan.predicted, report["measured"], report["ratio"]))
+    if report["kv_reuse"] or len(report["requests"]) > 1:
+        console.print(table(report["requests"], report["requests_total"]))
     console.print(_stage_table(outcome.clock))
     for line in _standing_still(outcome.clock):
         console.print(line)
@@ -179,15 +193,15 @@ def _ratios(predicted: Prediction, measured: Mapping[str, Any]) -> dict[str, flo
     return out
 
 
-def _seeds_keys(outcome: Outcome) -> dict[str, Any]:
+def _seeds_keys(outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The keys of the seeds' benchmark JSON: milliseconds, summed over batches, means over rounds."""
-    generations, rounds, job = outcome.generations, outcome.rounds, outcome.job
+    generations, rounds, job = outcome.generations, len(outcome.rounds), outcome.job
     prefill = sum(g.prefill_s for g in generations) / rounds
     first = sum(g.first_token_s for g in generations) / rounds
     decode = sum(g.decode_s for g in generations) / rounds
-    new = sum(len(t) for g in outcome.first_round for t in g.tokens)
-    stepped = sum(len(g.step_s) * len(g.tokens) for g in generations) / rounds
-    lens = [len(r.ids) for r in job.requests]
+    new = sum(map(len, outcome.replies))
+    stepped = sum(max(0, row["generated_tokens"] - 1) for row in rows) / rounds
+    lens = [row["prompt_tokens"] for row in rows if row["round"] == 0]
     return {
         "batch_size": job.plan.decisions.batch,
         "max_new_tokens": job.max_new_tokens,
@@ -196,7 +210,7 @@ def _seeds_keys(outcome: Outcome) -> dict[str, Any]:
         "decode_tokens_total": new,
         "prefill_ms": prefill * 1e3,
         "first_token_decode_ms": first * 1e3,
-        "ttft_ms": (prefill + first) / len(outcome.first_round) * 1e3,
+        "ttft_ms": (prefill + first) / len(outcome.rounds[0]) * 1e3,
         "decode_ms": decode * 1e3,
         "e2e_ms": (prefill + first + decode) * 1e3,
         "throughput_tok_s": stepped / decode if decode else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from runtime.engine import Engine
 from runtime.generate import Batch, Generation, Sampler, Sampling, generate
 from runtime.groundwork import Groundwork
 from runtime.host import EngineOptions, HostSide
-from runtime.job import Job, prepare
+from runtime.job import Job, Served, prepare
+from runtime.kv.advice import advice
 from runtime.kv.keeping import open_pages, page_shape, read_gbps
 from runtime.kv.prefix import Prefix
 from runtime.kv.room import page_room
@@ -46,7 +48,7 @@ class _Streamed:
     """The streamed part of a run, over before anything is validated. ``job`` carries the prediction for the machine as it turned out."""
 
     job: Job
-    generations: list[Generation]
+    rounds: list[list[Served]]
     load_s: float
     clock: StageClock
     dram_bytes: int
@@ -66,11 +68,10 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     with PhaseBar() as bar:
         with told_when_vram_runs_out(job.plan, job.device):
             streamed = _stream(job, cfg, ground, startup, console, bar)
-        logits = _validate(job, streamed.generations[0], bar) if cfg.validate is Validation.full else None
+        logits = _validate(job, streamed.rounds[0][0], bar) if cfg.validate is Validation.full else None
     outcome = Outcome(
         job=streamed.job,
-        generations=streamed.generations,
-        rounds=cfg.rounds,
+        rounds=streamed.rounds,
         load_s=streamed.load_s,
         clock=streamed.clock,
         dram_bytes=streamed.dram_bytes,
@@ -122,7 +123,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             clock.book("limits")
             startup.skip()
         engine.begin_loading()
-        engine.warm_up(next(job.batches()))
+        engine.warm_up(job.largest)
         startup.mark("rehearsal")
         engine.finish_loading(bar)
         if copier is not None:
@@ -136,29 +137,33 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         prefix = None
         if shape is not None:
             depth = job.plan.decisions.weights.ssd.queue_depth
-            settle = engine.outside.settle
-            prefix = stack.enter_context(closing(Prefix(shape, job.plan, engine.page_memory, pages, read_gbps(cfg.kv), depth, settle)))
+            rate = read_gbps(cfg.kv)
+            memory, settle = engine.page_memory, engine.outside.settle
+            prefix = stack.enter_context(closing(Prefix(shape, job.plan, memory, pages, rate, depth, settle)))
+            slow = None if pages is None else advice(pages.directory, job.plan, rate)
+            if slow is not None:
+                console.print(f"warning: {slow}", style="yellow", markup=False, soft_wrap=True)
         startup.mark("room")
         for _ in range(cfg.warmup_rounds):
-            for batch in job.batches():
-                _generate(job, cfg, engine, sampler, batch, bar)
+            list(job.play(partial(_generate, job, cfg, engine, sampler, bar, None, None)))
         if cfg.warmup_rounds:
             clock.book("warmup")
         begun = engine.ledger.now()
         with GpuSampler(job.device) as gpu:
-            generations = [_generate(job, cfg, engine, sampler, b, bar, clock, prefix) for _ in range(cfg.rounds) for b in job.batches()]
+            rounds = [list(job.play(partial(_generate, job, cfg, engine, sampler, bar, clock, prefix))) for _ in range(cfg.rounds)]
         dram_bytes, vram_bytes = peak.peak_bytes(), vram.peak_bytes()
-        facts = engine.facts() | vram.facts() | {"kv_reuse": prefix and prefix.facts()}
+        facts = engine.facts() | vram.facts() | {"kv_reuse": prefix and {"dir": str(pages.directory), **prefix.facts()}}
         if cfg.limits:
             engine.stop()
             limits["after"] = measure_limits(engine)
-            limits["compute"] = measure_compute(engine, next(job.batches()))
+            limits["compute"] = measure_compute(engine, job.first)
         broken = broken_at_run_time(job.plan, engine.dram.cache.stats, dram_bytes, vram_bytes)
-        startup.add("prefill", generations[0].prefill_s + generations[0].first_token_s)
+        first = rounds[0][0].made
+        startup.add("prefill", first.prefill_s + first.first_token_s)
         load_s = sum(startup.seconds[phase] for phase in LOADING)
         facts |= {"limits": limits, **startup.facts(beside), "gpu": gpu.report()}
         timeline = make_timeline(engine.ledger, begun, gpu.samples, job.plan)
-        return _Streamed(job, generations, load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline)
+        return _Streamed(job, rounds, load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline)
 
 
 def _generate(
@@ -166,10 +171,10 @@ def _generate(
     cfg: RunConfig,
     engine: Engine,
     sampler: Sampler,
-    batch: Batch,
     bar: PhaseBar,
-    clock: StageClock | None = None,
-    prefix: Prefix | None = None,
+    clock: StageClock | None,
+    prefix: Prefix | None,
+    batch: Batch,
 ) -> Generation:
     """Run one batch; without ``clock`` it only warms up."""
 
@@ -192,10 +197,10 @@ def _generate(
     return result
 
 
-def _validate(job: Job, got: Generation, bar: PhaseBar) -> dict[str, Any]:
+def _validate(job: Job, first: Served, bar: PhaseBar) -> dict[str, Any]:
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, job.device)
     model = load_unstreamed(job.checkpoint, job.device)
-    check = compare_logits(model, job.device, next(job.batches()), got, lambda done, total: bar("validate", done, total))
+    check = compare_logits(model, job.device, first.batch, first.made, lambda done, total: bar("validate", done, total))
     return asdict(check)

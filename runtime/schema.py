@@ -38,7 +38,8 @@ class ReuseConfig:
     """KV pages of prompts that are kept for later prompts that begin alike: on disk, and in the memory that the plan has for them."""
 
     dir: str | None = None
-    """Directory of the pages; null: none outlive the process. One process at a time writes there."""
+    """Directory of the pages; null: none outlive the process, auto: penstock/kv in the user's cache directory ($XDG_CACHE_HOME or ~/.cache).
+    One process at a time writes there."""
     limit_bytes: int = 10737418240
     """The pages of all models in it, at most; beyond it the least recently used go."""
     staging_bytes: int = 67108864
@@ -60,13 +61,14 @@ class RunConfig:
     prompt: str | None = field(default=None, metadata={"literal": True})
     """Text to continue."""
     prompts: str | None = None
-    """File of prompts, one a line; over-long ones keep their tail."""
+    """File of prompts, one a line; over-long ones keep their tail. In a *.jsonl each line is a JSON object: `prompt` (text)
+    or `tokens` (ids), and at will `max_new_tokens` and `conversation` (a name; what was said in it before comes before the prompt)."""
     prompt_tokens: int | None = None
     """Length of random prompts when no text is given; null takes the plan's."""
     batch: int | None = None
     """Sequences together; null takes the plan's, or the number of prompts when fewer."""
     max_new_tokens: int | None = None
-    """Tokens to generate for each prompt; null takes the plan's."""
+    """Tokens to generate for each prompt that does not say so itself; null takes the plan's."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -119,7 +121,7 @@ class BenchConfig:
     prompt: str | None = field(default=None, metadata={"literal": True})
     """Text to continue; null runs random tokens."""
     prompts: str | None = None
-    """File of prompts, one a line."""
+    """File of prompts, one a line, or of requests (*.jsonl), as in `runtime run`."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -174,8 +176,8 @@ class KvConfig:
 
     action: KvAction = MISSING
     """What to do; the word alone will do. `verify` ends with status 1 when something is damaged."""
-    dir: str = MISSING
-    """Directory of KV pages."""
+    dir: str = "auto"
+    """Directory of KV pages; auto: penstock/kv in the user's cache directory, as in `runtime run`."""
     namespace: str | None = None
     """The one namespace to clear, as `list` shows it; null: all."""
 

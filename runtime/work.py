@@ -7,6 +7,7 @@ from dataclasses import replace
 from planner.cost import predict
 from planner.plan import Plan
 from runtime.order import Order
+from runtime.schedule import batches_of, context_tokens
 from runtime.schema import RunConfig
 
 
@@ -27,8 +28,13 @@ def random_count(cfg: RunConfig, plan: Plan) -> int:
 
 
 def foreseen(cfg: RunConfig, order: Order) -> Plan:
-    """The plan for ``order`` before a tokenizer was read: a text counts as one token, so the work needs this much at least."""
-    plan, limit = order.plan, order.capacity_tokens - order.new_tokens
-    count = random_count(cfg, plan) if order.texts is None else len(order.texts)
-    longest = min(cfg.prompt_tokens or plan.workload.prompt_tokens, limit) if order.texts is None else 1
-    return for_requests(plan, count, longest, order.new_tokens, cfg.batch or plan.decisions.batch)
+    """The plan for ``order`` before a tokenizer was read: a text counts as one token and a reply as none, so the work needs this much at
+    least."""
+    plan, size = order.plan, cfg.batch or order.plan.decisions.batch
+    if order.requests is None:
+        count, longest = random_count(cfg, plan), cfg.prompt_tokens or plan.workload.prompt_tokens
+    else:
+        count, talks = len(order.requests), [r.conversation for r in order.requests]
+        size = len(batches_of(talks, size)[0])
+        longest = max(context_tokens(talks, [r.known_tokens for r in order.requests], [0] * count))
+    return for_requests(plan, count, min(longest, order.prompt_limit), order.new_tokens, size)

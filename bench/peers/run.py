@@ -32,7 +32,7 @@ from bench.peers.picture import draw  # noqa: E402
 from bench.peers.table import Ended, Row, describe, make_rows, show  # noqa: E402
 from planner.checkpoint import spec_from_checkpoint  # noqa: E402
 from planner.errors import UserError  # noqa: E402
-from runtime.prompts import random_requests  # noqa: E402
+from runtime.prompts import random_ids  # noqa: E402
 
 GRACE_S = 10
 """Seconds between asking a process to end and ending it."""
@@ -125,7 +125,7 @@ def compare(request: Request) -> dict[str, Any]:
     spec = spec_from_checkpoint(request.checkpoint)
     bench = Bench(request.work)
     profile = bench.probe()
-    drawn = random_requests(request.batch, request.prompt_tokens, spec.vocab, request.prompt_tokens, request.seed)
+    drawn = random_ids(request.batch, request.prompt_tokens, spec.vocab, request.seed)
     where = machine(profile)
     document: dict[str, Any] = {
         "machine": where,
@@ -137,7 +137,7 @@ def compare(request: Request) -> dict[str, Any]:
         job = Job(
             system=name,
             checkpoint=str(request.checkpoint),
-            prompts=[r.ids for r in drawn],
+            prompts=drawn,
             new_tokens=request.new_tokens,
             vram_bytes=document["work"]["vram_bytes"],
             context_bytes=profile["gpu"]["context_bytes"] if profile["gpu"] else 0,

@@ -11,6 +11,7 @@ from planner.memory import kv_page_bytes
 from planner.plan import Plan
 from planner.rules import LIMITS
 from planner.units import ALIGN
+from runtime.kv.place import directory
 from runtime.kv.room import is_reused
 from runtime.schema import ReuseConfig
 
@@ -38,10 +39,10 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
         raise UserError(f"kv.staging_bytes={cfg.staging_bytes}: must be 0 or more; raise it")
     if cfg.read_gbps is not None and not 0 < cfg.read_gbps < math.inf:
         raise UserError(f"kv.read_gbps={cfg.read_gbps}: must be above 0; leave it out to measure it")
-    _refuse_unwritable(Path(cfg.dir).expanduser())
+    _refuse_unwritable(directory(cfg.dir))
 
 
-def _refuse_unwritable(directory: Path) -> None:
-    place = next(p for p in (directory.absolute(), *directory.absolute().parents) if os.path.lexists(p))
+def _refuse_unwritable(wanted: Path) -> None:
+    place = next(p for p in (wanted.absolute(), *wanted.absolute().parents) if os.path.lexists(p))
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"kv.dir={directory}: {place} is not a directory that can be written to; name another kv.dir=")
+        raise UserError(f"kv.dir={wanted}: {place} is not a directory that can be written to; name another kv.dir=")

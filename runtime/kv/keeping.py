@@ -11,6 +11,7 @@ from planner.memory import kv_page_bytes
 from planner.plan import Plan
 from runtime.kv.names import record_name
 from runtime.kv.origin import pages_namespace
+from runtime.kv.place import directory
 from runtime.kv.rate import measure
 from runtime.kv.record import PageShape
 from runtime.kv.room import page_room
@@ -33,10 +34,10 @@ def page_shape(plan: Plan, checkpoint: Path, model: nn.Module) -> PageShape:
 
 def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskWriter:
     """The directory for pages of ``shape``, locked for this process until it is closed. UserError."""
-    directory = Path(cfg.dir).expanduser()
+    place = directory(cfg.dir)
     segment_bytes = min(max(SEGMENT_BYTES, shape.record_bytes), cfg.limit_bytes // 2)
-    pages = DiskWriter(directory, shape, cfg.limit_bytes, segment_bytes, queue_pages=page_room(cfg, plan).dram_pages)
-    record_name(directory, shape.namespace, plan.model.name)
+    pages = DiskWriter(place, shape, cfg.limit_bytes, segment_bytes, queue_pages=page_room(cfg, plan).dram_pages)
+    record_name(place, shape.namespace, plan.model.name)
     return pages
 
 
@@ -44,7 +45,7 @@ def read_gbps(cfg: ReuseConfig) -> float:
     """The rate of one thread that reads from the directory, GB/s; infinite without one."""
     if cfg.dir is None:
         return math.inf
-    return measure(Path(cfg.dir).expanduser()).read_gbps if cfg.read_gbps is None else cfg.read_gbps
+    return measure(directory(cfg.dir)).read_gbps if cfg.read_gbps is None else cfg.read_gbps
 
 
 def _refuse_strange(model: nn.Module) -> None:

@@ -12,8 +12,6 @@ from planner.errors import UserError
 from planner.units import GB
 from runtime.kv.segments import aligned
 
-SLOW_READ_GBPS = 0.5
-"""Below this most models compute a page again sooner than it is read."""
 _BLOCK_BYTES = 4 << 20
 
 
@@ -25,12 +23,6 @@ class DriveRate:
     read_gbps: float
     direct: bool
     """False where the file system refuses O_DIRECT: the page cache may then have helped."""
-
-    def warning(self, directory: Path) -> str | None:
-        """One line when the drive is slow, else None."""
-        if self.read_gbps >= SLOW_READ_GBPS:
-            return None
-        return f"{directory}: reads {self.read_gbps:.2f} GB/s, KV pages need {SLOW_READ_GBPS}; name a directory on a local SSD"
 
 
 def measure(directory: Path, nbytes: int = 64 << 20) -> DriveRate:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate, pad_left
+from runtime.kv.contiguous import KvBuffers
 from tests.support import save_tiny
 
 CPU = torch.device("cpu")
@@ -108,3 +111,37 @@ def test_top_p_keeps_the_fewest_likeliest_tokens_that_reach_it(top_p: float, kep
 def test_the_least_top_p_is_greedy_also_where_logits_tie() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0]]).repeat(3, 40).bfloat16()
     assert torch.equal(Sampler(Sampling(1.0, 1e-9), CPU)(logits), Sampler(Sampling(), CPU)(logits))
+
+
+def test_a_sequence_ends_at_its_own_limit_and_the_batch_when_all_have(model: nn.Module) -> None:
+    free = run(model, batch(new=8)).tokens
+    limited = run(model, replace(batch(new=8), limits=[2, 5, 1]))
+    assert limited.tokens == [free[0][:2], free[1][:5], free[2][:1]]
+    assert len(limited.step_s) == 4
+
+
+class Kept:
+    """A prefix cache that restores nothing and remembers what it was told to keep."""
+
+    def __init__(self) -> None:
+        self.sequences: list[list[list[int]]] = []
+
+    def restore(self, prompts: Sequence[Sequence[int]], pairs: object) -> int:
+        return 0
+
+    def keep(self, sequences: Sequence[Sequence[int]]) -> None:
+        self.sequences.append([list(s) for s in sequences])
+
+    def advance(self, *_: object) -> None:
+        pass
+
+    def finish(self, *_: object) -> None:
+        pass
+
+
+def test_at_the_end_replies_are_kept_as_far_as_they_were_fed(model: nn.Module) -> None:
+    of, kept = replace(batch(new=4), keep_replies=[True, False, True], limits=[4, 4, 1]), Kept()
+    buffers = KvBuffers(model.config, of.capacity)
+    Sequences(model, CPU, of, lambda: None, buffers).prefill()
+    said = generate(Sequences(model, CPU, of, lambda: None, buffers, kept), of, Sampler(Sampling(), CPU)).tokens
+    assert kept.sequences == [PROMPTS, [PROMPTS[0] + said[0][:3], PROMPTS[1], PROMPTS[2]]]

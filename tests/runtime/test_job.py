@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from planner.cost import predict
+from planner.errors import UserError
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.rules import broken_rules
+from runtime.generate import Batch, Generation
 from runtime.job import Job, prepare
 from runtime.memory import free_dram
 from runtime.order import read_order
-from runtime.prompts import random_requests
+from runtime.prompts import Vocabulary, ids_of, random_ids
+from runtime.requests import Asked
 from runtime.schema import RunConfig
 from tests.support import decisions, plan_for, save_tiny, workload
 
@@ -33,18 +42,28 @@ def job(plan: Plan, directory: Path, **keys: object) -> Job:
     return prepare(cfg, read_order(cfg), torch.device("cpu"), free_dram())
 
 
+def said(batch: Batch) -> Generation:
+    """A model that says 7 as often as it may."""
+    return Generation([[7] * limit for limit in batch.limits])
+
+
+def played(made: Job) -> list[Batch]:
+    return [served.batch for served in made.play(said)]
+
+
 def test_requests_come_in_the_plans_batches(plan: Plan, tmp_path: Path) -> None:
     made = job(plan, tmp_path)
-    batches = list(made.batches())
+    batches = played(made)
     assert [len(b.prompts) for b in batches] == [4, 2]
     assert [p for b in batches for p in b.prompts] == [r.ids for r in made.requests]
+    assert made.first == batches[0]
     assert {(b.capacity, b.chunk_tokens, b.max_new_tokens, b.pad, b.stop_ids) for b in batches} == {(48, 16, 10, 0, frozenset())}
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
 def test_a_smaller_batch_keeps_each_sequences_room_and_breaks_no_rule(plan: Plan, tmp_path: Path, batch: int) -> None:
     made = job(plan, tmp_path, batch=batch)
-    assert [len(b.prompts) for b in made.batches()] == [batch]
+    assert [len(b.prompts) for b in played(made)] == [batch]
     assert made.plan.decisions.batch == batch and made.plan.decisions.kv.dram_pages == 3 * batch * plan.model.layers
     assert broken_rules(made.plan.hardware, made.plan.model, made.plan.workload, made.plan.decisions) == []
 
@@ -58,11 +77,16 @@ def test_the_prediction_is_for_the_work_at_hand(plan: Plan, tmp_path: Path) -> N
     assert made.plan.decisions.weights == plan.decisions.weights, "how weights move is the plan's"
 
 
-def test_random_prompts_fit_the_vocabulary_and_the_room_and_repeat_with_a_seed() -> None:
-    requests = random_requests(3, 50, 300, 40, seed=5)
-    assert [(len(r.ids), r.cut) for r in requests] == [(40, 10)] * 3
-    assert len({r.ids for r in requests}) == 3 and all(0 <= i < 300 for r in requests for i in r.ids)
-    assert requests == random_requests(3, 50, 300, 40, seed=5) != random_requests(3, 50, 300, 40, seed=6)
+def test_random_prompts_fit_the_vocabulary_and_repeat_with_a_seed() -> None:
+    prompts = random_ids(3, 50, 300, seed=5)
+    assert len(set(prompts)) == 3 and all(len(p) == 50 and 0 <= i < 300 for p in prompts for i in p)
+    assert prompts == random_ids(3, 50, 300, seed=5) != random_ids(3, 50, 300, seed=6)
+
+
+def test_random_prompts_keep_the_tail_that_fits(plan: Plan, tmp_path: Path) -> None:
+    made = job(plan, tmp_path, prompt_tokens=50, batch=1)
+    (served,) = made.play(said)
+    assert served.batch.prompts == [made.requests[0].ids[-38:]] and served.cut == (12,)
 
 
 def test_paths_may_begin_with_a_tilde(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +95,80 @@ def test_paths_may_begin_with_a_tilde(plan: Plan, tmp_path: Path, monkeypatch: p
     (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     order = read_order(RunConfig(plan="~/plan.yaml", checkpoint="~/model", prompts="~/prompts.txt", out="~/run.json"))
-    assert (order.checkpoint, order.out, order.texts) == (tmp_path / "model", tmp_path / "run.json", ["one", "two"])
+    assert (order.checkpoint, order.out, [r.prompt for r in order.requests]) == (tmp_path / "model", tmp_path / "run.json", ["one", "two"])
+
+
+def asked(plan: Plan, directory: Path, lines: list[dict], **keys: object) -> Job:
+    (directory / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return job(plan, directory, prompts=str(directory / "requests.jsonl"), **keys)
+
+
+TALK = [
+    {"tokens": [1, 2, 3], "conversation": "a", "max_new_tokens": 2},
+    {"tokens": [4], "conversation": "a", "max_new_tokens": 3},
+    {"tokens": [5, 6], "max_new_tokens": 1},
+    {"tokens": [9, 9], "conversation": "b"},
+    {"tokens": [8], "conversation": "a"},
+]
+
+
+def test_a_turn_begins_with_all_that_was_said_before_it(plan: Plan, tmp_path: Path) -> None:
+    made = asked(plan, tmp_path, TALK, batch=2)
+    served = list(made.play(said))
+    assert [s.members for s in served] == [(0, 2), (1, 3), (4,)]
+    assert [s.batch.prompts for s in served] == [[(1, 2, 3), (5, 6)], [(1, 2, 3, 7, 7, 4), (9, 9)], [(1, 2, 3, 7, 7, 4, 7, 7, 7, 8)]]
+    assert [s.batch.limits for s in served] == [[2, 1], [3, 10], [10]] and [s.batch.max_new_tokens for s in served] == [2, 10, 10]
+    assert [s.batch.keep_replies for s in served] == [[True, False], [True, True], [True]]
+    assert played(made) == [s.batch for s in served], "another round begins anew"
+    assert made.plan.workload == replace(plan.workload, batch=2, prompt_tokens=10, new_tokens=10, requests=5)
+    assert list(map(len, made.largest.prompts)) == [10, 10] and made.first == served[0].batch
+
+
+def test_the_batch_is_never_larger_than_the_conversations_that_there_are(plan: Plan, tmp_path: Path) -> None:
+    made = asked(plan, tmp_path, [{"tokens": [1], "conversation": "a"}] * 3)
+    assert made.plan.decisions.batch == 1 and [len(b.prompts) for b in played(made)] == [1, 1, 1]
+
+
+LONG = [{"tokens": [1] * 20, "conversation": "a", "max_new_tokens": 4}, {"tokens": [2] * 25, "conversation": "a", "max_new_tokens": 8}]
+"""Of 48 tokens 40 are for prompts: the second turn has 45 to 49."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (LONG, "line 2: at this turn conversation 'a' has 49 tokens, the plan holds KV for 40 beside max_new_tokens=8; begin a new"),
+        ([{"tokens": [1] * 41, "conversation": "a", "max_new_tokens": 8}], "line 1: at this turn conversation 'a' has 41 tokens"),
+    ],
+)
+def test_a_turn_that_can_never_fit_is_refused_before_anything_is_loaded(plan: Plan, tmp_path: Path, lines: list[dict], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        asked(plan, tmp_path, lines)
+    assert said in str(refused.value) and "solve again with workload.prompt_tokens=4" in str(refused.value)
+
+
+def test_where_a_reply_may_end_early_the_shortest_context_counts(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has 45 tokens.*workload.prompt_tokens=49 workload.new_tokens=8"):
+        asked(plan, tmp_path, LONG, stop=["x"])
+
+
+def test_a_turn_that_turns_out_too_long_loses_its_oldest_tokens(plan: Plan, tmp_path: Path) -> None:
+    lines = [{"tokens": [1] * 30, "conversation": "a"}, {"tokens": [2] * 3, "conversation": "a"}, {"tokens": [3], "conversation": "a"}]
+    made = asked(plan, tmp_path, lines, stop=["x"])
+    assert made.plan.workload.prompt_tokens == 38
+    first, second, third = made.play(said)
+    assert (first.cut, second.cut, third.cut) == ((0,), (5,), (16,))
+    assert second.batch.prompts == [(1,) * 25 + (7,) * 10 + (2,) * 3]
+    assert third.batch.prompts == [(1,) * 14 + (7,) * 10 + (2,) * 3 + (7,) * 10 + (3,)]
+    short = list(made.play(lambda batch: Generation([[7]])))
+    assert [s.cut for s in short] == [(0,)] * 3
+
+
+def test_later_turns_are_continuations_without_the_mark_of_a_beginning() -> None:
+    words = Tokenizer(WordLevel({"<s>": 0, "?": 1, "one": 2, "two": 3}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=words), frozenset(), 0, 4)
+    requests = [Asked("a line", text, 1, talk) for text, talk in (("one", "a"), ("two", None), ("two one", "a"), ("two", "b"))]
+    assert ids_of([*requests, Asked("a line", (3, 3), 1)], vocabulary) == [(0, 2), (0, 3), (3, 2), (0, 3), (3, 3)]
+    with pytest.raises(UserError, match="a line: the prompt '' has no tokens"):
+        ids_of([requests[0], replace(requests[2], prompt="")], vocabulary)

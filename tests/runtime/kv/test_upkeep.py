@@ -11,7 +11,7 @@ from planner.errors import UserError
 from planner.units import ALIGN
 from runtime.kv.disk import DiskReader
 from runtime.kv.index import INDEX
-from runtime.kv.rate import DriveRate, measure
+from runtime.kv.rate import measure
 from runtime.kv.upkeep import clear, list_namespaces, verify
 from tests.runtime.kv.pages import OTHER, SHAPE, flip, open_writer, put, served
 
@@ -109,8 +109,3 @@ def test_the_drives_rate_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="cannot be written"):
         measure(tmp_path / "absent")
-
-
-def test_slow_drives_are_warned_of_with_their_rate(tmp_path: Path) -> None:
-    assert DriveRate(1.0, 0.5, True).warning(tmp_path) is None
-    assert "0.12 GB/s" in DriveRate(1.0, 0.12, True).warning(tmp_path)
