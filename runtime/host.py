@@ -90,7 +90,7 @@ class HostSide:
         self.cache_at, _ = self.arena.take(cache_bytes)
         self.bounces = self._bounces(bounce_bytes)
         self.kv_places = [(self.arena.take(size)[0], size) for size in kv_sizes]
-        """(offset, bytes) of each buffer for one layer's KV: those of the layers that lie in DRAM, then those that the SSD's pass through."""
+        """(offset, bytes) of each buffer for one layer's KV: of the layers that lie in DRAM, then those that the SSD's pass through."""
         self.pages_at, _ = self.arena.take(pages_bytes)
         try:
             with uninterrupted():

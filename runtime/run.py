@@ -152,7 +152,8 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         with GpuSampler(job.device) as gpu:
             rounds = [list(job.play(partial(_generate, job, cfg, engine, sampler, bar, clock, prefix))) for _ in range(cfg.rounds)]
         dram_bytes, vram_bytes = peak.peak_bytes(), vram.peak_bytes()
-        facts = engine.facts() | vram.facts() | {"kv_reuse": prefix and {"dir": str(pages.directory), **prefix.facts()}}
+        kept = prefix and {"dir": str(pages.directory) if pages else None, **prefix.facts()}
+        facts = engine.facts() | vram.facts() | {"kv_reuse": kept}
         if cfg.limits:
             engine.stop()
             limits["after"] = measure_limits(engine)

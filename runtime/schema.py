@@ -38,8 +38,8 @@ class ReuseConfig:
     """KV pages of prompts that are kept for later prompts that begin alike: on disk, and in the memory that the plan has for them."""
 
     dir: str | None = None
-    """Directory of the pages; null: none outlive the process, auto: penstock/kv in the user's cache directory ($XDG_CACHE_HOME or ~/.cache).
-    One process at a time writes there."""
+    """Directory of the pages; null: none outlive the process, auto: penstock/kv in the user's cache directory ($XDG_CACHE_HOME or
+    ~/.cache). One process at a time writes there."""
     limit_bytes: int = 10737418240
     """The pages of all models in it, at most; beyond it the least recently used go."""
     staging_bytes: int = 67108864

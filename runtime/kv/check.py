@@ -20,6 +20,9 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     """UserError for whatever is wrong with ``cfg``, or keeps the plan's pages from lying on a disk."""
     if not is_reused(cfg, plan):
         return
+    if plan.decisions.kv.ssd_pages:
+        on_ssd = plan.decisions.kv.ssd_pages
+        raise UserError(f"kv: prefixes cannot be reused while {on_ssd} pages of the running batch lie on the SSD; leave kv.dir out")
     if cfg.dir is not None and not cfg.dir.strip():
         raise UserError("kv.dir=: no directory; name one, or leave it out")
     layer_bytes, tokens = kv_page_bytes(plan.model, plan.decisions.kv.page_tokens), plan.decisions.kv.page_tokens
@@ -27,9 +30,6 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
         fit = next((t for t in LIMITS.page_tokens if not kv_page_bytes(plan.model, t) % ALIGN), None)
         remedy = "leave kv.dir out" if fit is None else f"set force.page_tokens={fit}"
         raise UserError(f"kv.dir: a page of {tokens} tokens is {layer_bytes} bytes a layer, a disk needs multiples of {ALIGN}; {remedy}")
-    if plan.decisions.kv.ssd_pages:
-        on_ssd = plan.decisions.kv.ssd_pages
-        raise UserError(f"kv: prefixes cannot be reused while {on_ssd} pages of the running batch lie on the SSD; leave kv.dir out")
     if cfg.dir is None:
         return
     least = 2 * (ALIGN + plan.model.layers * layer_bytes)

@@ -35,8 +35,8 @@ class _Written(NamedTuple):
 
 
 class SpillHome:
-    """``layers`` in ``scratch``, each ``layer_bytes`` (a multiple of 4096), for one batch. ``slots`` of DRAM hold the layers on their way, a
-    layer from when its read begins until its new rows are written; with a slot for each layer nothing is read again.
+    """``layers`` in ``scratch``, each ``layer_bytes`` (a multiple of 4096), for one batch. ``slots`` of DRAM hold the layers on their way,
+    each from when its read begins until its new rows are written; with a slot for each layer nothing is read again.
 
     A layer is read again only when its rows of the pass before were written. ``device`` is None where rows are there when they are
     given back.

@@ -17,7 +17,7 @@ from planner.decisions import ExpertSlots
 from planner.errors import UserError
 from planner.schema import ForceConfig
 from runtime import memory
-from runtime.schema import Validation
+from runtime.schema import ReuseConfig, Validation
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny
 
@@ -124,11 +124,13 @@ def test_a_forced_decision_that_breaks_a_rule_is_refused(here: Desk) -> None:
     assert "hwm = cap + k" in here.refusal(force=ForceConfig(hwm_layers=20))
 
 
-def test_kv_that_spills_is_refused(here: Desk) -> None:
+def test_kv_on_the_ssd_needs_a_place_there_and_excludes_reuse(here: Desk, tmp_path: Path) -> None:
     plan = yaml.safe_load(here.plan.read_text())
     plan["workload"]["kv_spill"], plan["kv"] = True, {"page_tokens": 64, "vram_pages": 0, "dram_pages": 6, "ssd_pages": 6}
     here.plan.write_text(yaml.safe_dump(plan))
-    assert "workload.kv_spill=false" in here.refusal()
+    assert "name another one" in here.refusal(kv=ReuseConfig(scratch_dir=str(tmp_path / "missing")))
+    assert "leave kv.dir out" in here.refusal(kv=ReuseConfig(dir=str(tmp_path / "pages")))
+    assert here.run(max_new_tokens=4, validate=Validation.full)["logits"]["identical"]
 
 
 def test_a_plan_for_a_gpu_is_refused_where_there_is_none(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
