@@ -239,7 +239,7 @@ def _counts(engine: Engine, watched: Watched) -> tuple[int, int, int]:
 def link_gbps(device: CopyDevice, engine: Engine) -> float:
     """The median over windows of copies of the plan's size from page-locked memory of its own into a ring slot of ``engine``, whose stream
     stands still. Costs ``LINK_COPIES`` such copies of DRAM."""
-    slot = engine.ring.largest_slot
+    slot = engine.link_target
     size = align_down(min(engine.chunking[0], slot.numel()))
     with closing(Arena(LINK_COPIES * size)) as source:
         source.occupy(device)

@@ -22,5 +22,5 @@ class KvBlock:
             if self._held is None or self._held.shape[2] < len(keys):
                 self._held = keys.new_empty(self._layers, 2, *shapes[0])
             if self._held.shape[3:] == shapes[0][1:] and self._held.dtype == keys.dtype:
-                return tuple(self._held[i])
+                return self._held[i, 0], self._held[i, 1]
         return tuple(s.new_empty(shape) for s, shape in zip((keys, values), shapes, strict=True))

@@ -185,7 +185,6 @@ def test_a_second_writer_is_told_of_the_first(here: Desk, kv: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}, "DynamicSlidingWindowLayer"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}, "dynamic rotary"),
     ],
 )
@@ -195,3 +194,16 @@ def test_a_model_whose_pages_would_not_do_is_refused(own_checkpoint: Path, tmp_p
     (tmp_path / "other desk").mkdir()
     other = desk(tmp_path / "other desk", plan_for(own_checkpoint, decisions(batch=2, pages=20), work=workload(prompt_tokens=100)))
     assert said in other.refusal(**WORK, kv=reuse(kv))
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2"])
+def test_layers_with_a_sliding_window_are_restored(tmp_path: Path, kv: Path, model_type: str) -> None:
+    checkpoint = save_tiny(tmp_path / "model", model_type, model_type == "gemma2", layers=4, sliding_window=24)
+    (tmp_path / "desk").mkdir()
+    here = desk(tmp_path / "desk", plan_for(checkpoint, decisions(batch=1, pages=10), work=workload(prompt_tokens=100)))
+    work = {"prompt_tokens": 90, "batch": 1, "max_new_tokens": 8, "force": ForceConfig(page_tokens=32)}
+    want = here.run(**work)
+    here.run(**work, kv=reuse(kv))
+    got = here.run(**work, kv=reuse(kv))
+    assert got["tokens"] == want["tokens"]
+    assert got["requests_total"]["restored_tokens"]["ssd"] == 64

@@ -1,0 +1,56 @@
+"""KV outside VRAM on a card: the same tokens wherever it lies."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.cost import predict
+from planner.decisions import KvPages
+from planner.plan import Plan
+from runtime.cuda import open_cuda
+from runtime.engine import Engine
+from runtime.generate import Batch, Sampler, Sampling, generate
+from runtime.host import EngineOptions
+from runtime.model import open_skeleton
+from tests.support import decisions, plan_for, save_tiny, workload
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+LAYERS = 6
+EQUAL = Batch(prompts=[list(range(3, 43)), list(range(50, 90))], max_new_tokens=24, capacity=128, chunk_tokens=1 << 20)
+UNEQUAL = replace(EQUAL, prompts=[list(range(3, 40)), list(range(50, 91)), [7]], chunk_tokens=9)
+CASES = {"all in DRAM": (0, 6, 0), "half in DRAM": (3, 3, 0), "all tiers": (2, 2, 2), "all on SSD": (0, 0, 6), "one in DRAM": (5, 1, 0)}
+
+
+def _plan(checkpoint: Path, layers: tuple[int, int, int]) -> Plan:
+    plan = plan_for(checkpoint, decisions(gpu=True, resident=(1, 2, 0), head_blocks=2), True, workload(kv_spill=True))
+    made = replace(plan.decisions, kv=KvPages(64, *(count * 2 * 3 for count in layers)))
+    return replace(plan, decisions=made, predicted=predict(plan.hardware, plan.model, plan.workload, made))
+
+
+def _said(checkpoint: Path, layers: tuple[int, int, int], batches: list[Batch]) -> list[tuple[list[list[int]], list[torch.Tensor]]]:
+    device = torch.device("cuda", 0)
+    plan = _plan(checkpoint, layers)
+    copier = open_cuda(plan, device)
+    with closing(Engine(plan, open_skeleton(checkpoint), copier, device, EngineOptions())) as engine:
+        engine.load(max(batches, key=lambda b: len(b.prompts)), lambda *_: None)
+        made = [generate(engine.sequences(b), b, Sampler(Sampling(), device), keep_logits=True) for b in batches]
+    return [(m.tokens, m.logits) for m in made]
+
+
+@pytest.mark.parametrize(("model_type", "window"), [("llama", None), ("mistral", 16), ("gemma2", 16), ("qwen3", None)])
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_a_run_with_all_kv_in_vram(tmp_path: Path, model_type: str, window: int | None, case: str) -> None:
+    checkpoint = save_tiny(tmp_path, model_type, layers=LAYERS, **({"sliding_window": window} if window else {}))
+    batches = [EQUAL, UNEQUAL]
+    want = _said(checkpoint, (LAYERS, 0, 0), batches)
+    got = _said(checkpoint, CASES[case], batches)
+    for (tokens, logits), (expected, unstreamed) in zip(got, want, strict=True):
+        assert tokens == expected
+        worst = max((a - b).abs().max().item() for a, b in zip(logits, unstreamed, strict=True))
+        assert worst == 0, f"logits differ by {worst}"
