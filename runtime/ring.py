@@ -24,11 +24,14 @@ Ready = Callable[[], bool]
 class UnitSource(Protocol):
     """Where the ring's bytes come from: the DRAM tier."""
 
-    def arrived(self, unit: Unit) -> bool: ...
+    def arrived(self, unit: Unit) -> bool:
+        """Whether :meth:`acquire` would not wait."""
 
-    def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]: ...
+    def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
+        """A name of the memory, the same one whenever ``unit`` lies there, and the memory itself."""
 
-    def release(self, unit: Unit) -> None: ...
+    def release(self, unit: Unit) -> None:
+        """What was acquired was copied."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class _Slot:
 class _Fetched:
     """A unit in DRAM, and the host times at which the window reached it and DRAM held it."""
 
+    slot: int
     source: torch.Tensor
     window_s: float
     dram_s: float
@@ -76,6 +80,20 @@ class _Queued:
     nbytes: int
     last: bool
     cleared: _Cleared | None
+
+
+class _Parts:
+    """Parts of buffers as they were last asked for: to take them anew for every copy costs the host more than the copy."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], tuple[int, int, torch.Tensor]] = {}
+
+    def part(self, key: tuple[int, int, int], buffer: torch.Tensor, start: int, nbytes: int) -> torch.Tensor:
+        """``nbytes`` of ``buffer``, which is always the same one for ``key``, from ``start`` on."""
+        known = self._known.get(key)
+        if known is None or known[:2] != (start, nbytes):
+            known = self._known[key] = start, nbytes, buffer[start : start + nbytes]
+        return known[2]
 
 
 @dataclass
@@ -133,6 +151,7 @@ class VramRing:
         self._ledger = ledger
         self._track = track
         self._cond = threading.Condition()
+        self._into, self._from = _Parts(), _Parts()
         self._fetched: dict[int, _Fetched] = {}
         self._arrived: dict[int, Event] = {}
         self._queued: deque[_Queued] = deque()
@@ -234,25 +253,27 @@ class VramRing:
 
     def _fetch(self, number: int) -> None:
         window_s = time.perf_counter()
-        _, source = self._source.acquire(self._unit(number))
-        self._fetched[number] = _Fetched(source, window_s, time.perf_counter())
+        slot, source = self._source.acquire(self._unit(number))
+        self._fetched[number] = _Fetched(slot, source, window_s, time.perf_counter())
         self.turns.fetched += 1
 
     def _copying(self, number: int) -> Iterator[Ready]:
         unit, fetched = self._unit(number), self._fetched.pop(number)
         name, index = self.turns.place(number)
         slot = self._slots[name][index]
-        pieces = self._pieces(unit)
+        pieces, n = self._pieces(unit), number % len(self._units)
         for k, piece in enumerate(pieces):
             yield lambda: self._stop or len(self._queued) < self._in_flight
             if self._stop:
                 return
             begun = time.thread_time()
-            if k == 0 and slot.left is not None and not self._device.done(slot.left):
+            if k == 0 and slot.left is not None:
                 self._device.copy_waits(slot.left)
             last = k == len(pieces) - 1
             cleared = None if k else _Cleared(fetched.window_s, fetched.dram_s, slot.left)
-            copied = self._copy(piece, slot.buffer, fetched.source, unit, last, cleared)
+            dst = self._into.part((n, k, index), slot.buffer, piece.dst, piece.nbytes)
+            src = self._from.part((n, k, fetched.slot), fetched.source, piece.src, piece.nbytes)
+            copied = self._copy(dst, src, unit, last, cleared)
             self.stats.issue_s += time.thread_time() - begun
         with self._cond:
             self._arrived[number] = copied
@@ -303,12 +324,12 @@ class VramRing:
     def _unit(self, number: int) -> Unit:
         return self._units[number % len(self._units)]
 
-    def _copy(self, piece: Segment, slot: torch.Tensor, source: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None) -> Event:
+    def _copy(self, dst: torch.Tensor, src: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None) -> Event:
         issued_s = time.perf_counter()
-        self._device.copy(slot[piece.dst : piece.dst + piece.nbytes], source[piece.src : piece.src + piece.nbytes])
+        self._device.copy(dst, src)
         end = self._device.copy_event(self._past.popleft() if self._past else None)
         with self._cond:
-            self._queued.append(_Queued(issued_s, end, unit, piece.nbytes, last, cleared))
+            self._queued.append(_Queued(issued_s, end, unit, dst.numel(), last, cleared))
             self._cond.notify_all()
         return end
 

@@ -146,8 +146,8 @@ class RingKv:
         return self._homes[unit.layer].there(unit.layer)
 
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
-        self._at[unit.layer] = self._homes[unit.layer].take(unit.layer)
-        return -1, self._at[unit.layer]
+        held = self._at[unit.layer] = self._homes[unit.layer].take(unit.layer)
+        return held.data_ptr(), held
 
     def release(self, unit: Unit) -> None:
         """A layer is given back when its new rows are on their way."""

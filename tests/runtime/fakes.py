@@ -161,7 +161,7 @@ class SpoilingSource:
         assert unit == self._units[self.acquired % len(self._units)], "fetched out of order"
         self.held[self.acquired] = contents(self.acquired, self._nbytes)
         self.acquired += 1
-        return 0, self.held[self.acquired - 1]
+        return self.acquired - 1, self.held[self.acquired - 1]
 
     def release(self, unit: Unit) -> None:
         number = next((number for number in self.held if self._units[number % len(self._units)] == unit), None)
