@@ -27,7 +27,8 @@ from runtime.kv.tiers import PageMemory
 from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
-from runtime.ring import VramRing, cut
+from runtime.pieces import cut
+from runtime.ring import VramRing
 from runtime.stream import HostStream, Rehearsal, RingStream
 from runtime.vram import VramPool, device_layout
 

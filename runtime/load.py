@@ -12,7 +12,7 @@ import torch
 
 from planner.units import ALIGN, align_down
 from runtime.device import CopyDevice
-from runtime.ring import Segment
+from runtime.pieces import Segment
 from runtime.store.base import Extent, UnitLayout
 from runtime.store.blocks import pieces_of
 from runtime.store.errors import StoreError

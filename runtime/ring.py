@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,8 +14,10 @@ import torch
 from planner.errors import UserError
 from planner.interrupt import uninterrupted
 from planner.placement import Unit
+from runtime.booking import Booking, Cleared, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
+from runtime.pieces import Parts, Segment
 from runtime.turns import Turns
 
 Ready = Callable[[], bool]
@@ -34,15 +36,6 @@ class UnitSource(Protocol):
         """What was acquired was copied."""
 
 
-@dataclass(frozen=True)
-class Segment:
-    """One contiguous piece of a unit: ``nbytes`` from ``src`` in its DRAM layout to ``dst`` in its VRAM layout."""
-
-    src: int
-    dst: int
-    nbytes: int
-
-
 @dataclass
 class _Slot:
     buffer: torch.Tensor
@@ -58,42 +51,6 @@ class _Fetched:
     source: torch.Tensor
     window_s: float
     dram_s: float
-
-
-@dataclass(frozen=True)
-class _Cleared:
-    """What a unit's first copy had to wait for: host times at which the window reached the unit and DRAM held it, and the kernels that
-    read its slot last."""
-
-    window_s: float
-    dram_s: float
-    left: Event | None
-
-
-@dataclass(frozen=True)
-class _Queued:
-    """A copy on its way, given to the device at ``issued_s`` of the host. ``cleared`` is set on a unit's first one."""
-
-    issued_s: float
-    end: Event
-    unit: Unit
-    nbytes: int
-    last: bool
-    cleared: _Cleared | None
-
-
-class _Parts:
-    """Parts of buffers as they were last asked for: to take them anew for every copy costs the host more than the copy."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int], tuple[int, int, torch.Tensor]] = {}
-
-    def part(self, key: tuple[int, int, int], buffer: torch.Tensor, start: int, nbytes: int) -> torch.Tensor:
-        """``nbytes`` of ``buffer``, which is always the same one for ``key``, from ``start`` on."""
-        known = self._known.get(key)
-        if known is None or known[:2] != (start, nbytes):
-            known = self._known[key] = start, nbytes, buffer[start : start + nbytes]
-        return known[2]
 
 
 @dataclass
@@ -148,13 +105,12 @@ class VramRing:
         self._source = source
         self._device = device
         self._in_flight = in_flight
-        self._ledger = ledger
-        self._track = track
+        self._booking = Booking(device, ledger, track)
         self._cond = threading.Condition()
-        self._into, self._from = _Parts(), _Parts()
+        self._into, self._from = Parts(), Parts()
         self._fetched: dict[int, _Fetched] = {}
         self._arrived: dict[int, Event] = {}
-        self._queued: deque[_Queued] = deque()
+        self._queued: deque[Queued] = deque()
         self._past: deque[Event] = deque()
         """Ends of copies that were booked and that nobody else asks about, to be recorded anew."""
         self.entered_after: Event | None = None
@@ -270,7 +226,7 @@ class VramRing:
             if k == 0 and slot.left is not None:
                 self._device.copy_waits(slot.left)
             last = k == len(pieces) - 1
-            cleared = None if k else _Cleared(fetched.window_s, fetched.dram_s, slot.left)
+            cleared = None if k else Cleared(fetched.window_s, fetched.dram_s, slot.left)
             dst = self._into.part((n, k, index), slot.buffer, piece.dst, piece.nbytes)
             src = self._from.part((n, k, fetched.slot), fetched.source, piece.src, piece.nbytes)
             copied = self._copy(dst, src, unit, last, cleared)
@@ -284,7 +240,6 @@ class VramRing:
 
     def retiring(self) -> Iterator[Ready]:
         """Wait for copy after copy, book it and give its DRAM back; ends once the copier has ended and nothing is queued."""
-        idle_since: float | None = None
         while True:
             yield lambda: self._copier_over or bool(self._queued)
             if not self._queued:
@@ -294,42 +249,22 @@ class VramRing:
             with self._cond:
                 self._queued.popleft()
                 self._cond.notify_all()
-            end_s = self._device.time_of(copy.end)
-            start_s = min(end_s, self._begun_s(copy, idle_since))
-            if copy.cleared is not None and idle_since is not None:
-                self._book_idle(str(copy.unit), copy.cleared, idle_since, start_s)
-            self._ledger.add("h2d", str(copy.unit), start_s, end_s, copy.nbytes, self._track)
-            idle_since = end_s
+            self._booking.book(copy)
             self.stats.bytes += copy.nbytes
             if copy.last:
                 self._source.release(copy.unit)
             else:
                 self._past.append(copy.end)
 
-    def _begun_s(self, copy: _Queued, idle_since: float | None) -> float:
-        """When ``copy`` began: it was given to the device, the copy before it was over and its slot was left. An event in front of every
-        copy would say the same for a third of the host's time."""
-        left = copy.cleared.left if copy.cleared is not None else None
-        return max(copy.issued_s, idle_since or 0.0, self._device.time_of(left) if left is not None else 0.0)
-
-    def _book_idle(self, unit: str, cleared: _Cleared, since: float, until: float) -> None:
-        """Say for whom the link stood still before a unit's first copy: until the window, behind compute, reached the unit; until DRAM
-        held it; until the kernels that read its slot last were over."""
-        window_s, dram_s = min(cleared.window_s, until), min(cleared.dram_s, until)
-        left_s = min(self._device.time_of(cleared.left), until) if cleared.left is not None else dram_s
-        self._ledger.waited(self._track, "compute", unit, since, window_s)
-        self._ledger.waited(self._track, "ssd", unit, max(since, window_s), dram_s)
-        self._ledger.waited(self._track, "compute", unit, max(since, dram_s), left_s)
-
     def _unit(self, number: int) -> Unit:
         return self._units[number % len(self._units)]
 
-    def _copy(self, dst: torch.Tensor, src: torch.Tensor, unit: Unit, last: bool, cleared: _Cleared | None) -> Event:
+    def _copy(self, dst: torch.Tensor, src: torch.Tensor, unit: Unit, last: bool, cleared: Cleared | None) -> Event:
         issued_s = time.perf_counter()
         self._device.copy(dst, src)
         end = self._device.copy_event(self._past.popleft() if self._past else None)
         with self._cond:
-            self._queued.append(_Queued(issued_s, end, unit, dst.numel(), last, cleared))
+            self._queued.append(Queued(issued_s, end, unit, dst.numel(), last, cleared))
             self._cond.notify_all()
         return end
 
@@ -355,10 +290,3 @@ class VramRing:
 def _join(thread: threading.Thread) -> None:
     if thread.is_alive():
         thread.join(timeout=30)
-
-
-def cut(segments: Iterable[Segment], chunk: int) -> Iterator[Segment]:
-    """``segments`` in pieces of at most ``chunk`` bytes; one of no bytes stays one."""
-    for segment in segments:
-        for start in range(0, max(1, segment.nbytes), chunk):
-            yield Segment(segment.src + start, segment.dst + start, min(chunk, segment.nbytes - start))

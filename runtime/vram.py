@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from planner.units import align_up
-from runtime.ring import Segment
+from runtime.pieces import Segment
 from runtime.store.base import TensorLayout, UnitLayout
 
 TENSOR_ALIGN = 256

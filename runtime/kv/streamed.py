@@ -16,7 +16,8 @@ from runtime.kv.contiguous import first_seen
 from runtime.kv.home import KvHome
 from runtime.kv.rows import Rows
 from runtime.ledger import Ledger
-from runtime.ring import Segment, VramRing, cut
+from runtime.pieces import Segment, cut
+from runtime.ring import VramRing
 
 
 class KvStream(Protocol):

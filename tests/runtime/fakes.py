@@ -13,7 +13,8 @@ import torch
 from planner.placement import Unit
 from runtime.device import CopyDevice
 from runtime.ledger import Ledger
-from runtime.ring import Segment, UnitSource, VramRing, cut
+from runtime.pieces import Segment, cut
+from runtime.ring import UnitSource, VramRing
 from tests.support import HostCopier
 
 STREAMS = ("copies", "compute")

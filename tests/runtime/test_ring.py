@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from planner.errors import UserError
 from planner.placement import Unit
-from runtime.ring import Segment, VramRing
+from runtime.pieces import Segment
+from runtime.ring import VramRing
 from runtime.turns import Turns
 from tests.runtime.fakes import Rig, Setting, contents
 
