@@ -16,6 +16,7 @@ from planner.memory import kv_layer_bytes, kv_ring_slots
 from planner.plan import Plan
 from planner.units import align_up
 from runtime.arena import Arena, PageLock
+from runtime.attention import attend_without_masks
 from runtime.device import CopyDevice
 from runtime.fixtures import head_rows
 from runtime.generate import Batch, Sequences
@@ -56,6 +57,7 @@ class Engine:
     ):
         self.device = device
         self.model = skeleton.model
+        attend_without_masks(self.model, device)
         self.ring: VramRing | None = None
         self.copier = copier
         copies = plan.decisions.weights.h2d
