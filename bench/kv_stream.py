@@ -31,14 +31,14 @@ PEER = """
 import json, sys, time, torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from runtime.prompts import random_ids
-path, batch, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
+path, batch, prompt, new, chunk = sys.argv[1], *map(int, sys.argv[2:6])
 torch.backends.cuda.enable_cudnn_sdp(False)
 model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, device_map="cuda" if torch.cuda.is_available() else "cpu").eval()
 ids = torch.tensor(random_ids(batch, prompt, model.config.vocab_size, 0), device=model.device)
 cache, steps, tokens = DynamicCache(config=model.config, offloading=True), [], []
 with torch.inference_mode():
-    for start in range(0, prompt, 2048):
-        logits = model(ids[:, start:start + 2048], past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+    for start in range(0, prompt, chunk):
+        logits = model(ids[:, start:start + chunk], past_key_values=cache, use_cache=True, logits_to_keep=1).logits
     for _ in range(new):
         chosen = logits[:, -1].argmax(-1)
         tokens.append(chosen.tolist())
@@ -72,7 +72,8 @@ class Cases:
     def peer(self) -> Iterator[Row]:
         """The steps of transformers' offloaded cache in units of ours."""
         ours = self._reports["resident"]
-        arguments = (self._checkpoint, self._batch, self._prompt, NEW)
+        chunk = read_plan(self._bench.work / "kv-resident.yaml").decisions.prefill_chunk_tokens
+        arguments = (self._checkpoint, self._batch, self._prompt, NEW, chunk)
         done = subprocess.run(
             [sys.executable, "-c", PEER, *map(str, arguments)], env=self._bench.env, capture_output=True, text=True, check=False
         )
@@ -80,9 +81,9 @@ class Cases:
             print(f"peer failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
             return
         theirs = json.loads(done.stdout.strip().splitlines()[-1])
-        same = [a[: len(b)] == b[: len(a)] for a, b in zip(theirs["tokens"], ours["tokens"], strict=True)]
+        alike = [sum(x == y for x, y in zip(a, b, strict=False)) for a, b in zip(theirs["tokens"], ours["tokens"], strict=True)]
         seconds = median(theirs["step_s"][1:])
-        what = f"DynamicCache(offloading=True); {sum(same)} of {len(same)} sequences say the same"
+        what = f"DynamicCache(offloading=True); {sum(alike)} of {NEW * len(alike)} tokens alike"
         yield Row("peer's step over ours", what, seconds, step_s(ours), "s", seconds / step_s(ours), ">= 2", None, 0, 0)
 
     def _run(self, name: str, *solve: str) -> dict:
