@@ -141,7 +141,7 @@ class WorkloadConfig:
     dram_reserve_bytes: int = 0
     """DRAM to leave alone, on top of what the hardware's budget leaves."""
     kv_spill: bool = False
-    """Plan KV pages outside the compute device's tier (planned, not yet executed by the runtime)."""
+    """Let the KV of some layers lie outside VRAM, or outside DRAM without a GPU, and stream with each pass."""
     source: str = ""
 
 

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PASS, COMPUTE, H2D, SSD = "pass", "compute", "h2d", "ssd"
-KV, D2H = "h2d.kv", "d2h"
-TITLES = {PASS: "passes", COMPUTE: "compute", H2D: "H2D copies", KV: "H2D copies of KV", D2H: "D2H copies of KV", SSD: "SSD reads, whole"}
+KV, D2H, SSD_WRITE = "h2d.kv", "d2h", "ssd_write"
+TITLES = {
+    PASS: "passes", COMPUTE: "compute", H2D: "H2D copies", KV: "H2D copies of KV", D2H: "D2H copies of KV", SSD_WRITE: "SSD writes of KV",
+    SSD: "SSD reads, whole",
+}  # fmt: skip
 """Tracks in the order in which they are shown. A track ``ssd.3`` is the third reader's own."""
 
 CLOCK_S = 5e-6

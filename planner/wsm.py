@@ -92,7 +92,7 @@ def _constant(
 
 _LAYERS = "a number of layers"
 _SWITCH = "0 or 1"
-_NO_KV_COPIES = "no KV moves between tiers yet"
+_NOT_THROTTLED = "KV is not throttled; weights and KV share the link without loss worth one"
 
 TABLE: tuple[Variable, ...] = (
     _forced("CPU_CACHE_CAP_LAYERS", _count, "cap_layers", _LAYERS),
@@ -113,8 +113,8 @@ TABLE: tuple[Variable, ...] = (
     _engine("BALANCE_PREFETCH", _balanced, "balance_units", _SWITCH),
     _engine("BALANCE_TOL", _apart, "balance_units", "a number of units"),
     _constant("CPU_ROLL_SYNC", _switch, _SWITCH, "the DRAM window advances with the layer in use", _on),
-    _constant("KV_THROTTLE_THRESHOLD", _count, "a number of copies", _NO_KV_COPIES),
-    _constant("KV_THROTTLE_MS", _count, "a number of milliseconds", _NO_KV_COPIES),
+    _constant("KV_THROTTLE_THRESHOLD", _count, "a number of copies", _NOT_THROTTLED),
+    _constant("KV_THROTTLE_MS", _count, "a number of milliseconds", _NOT_THROTTLED),
 )
 """Every variable that the seeds name. A seeds' GPU layer is two units (attention and FFN), a group is one; MB there is MiB. So many units
 of each kind ahead are twice as many units ahead. Attention and FFN as close together as they can be are one apart.

@@ -85,8 +85,8 @@ class Sequences:
     sequence. ``begin_pass`` is told before every pass over the weights. Between passes everything stays on ``device``: a small copy
     to it would queue behind the weights' large ones.
 
-    With ``prefix`` the prompts' beginnings may come from disk. Then ``buffers`` were used for as many sequences before, and every layer
-    of ``model`` has full attention.
+    With ``prefix`` the prompts' beginnings may come from VRAM, DRAM or disk. Then ``buffers`` were used for as many sequences before, and
+    every layer of ``model`` keeps keys and values.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Sequences:
         self._prefix = prefix
 
     def prefill(self, progress: Callable[[int, int], None] | None = None) -> torch.Tensor:
-        """All prompts, or what of them is not on disk, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""
+        """All prompts, or what of them is not restored, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""
         length = self._ids.shape[1]
         for start in range(self._restore(), length, self._batch.chunk_tokens):
             end = min(start + self._batch.chunk_tokens, length)

@@ -12,6 +12,7 @@ import torch
 
 from planner.errors import UserError
 from planner.policy.rolling import RollingPolicy
+from planner.trace import SSD_WRITE
 from planner.units import align_down, align_up
 from runtime.cache import LayerCache
 from runtime.device import CopyDevice, Event
@@ -144,7 +145,7 @@ class SpillHome:
         except OSError as error:
             why = f"KV of layer {item.layer} could not be written ({error.strerror})"
             raise UserError(f"{why}; check the disk of kv.scratch_dir") from error
-        self._ledger.add("ssd_write", f"kv.{item.layer}", begun, time.perf_counter(), last - first)
+        self._ledger.add(SSD_WRITE, f"kv.{item.layer}", begun, time.perf_counter(), last - first)
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:
