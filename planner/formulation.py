@@ -162,6 +162,10 @@ class Formulation(LinearProgram):
         if self.problem.workload.kv_spill:
             self.ssd_busy = self.kv.spill(self.all_cached)
         self.kept = KeptTerms(self, self.problem, self.page, (self.ssd_bits, self.ssd_choices), self.ticks_per_s)
+        if self.problem.workload.kv_spill and self.kept.set.pages:
+            on_ssd = self.integer("kv_on_ssd", 0, 1)
+            self.add(self.kv.layers[Tier.ssd] <= self.layers * on_ssd)
+            self.add(self.kept.pages <= self.kept.set.pages * (1 - on_ssd))
 
     def _times(self) -> None:
         """Ticks of both phases: at least every stage's. ``ssd_t`` and ``h2d_t`` are one pass over the weights."""

@@ -47,7 +47,7 @@ class KeptTerms:
         self._program, self._problem, self._page = program, problem, page
         most, gpu = self.set.pages, problem.hardware.gpu is not None
         files = page.page_tokens >= LIMITS.ssd_page_tokens_min and not page.page_bytes % ALIGN
-        room = {Tier.vram: most if gpu else 0, Tier.dram: most, Tier.ssd: most if files else 0}
+        room = {Tier.vram: most if gpu and not problem.workload.kv_spill else 0, Tier.dram: most, Tier.ssd: most if files else 0}
         self.tiers = {tier: program.integer(f"kept_{tier}", 0, room[tier]) for tier in Tier}
         self.pages = pulp.lpSum(self.tiers.values())
         program.add(self.pages <= most)

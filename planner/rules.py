@@ -208,6 +208,14 @@ def _kv_reuse(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iter
             yield _range(f"kv.reuse.{name}", getattr(reuse, name), 0)
     if reuse.vram_pages > 0 and hardware.gpu is None:
         yield _range("kv.reuse.vram_pages", reuse.vram_pages, 0, 0, " without a GPU")
+    if kv.ssd_pages > 0 and max(reuse.vram_pages, reuse.dram_pages, reuse.ssd_bytes) > 0:
+        yield BrokenRule(
+            "no kept KV beside KV on the SSD",
+            f"kv.ssd_pages={kv.ssd_pages} with kv.reuse.dram_pages={reuse.dram_pages}, vram_pages={reuse.vram_pages}, "
+            f"ssd_bytes={reuse.ssd_bytes}; allowed: one of both; solve again with workload.kept_tokens=0",
+        )
+    if reuse.vram_pages > 0 and hardware.gpu is not None and kv.dram_pages > 0:
+        yield _range("kv.reuse.vram_pages", reuse.vram_pages, 0, 0, f" with kv.dram_pages={kv.dram_pages}")
     if reuse.ssd_bytes <= 0:
         return
     layer = kv_page_bytes(model, kv.page_tokens)

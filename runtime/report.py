@@ -79,7 +79,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
     reuse = outcome.engine["kv_reuse"]
     rows = account(job, outcome.rounds, reuse and reuse["requests"])
     decode = outcome.clock.phases["decode"]
-    streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "h2d")}
+    streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "h2d", "d2h")}
     cuda = job.device.type == "cuda"
     return {
         **_seeds_keys(outcome, rows),
@@ -87,7 +87,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
             "weight_h2d_MBps": streams["h2d"].mbps,
             "weight_ssd_MBps": streams["ssd"].mbps,
             "kv_h2d_MBps": None,
-            "kv_d2h_MBps": None,
+            "kv_d2h_MBps": streams["d2h"].mbps,
         },
         "gpu_mem_GB": {
             "allocated_GB": torch.cuda.max_memory_allocated(job.device) / 1e9 if cuda else None,

@@ -40,8 +40,9 @@ class ReuseConfig:
     dir: str | None = None
     """Directory of the pages; null: none outlive the process, auto: penstock/kv in the user's cache directory ($XDG_CACHE_HOME or
     ~/.cache). One process at a time writes there."""
-    limit_bytes: int = 10737418240
-    """The pages of all models in it, at most; beyond it the least recently used go."""
+    limit_bytes: int | None = None
+    """The pages of all models in it, at most; beyond it the least recently used go. null: the plan's kv.reuse.ssd_bytes, or 10 GiB where
+    it has none."""
     staging_bytes: int = 67108864
     """DRAM that pages pass through where the plan has none for them; two pages at least."""
     scratch_dir: str | None = None

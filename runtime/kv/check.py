@@ -12,7 +12,7 @@ from planner.plan import Plan
 from planner.rules import LIMITS
 from planner.units import ALIGN
 from runtime.kv.place import directory
-from runtime.kv.room import is_reused
+from runtime.kv.room import is_reused, limit_bytes
 from runtime.schema import ReuseConfig
 
 
@@ -32,9 +32,10 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
         raise UserError(f"kv.dir: a page of {tokens} tokens is {layer_bytes} bytes a layer, a disk needs multiples of {ALIGN}; {remedy}")
     if cfg.dir is None:
         return
+    limit = limit_bytes(cfg, plan)
     least = 2 * (ALIGN + plan.model.layers * layer_bytes)
-    if cfg.limit_bytes < least:
-        raise UserError(f"kv.limit_bytes={cfg.limit_bytes}: two pages take {least}; raise it")
+    if limit < least:
+        raise UserError(f"kv.limit_bytes={limit}: two pages take {least}; raise it")
     if cfg.staging_bytes < 0:
         raise UserError(f"kv.staging_bytes={cfg.staging_bytes}: must be 0 or more; raise it")
     if cfg.read_gbps is not None and not 0 < cfg.read_gbps < math.inf:

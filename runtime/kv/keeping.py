@@ -7,22 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import UserError
-from planner.memory import kv_page_bytes
+from planner.memory import OVERHEADS, kv_page_bytes
 from planner.plan import Plan
 from runtime.kv.names import record_name
 from runtime.kv.origin import pages_namespace
 from runtime.kv.place import directory
 from runtime.kv.rate import measure
 from runtime.kv.record import PageShape
-from runtime.kv.room import page_room
+from runtime.kv.room import limit_bytes, page_room
 from runtime.kv.writer import DiskWriter
 from runtime.schema import ReuseConfig
 
 if TYPE_CHECKING:
     from torch import nn
-
-SEGMENT_BYTES = 256 << 20
-"""Of one file of pages, and what is evicted at once; half the limit where that is less."""
 
 
 def page_shape(plan: Plan, checkpoint: Path, model: nn.Module) -> PageShape:
@@ -35,8 +32,9 @@ def page_shape(plan: Plan, checkpoint: Path, model: nn.Module) -> PageShape:
 def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskWriter:
     """The directory for pages of ``shape``, locked for this process until it is closed. UserError."""
     place = directory(cfg.dir)
-    segment_bytes = min(max(SEGMENT_BYTES, shape.record_bytes), cfg.limit_bytes // 2)
-    pages = DiskWriter(place, shape, cfg.limit_bytes, segment_bytes, queue_pages=page_room(cfg, plan).dram_pages)
+    limit = limit_bytes(cfg, plan)
+    segment_bytes = min(max(OVERHEADS.kv_segment_bytes, shape.record_bytes), limit // 2)
+    pages = DiskWriter(place, shape, limit, segment_bytes, queue_pages=page_room(cfg, plan).dram_pages)
     record_name(place, shape.namespace, plan.model.name)
     return pages
 

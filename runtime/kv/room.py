@@ -8,6 +8,8 @@ from planner.memory import kept_page_bytes, kv_bounce_bytes
 from planner.plan import Plan
 from runtime.schema import ReuseConfig
 
+USUAL_LIMIT_BYTES = 10 << 30
+"""Of a directory, where neither the user nor the plan says how much."""
 LEAST_DRAM_PAGES = 2
 """One is read into while another is copied from."""
 
@@ -35,6 +37,13 @@ def is_reused(cfg: ReuseConfig, plan: Plan) -> bool:
     """Whether a run keeps pages: in a directory that is named, or in memory that is planned for them."""
     reuse = plan.decisions.kv.reuse
     return cfg.dir is not None or reuse.dram_pages > 0 or (reuse.vram_pages > 0 and plan.hardware.gpu is not None)
+
+
+def limit_bytes(cfg: ReuseConfig, plan: Plan) -> int:
+    """What the directory's pages take at most."""
+    if cfg.limit_bytes is not None:
+        return cfg.limit_bytes
+    return plan.decisions.kv.reuse.ssd_bytes or USUAL_LIMIT_BYTES
 
 
 def page_room(cfg: ReuseConfig, plan: Plan) -> PageRoom:

@@ -51,6 +51,10 @@ BREAK: list[tuple[dict[str, Any], str]] = [
     ({"kv.reuse": {"vram_pages": 1}}, "kv.reuse.vram_pages range"),
     ({"kv.reuse": {"ssd_bytes": 1 << 30}}, "kept KV page size on SSD"),
     ({"kv.reuse": {"ssd_bytes": 4096}, "kv.page_tokens": 64}, "kept KV bytes on SSD"),
+    (
+        {"workload.kv_spill": True, "kv.page_tokens": 64, "kv.dram_pages": 6, "kv.ssd_pages": 6, "kv.reuse": {"dram_pages": 1}},
+        "no kept KV beside KV on the SSD",
+    ),
     ({"batch": 0}, "batch range"),
     ({"prefill_chunk_tokens": 0}, "prefill_chunk_tokens range"),
     ({"experts": {"vram_slots": 0, "dram_slots": 8}}, "experts section"),
