@@ -105,7 +105,7 @@ def measure(request: Request) -> dict[str, Any]:
     directory = request.dir or request.work / "pages"
     document: dict[str, Any] = {
         "machine": machine(profile),
-        "work": {"checkpoint": checkpoint.name, **{key: value for key, value in asdict(request).items() if not isinstance(value, Path)}},
+        "work": {key: value for key, value in asdict(request).items() if not isinstance(value, Path)} | {"checkpoint": checkpoint.name},
         "measured": [],
         "rows": [],
     }

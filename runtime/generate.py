@@ -6,11 +6,12 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
 
-from runtime.kv.contiguous import ContiguousLayer, KvBuffers
+from runtime.kv.contiguous import ContiguousLayer, KvBuffers, Pair
 from runtime.kv.prefix import Prefix
 
 
@@ -125,23 +126,28 @@ class Sequences:
             self._prefix.keep(self._batch.prompts)
         return logits
 
+    @cached_property
+    def _pairs(self) -> list[Pair]:
+        """K and V of all layers: the same list as long as this lives, so that the prefix cache need not look at it at every token."""
+        return self._buffers.pairs(len(self._batch.prompts))
+
     def _restore(self) -> int:
         """Columns that are held and need not be computed."""
         if self._prefix is None:
             return 0
-        held = self._prefix.restore(self._batch.prompts, self._buffers.pairs(len(self._batch.prompts)))
+        held = self._prefix.restore(self._batch.prompts, self._pairs)
         self._pretend(held)
         return held
 
     def put_by(self) -> None:
         """Copy some of the prompts' KV pages on their way to the disk, as many as can be written beside what comes next."""
         if self._prefix:
-            self._prefix.advance(self._buffers.pairs(len(self._batch.prompts)))
+            self._prefix.advance(self._pairs)
 
     def put_rest_by(self) -> None:
         """Copy out what ``put_by`` has not come to."""
         if self._prefix:
-            self._prefix.finish(self._buffers.pairs(len(self._batch.prompts)))
+            self._prefix.finish(self._pairs)
 
     def put_by_replies(self, replies: Sequence[Sequence[int]]) -> None:
         """At the end: keep the KV of ``replies`` as well, where the batch says so. The last token of each was never fed, so has none."""

@@ -58,6 +58,7 @@ class Prefix:
         self._capture = Capture(self._tiers, ahead, self._aside, self._totals, settle)
         self._pads: list[int] = []
         self._strips: Strips | None = None
+        self._pairs: Sequence[Pair] | None = None
 
     def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
         """Fill the rows before the returned one, the first that must be computed; padding there becomes zeros. On a card that is queued,
@@ -130,9 +131,11 @@ class Prefix:
         }
 
     def _strips_of(self, pairs: Sequence[Pair]) -> Strips:
-        if self._strips is None or not self._strips.fits(pairs):
-            device = self._tiers.device
-            self._strips = Strips(self._tiers.shape, pairs, device.holds if device is not None else lambda held: False)
+        if pairs is not self._pairs:
+            if self._strips is None or not self._strips.fits(pairs):
+                device = self._tiers.device
+                self._strips = Strips(self._tiers.shape, pairs, device.holds if device is not None else lambda held: False)
+            self._pairs = pairs
         return self._strips
 
     def _clear_padding(self, start: int, strips: Strips) -> None:

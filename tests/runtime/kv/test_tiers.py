@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,3 +229,19 @@ def test_what_is_queued_for_the_disk_is_written_before_memory_is_given_back(plan
         run.memory.tensor.zero_()
     with served(plan, tmp_path / "kv") as run:
         assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
+
+
+def test_beside_a_computing_card_pages_go_one_group_at_a_time_and_the_rest_at_the_end(
+    card_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [5.0]
+    monkeypatch.setattr("runtime.kv.capture.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with served(card_plan, choose=first, bounce=6) as run:
+        run.batch([STEM], finish=False)
+        assert run.prefix.pending == 3, "a second group went at once"
+        run.device.drain()
+        now[0] += 60
+        run.prefix.advance(run.pairs)
+        assert run.prefix.pending == 0
+        run.batch([OTHER])
+        assert run.prefix.pending == 0 and run.prefix.facts()["pages_captured"] == 12
