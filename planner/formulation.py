@@ -18,7 +18,7 @@ from planner.decisions import CachePolicy, Tier
 from planner.kept_terms import KeptTerms
 from planner.kv_terms import KvTerms
 from planner.linear import GB_IN_MB, MB, LinearProgram
-from planner.memory import OVERHEADS, dram_workspace_bytes, unit_dram_bytes, unit_vram_bytes
+from planner.memory import OVERHEADS, dram_workspace_bytes, ssd_in_place_bytes, unit_dram_bytes, unit_vram_bytes
 from planner.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
 from planner.pages import page_menu
 from planner.placement import head_block_bytes, ring_classes
@@ -263,10 +263,10 @@ class Formulation(LinearProgram):
             self.vram_mb += self.kept.vram_mb
         else:
             self.dram_mb += activations + model.norm_bytes / MB
-        self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + model.weight_bytes / MB
+        self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + (model.weight_bytes - ssd_in_place_bytes(model)) / MB
         self.slack = {t: self.amount(f"slack_{t}", None if self.elastic else 0) for t in Tier}
         limits = ((Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes))
         if self.gpu:
             limits = ((Tier.vram, self.vram_mb, p.hardware.vram_bytes), *limits)
         for tier, used, capacity in limits:
-            self.add(used <= capacity / MB - CAPACITY_MARGIN_MB + self.slack[tier])
+            self.add(used <= max(0.0, capacity / MB - CAPACITY_MARGIN_MB) + self.slack[tier])

@@ -76,6 +76,7 @@ class HardwareProfile:
     vram_bytes: int
     dram_bytes: int
     ssd_bytes: int
+    """Free: what lies there already, a checkpoint that exists among it, does not count."""
     ssd_read: tuple[SsdPoint, ...]
     ssd_write_gbps: float
     dram_copy_gbps: float

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from planner.decisions import Decisions, Tier
 from planner.hardware import HardwareProfile
-from planner.memory import LEFT_ALONE, dram_use, ssd_use, vram_use
+from planner.memory import LEFT_ALONE, dram_use, ssd_in_place_bytes, ssd_use, vram_use
 from planner.plan import Plan
 from planner.reuse import held, kept_set
 from planner.stages import Stage, ssd_gbps
@@ -168,7 +168,7 @@ def _binary(nbytes: int) -> str:
 def _tiers(plan: Plan, console: Console) -> None:
     _head(console, "Tiers", ", each filled to scale")
     h, args = plan.hardware, (plan.hardware, plan.model, plan.workload, plan.decisions)
-    tiers = [("DRAM", h.dram_bytes, dram_use(*args)), ("SSD", h.ssd_bytes, ssd_use(*args))]
+    tiers = [("DRAM", h.dram_bytes, dram_use(*args)), ("SSD", h.ssd_bytes + ssd_in_place_bytes(plan.model), ssd_use(*args))]
     if h.gpu:
         tiers.insert(0, ("VRAM", h.vram_bytes, vram_use(*args)))
     for name, capacity, use in tiers:

@@ -74,7 +74,7 @@ class HardwareConfig:
     dram_bytes: int = MISSING
     """DRAM that a plan may use."""
     ssd_bytes: int = MISSING
-    """SSD space that a plan may use for weights and KV."""
+    """Free SSD space that a plan may use, for KV and for the weights of a model that has no checkpoint yet."""
     ssd: SsdConfig = field(default_factory=SsdConfig)
     dram: DramConfig = field(default_factory=DramConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)

@@ -135,9 +135,8 @@ def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path,
     """Write and read rates, then H2D and SSD reads at once; the scratch file is gone when this returns."""
     kind, in_memory = file_system(directory), file_system(directory) in MEMORY
     kind += " (memory, not an SSD)" if in_memory else ""
-    free, present = free_bytes(directory), sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    how = f"{show_bytes(free)} free on {kind}" + (f" and {show_bytes(present)} of safetensors in the directory" if present else "")
-    found.add(Figure("ssd_bytes", free + present, how))
+    free = free_bytes(directory)
+    found.add(Figure("ssd_bytes", free, f"{show_bytes(free)} free on {kind}"))
 
     with ExitStack() as files:
         targets: list[Target] = []

@@ -51,6 +51,19 @@ def test_what_is_written_is_read_back_equal(model: ModelSpec, gpu: bool, tmp_pat
     assert read_plan(tmp_path / "plan.yaml") == plan
 
 
+def test_a_plan_for_a_checkpoint_on_a_full_disk_is_still_one_when_it_is_read_and_none_without_the_checkpoint(tmp_path: Path) -> None:
+    model = replace(spec_from_geometry(LLAMA), checkpoint="/data/small")
+    plan = plan_of(model)
+    plan = replace(plan, hardware=replace(plan.hardware, ssd_bytes=0))
+    path = tmp_path / "plan.yaml"
+    write_plan(plan, path)
+    check_plan(read_plan(path))
+    assert read_plan(path) == plan
+    path.write_text(path.read_text().replace("checkpoint: /data/small", "checkpoint: null"))
+    with pytest.raises(UserError, match="SSD capacity"):
+        check_plan(read_plan(path))
+
+
 KEEPING = {"prompt_tokens": 20000, "shared_prefix_tokens": 16384, "kept_tokens": 65536}
 
 

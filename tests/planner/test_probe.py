@@ -89,10 +89,10 @@ def test_no_room_but_a_checkpoint_there_measures_reads_on_the_checkpoint(disk, m
     assert "ssd.write_gbps" in unmeasured(found.origin)
 
 
-def test_a_checkpoint_in_the_directory_counts_as_space_for_weights(disk, monkeypatch):
+def test_the_ssd_offers_what_is_free_and_not_what_a_checkpoint_takes(disk, monkeypatch):
     (disk / "model.safetensors").write_bytes(bytes(4 * MIB))
     monkeypatch.setattr(measure, "free_bytes", lambda _: 10**9)
-    assert measured(disk).ssd_bytes == 10**9 + 4 * MIB
+    assert measured(disk).ssd_bytes == 10**9
 
 
 def test_a_failing_measurement_costs_its_own_figures_only(disk, monkeypatch):

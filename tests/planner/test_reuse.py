@@ -264,6 +264,13 @@ def test_idle_memory_holds_what_is_worth_keeping_and_the_ssd_a_copy_of_all():
     assert kept_file_pages(m, decisions.kv) == kept.pages
 
 
+def test_on_a_full_disk_nothing_is_kept_and_beside_a_checkpoint_only_what_is_kept_needs_room():
+    hardware, m, w = machine(vram=0, dram=8 * GB), replace(wide(8), checkpoint="/data/small"), work(**SHARED | {"kept_tokens": 16000})
+    roomy, full = solve(hardware, m, w).kv.reuse, solve(replace(hardware, ssd_bytes=0), m, w).kv.reuse
+    assert full.ssd_bytes == 0 < roomy.ssd_bytes and full.dram_pages == roomy.dram_pages > 0
+    assert solve(replace(hardware, ssd_bytes=roomy.ssd_bytes + 4096), m, w).kv.reuse == roomy
+
+
 def test_what_finds_no_room_in_memory_lies_on_the_ssd():
     m, w = wide(8, attn=4 * MB, ffn=12 * MB, table=4 * MB), work(**SHARED | {"kept_tokens": 16000})
     needed = sum(dram_use(machine(vram=0), m, w, keep(solve(machine(vram=0), m, w))).values())
