@@ -237,9 +237,9 @@ class Gpu:
             yield Figure("gpu.memory_gbps", 14336 * 8192 * 2 / GB / took, how)
 
     def feeding(self, arena: Arena, seconds: float, going: Callable[[], bool]) -> tuple[float, float, float]:
-        """H2D for ``seconds`` or until ``going()`` is over, while the caller keeps the SSD busy: GB/s, and when it began and ended by
-        ``time.perf_counter``. Enough copies are queued that the link does not wait for this thread, which shares the interpreter with
-        the readers."""
+        """H2D for ``seconds`` or as long as ``going()``, one copy at least, while the caller keeps the SSD busy: GB/s, and when it began
+        and ended by ``time.perf_counter``. Enough copies are queued that the link does not wait for this thread, which shares the
+        interpreter with the readers."""
         import torch
 
         host = self._host(arena)
@@ -248,7 +248,7 @@ class Gpu:
         events: list[torch.cuda.Event] = []
         torch.cuda.synchronize()
         start = time.perf_counter()
-        while time.perf_counter() < start + seconds and going():
+        while not events or (time.perf_counter() < start + seconds and going()):
             at = len(events)
             device[at % 2].copy_(sources[at % len(sources)], non_blocking=True)
             events.append(torch.cuda.Event())

@@ -193,10 +193,10 @@ def _together(gpu: Gpu, arena: Arena | None, load: ReadLoad, seconds: float) -> 
     with load:
         h2d, start, end = gpu.feeding(arena, seconds, load.going)
     ssd = load.gbps_within(start, end)
-    if not ssd:
-        raise CannotMeasure(f"no read ended within {seconds} s of copies")
     how = f"copies of {show_bytes(BUSY_CHUNK)} queued without a gap and reads of {load.how}, all over {show_bytes(arena.nbytes)} of DRAM"
     yield Figure(_BESIDE[0], h2d, f"{how}, while {ssd:.2f} GB/s came from the SSD")
+    if not ssd:
+        raise CannotMeasure(f"no read ended within {seconds} s of copies")
     yield Figure(_BESIDE[1], ssd, f"{how}, while {h2d:.2f} GB/s went to the device")
 
 

@@ -141,7 +141,8 @@ def test_a_full_disk_has_room_for_the_checkpoint_that_lies_there(hardware):
 def test_where_only_the_weights_find_no_room_a_checkpoint_that_exists_is_offered():
     with pytest.raises(Infeasible, match="or set model=hf model.checkpoint=DIR"):
         solve(machine(ssd=GB), model(16), work())
-    for m, hardware in ((model(16), machine(vram=300 * MB, ssd=GB)), (replace(model(16), checkpoint="/data/small"), machine(vram=300 * MB))):
+    exists, small = replace(model(16), checkpoint="/data/small"), machine(vram=300 * MB)
+    for m, hardware in ((model(16), replace(small, ssd_bytes=GB)), (exists, small)):
         with pytest.raises(Infeasible) as none:
             solve(hardware, m, work())
         assert "model.checkpoint" not in str(none.value)
