@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.contention import contention
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
 from planner.memory import dram_use, ssd_use, used_bytes, vram_use
@@ -69,9 +70,11 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     moved, fill = prefill.traffic, kv_fill(workload)
     start, restore_s = expected(prefill)
     stages = prefill.stages(start)
+    ssd_s, h2d_s = moved.weights_ssd_s + fill * moved.kv_ssd_s, moved.weights_h2d_s + fill * moved.kv_h2d_s
+    ssd_s, h2d_s = contention(hardware).finish(ssd_s, h2d_s)
     decode = {
-        Stage.ssd: moved.weights_ssd_s + fill * moved.kv_ssd_s,
-        Stage.h2d: moved.weights_h2d_s + fill * moved.kv_h2d_s,
+        Stage.ssd: ssd_s,
+        Stage.h2d: h2d_s,
         Stage.d2h: moved.kv_d2h_s / workload.max_tokens,
         Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch)
         + (lookup_s(model, decisions.batch, 1) if table_is_far(hardware, decisions) else 0.0),

@@ -79,8 +79,10 @@ def why_infeasible(problem: Problem) -> UserError:
 
 
 def _alternatives(problem: Problem) -> Iterator[str]:
-    """Overrides that fit without more hardware: forced decisions dropped, KV in smaller pages since none is kept, a smaller batch, a
-    shorter prompt."""
+    """Overrides that fit without more hardware: a checkpoint that exists, whose weights need no free space, forced decisions dropped, KV in
+    smaller pages since none is kept, a smaller batch, a shorter prompt."""
+    if not problem.model.checkpoint and _fits(replace(problem, model=replace(problem.model, checkpoint="DIR"))):
+        yield "set model=hf model.checkpoint=DIR where the checkpoint lies already"
     if problem.force.given and _fits(replace(problem, force=Force(policy=problem.force.policy))):
         keys = [key for key in problem.force.given if key != "policy"]
         enough = next((key for key in keys if _fits(replace(problem, force=problem.force.without(key)))), None)

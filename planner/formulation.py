@@ -12,19 +12,20 @@ from itertools import product
 
 import pulp
 
+from planner.contention import contention
 from planner.cost import objective_weights
 from planner.decisions import CachePolicy, Tier
 from planner.kept_terms import KeptTerms
 from planner.kv_terms import KvTerms
 from planner.linear import GB_IN_MB, MB, LinearProgram
-from planner.memory import OVERHEADS, dram_workspace_bytes, unit_dram_bytes, unit_vram_bytes
+from planner.memory import OVERHEADS, dram_workspace_bytes, ssd_in_place_bytes, unit_dram_bytes, unit_vram_bytes
 from planner.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
 from planner.pages import page_menu
 from planner.placement import head_block_bytes, ring_classes
 from planner.problem import Problem
 from planner.reuse import kept_set
 from planner.rules import LIMITS, head_blocks
-from planner.stages import decode_compute_s, earlier_kv, h2d_loss, kv_fill, lookup_s, prompt_fill
+from planner.stages import decode_compute_s, earlier_kv, kv_fill, lookup_s, prompt_fill
 
 CAPACITY_MARGIN_MB = 4096 / MB
 """Kept free of each capacity for the solver's integrality tolerance; a page is also what capacities are really given in."""
@@ -38,6 +39,7 @@ class Formulation(LinearProgram):
         p = self.problem = problem
         self.elastic = elastic
         self.gpu = p.hardware.gpu
+        self.contention = contention(p.hardware)
         self.layers = p.model.layers
         self.tick_s = decode_compute_s(p.hardware, p.model, p.workload, p.batch)
         self.ticks_per_s = 1 / self.tick_s
@@ -168,7 +170,7 @@ class Formulation(LinearProgram):
             self.add(self.kept.pages <= self.kept.set.pages * (1 - on_ssd))
 
     def _times(self) -> None:
-        """Ticks of both phases: at least every stage's. ``ssd_t`` and ``h2d_t`` are one pass over the weights."""
+        """Ticks of both phases: at least every stage's. ``ssd_t`` and ``h2d_t`` are one pass over the weights, each alone."""
         p, model, n = self.problem, self.problem.model, self.layers
         attn, ffn = sum(model.attn_bytes) / n / MB, sum(model.ffn_bytes) / n / MB
         weights_mb = self.from_ssd * (attn + ffn) - self.ssd_only_ffn * attn - self.ssd_only_attn * ffn
@@ -192,17 +194,20 @@ class Formulation(LinearProgram):
                 if p.workload.kv_spill:
                     kv_s, most_kv_s = self.kv.h2d_s(choice.chunk_bytes)
                     self.add(kv_h2d_t >= kv_s * self.ticks_per_s - most_kv_s * self.ticks_per_s * (1 - bit))
-            loss = h2d_loss(self.gpu)
-            self.h2d_t, kv_h2d_t = self.h2d_t + loss * self.ssd_t, kv_h2d_t + loss * kv_ssd_t
         far = (1 - self.embed_in_vram) if self.gpu else 0
         d2h_t = self.kv.spilled_mb() * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
         fill = kv_fill(p.workload)
         self.decode_t = self.amount("decode_t")
-        self.add(self.decode_t >= self.ssd_t + fill * kv_ssd_t)
-        self.add(self.decode_t >= self.h2d_t + fill * kv_h2d_t)
+        for link_t in self._beside(self.ssd_t + fill * kv_ssd_t, self.h2d_t + fill * kv_h2d_t):
+            self.add(self.decode_t >= link_t)
         self.add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
         self.add(self.decode_t >= 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s))
         self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
+
+    def _beside(self, ssd_t, h2d_t):
+        """Ticks of the SSD and of copies beside each other, from those of each alone. The larger is the larger of ``Contention.finish``,
+        the smaller is counted as if its link were busy to the end, which binds nothing."""
+        return ssd_t + self.contention.ssd_s_per_h2d_s * h2d_t, h2d_t + self.contention.h2d_s_per_ssd_s * ssd_t
 
     def _by_ssd_choice(self, name: str, mb: pulp.LpAffineExpression, most_mb: float) -> pulp.LpAffineExpression:
         """Ticks to read ``mb`` at the chosen block and depth."""
@@ -220,25 +225,25 @@ class Formulation(LinearProgram):
             self.add(self.kept.pages == found)
         filled = prompt_fill(p.workload)
         weights_gb = (sum(model.attn_bytes) + sum(model.ffn_bytes)) / MB / GB_IN_MB
+        head_gb = self.head_blocks * self.block / MB / GB_IN_MB
         kv_gb = self.layers * self.page.layer_bytes / MB / GB_IN_MB if p.workload.kv_spill else 0
         slowest_ssd_t = ticks / min(c.gbps for c in self.ssd_choices)
+        slowest_h2d_t = max(max(c.s_per_gb) for c in self.chunk_choices) * ticks
+        spills = self.gpu and p.workload.kv_spill
+        most_kv_h2d_t = max(self.kv.h2d_s(c.chunk_bytes)[1] for c in self.chunk_choices) * ticks if spills else 0.0
         write_t_per_gb = ticks / p.hardware.ssd_write_gbps if p.workload.kv_spill else 0.0
         self.add(passes_t >= filled * d2h_t)
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
             earlier = earlier_kv(p.workload, choice.passes, choice.start)
             write_t = kv_ssd_mb * (filled / GB_IN_MB * write_t_per_gb)
-            most = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
-            self.add(passes_t >= choice.passes * self.ssd_t + earlier * kv_ssd_t + write_t - most * (1 - bit))
+            ssd_t, h2d_t = choice.passes * self.ssd_t + earlier * kv_ssd_t + write_t, choice.passes * self.h2d_t + earlier * kv_h2d_t
+            most_ssd_t = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
+            most_h2d_t = choice.passes * (weights_gb + head_gb) * slowest_h2d_t + earlier * most_kv_h2d_t
+            for link_t, most in zip(self._beside(ssd_t, h2d_t), self._beside(most_ssd_t, most_h2d_t), strict=True):
+                self.add(passes_t >= link_t - most * (1 - bit))
             lookups_t = lookup_s(model, p.batch * (p.workload.prompt_tokens - choice.start), choice.passes) * ticks
             most = choice.compute_s * ticks + lookups_t
             self.add(passes_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))
-            if self.gpu:
-                slowest = max(max(c.s_per_gb) for c in self.chunk_choices) * ticks
-                most = choice.passes * (weights_gb + self.head_blocks * self.block / MB / GB_IN_MB) * slowest
-                most += h2d_loss(self.gpu) * (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t
-                if p.workload.kv_spill:
-                    most += earlier * max(self.kv.h2d_s(c.chunk_bytes)[1] for c in self.chunk_choices) * ticks
-                self.add(passes_t >= choice.passes * self.h2d_t + earlier * kv_h2d_t - most * (1 - bit))
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
         self.total_t = prefill_weight * self.prefill_t + decode_weight * self.decode_t
 
@@ -262,10 +267,10 @@ class Formulation(LinearProgram):
             self.vram_mb += self.kept.vram_mb
         else:
             self.dram_mb += activations + model.norm_bytes / MB
-        self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + model.weight_bytes / MB
+        self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + (model.weight_bytes - ssd_in_place_bytes(model)) / MB
         self.slack = {t: self.amount(f"slack_{t}", None if self.elastic else 0) for t in Tier}
         limits = ((Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes))
         if self.gpu:
             limits = ((Tier.vram, self.vram_mb, p.hardware.vram_bytes), *limits)
         for tier, used, capacity in limits:
-            self.add(used <= capacity / MB - CAPACITY_MARGIN_MB + self.slack[tier])
+            self.add(used <= max(0.0, capacity / MB - CAPACITY_MARGIN_MB) + self.slack[tier])

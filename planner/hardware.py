@@ -61,6 +61,8 @@ class Gpu:
     """H2D while the SSD is read into DRAM at full rate."""
     h2d_with_d2h_gbps: float
     """H2D share when both directions are busy."""
+    ssd_while_h2d_gbps: float = 0.0
+    """SSD reads into DRAM, at the fastest block and depth, while H2D copies run at full rate; 0: not known, taken as no slower."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class HardwareProfile:
     vram_bytes: int
     dram_bytes: int
     ssd_bytes: int
+    """Free: what lies there already, a checkpoint that exists among it, does not count."""
     ssd_read: tuple[SsdPoint, ...]
     ssd_write_gbps: float
     dram_copy_gbps: float

@@ -8,7 +8,7 @@ from dataclasses import replace
 from planner.cost import predict
 from planner.decisions import Decisions, KvReuse, Tier
 from planner.hardware import HardwareProfile
-from planner.memory import dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, ssd_use, vram_use
+from planner.memory import dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, ssd_need, vram_use
 from planner.model import ModelSpec
 from planner.reuse import KeptSet, kept_set, pays
 from planner.rules import broken_rules
@@ -54,7 +54,7 @@ def _larger(
         free = hardware.dram_bytes - sum(dram_use(hardware, model, workload, decisions).values())
         yield replace(reuse, dram_pages=min(kept.pages - reuse.vram_pages, reuse.dram_pages + free // page))
     elif tier is Tier.ssd:
-        free = reuse.ssd_bytes + hardware.ssd_bytes - sum(ssd_use(hardware, model, workload, decisions).values())
+        free = reuse.ssd_bytes + hardware.ssd_bytes - sum(ssd_need(hardware, model, workload, decisions).values())
         fits = kept_file_pages(model, replace(kv, reuse=KvReuse(0, 0, free)))
         copies = reuse.vram_pages + reuse.dram_pages
         for pages in {kept.pages if paying else copies: None, copies: None}:

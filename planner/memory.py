@@ -265,6 +265,17 @@ def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     return {"weights": model.weight_bytes, "kv": spilled, "kv_reuse": decisions.kv.reuse.ssd_bytes}
 
 
+def ssd_in_place_bytes(model: ModelSpec) -> int:
+    """Of ``ssd_use``, what lies on an SSD already, so that free space need not hold it: the weights of a checkpoint that exists."""
+    return model.weight_bytes if model.checkpoint else 0
+
+
+def ssd_need(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+    """Bytes of free SSD space by item."""
+    use = ssd_use(hardware, model, workload, decisions)
+    return use | {"weights": use["weights"] - ssd_in_place_bytes(model)}
+
+
 def used_bytes(use: dict[str, int]) -> int:
     """Bytes that are really taken: what must be left alone not counted."""
     return sum(n for item, n in use.items() if item not in LEFT_ALONE)

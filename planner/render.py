@@ -11,7 +11,7 @@ from rich.text import Text
 
 from planner.decisions import Decisions, Tier
 from planner.hardware import HardwareProfile
-from planner.memory import LEFT_ALONE, dram_use, ssd_use, vram_use
+from planner.memory import LEFT_ALONE, dram_use, ssd_in_place_bytes, ssd_use, vram_use
 from planner.plan import Plan
 from planner.reuse import held, kept_set
 from planner.stages import Stage, ssd_gbps
@@ -95,6 +95,8 @@ def _assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:
     yield "SSD", show_bytes(hardware.ssd_bytes), from_("ssd_bytes")
     yield "SSD read", f"up to {best.gbps:.3g} GB/s", from_("ssd.read")
     if gpu:
+        if gpu.ssd_while_h2d_gbps:
+            yield "  with H2D", f"up to {gpu.ssd_while_h2d_gbps:.3g} GB/s", from_("gpu.ssd_while_h2d_gbps")
         yield "H2D", f"{gpu.h2d.peak:.3g} GB/s", from_("gpu.h2d")
         yield "  with SSD", f"{gpu.h2d_while_ssd_gbps:.3g} GB/s", from_("gpu.h2d_while_ssd_gbps")
         yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
@@ -166,7 +168,7 @@ def _binary(nbytes: int) -> str:
 def _tiers(plan: Plan, console: Console) -> None:
     _head(console, "Tiers", ", each filled to scale")
     h, args = plan.hardware, (plan.hardware, plan.model, plan.workload, plan.decisions)
-    tiers = [("DRAM", h.dram_bytes, dram_use(*args)), ("SSD", h.ssd_bytes, ssd_use(*args))]
+    tiers = [("DRAM", h.dram_bytes, dram_use(*args)), ("SSD", h.ssd_bytes + ssd_in_place_bytes(plan.model), ssd_use(*args))]
     if h.gpu:
         tiers.insert(0, ("VRAM", h.vram_bytes, vram_use(*args)))
     for name, capacity, use in tiers:

@@ -80,6 +80,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
             "h2d_while_ssd_gbps": gpu.h2d_while_ssd_gbps,
             "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
+            "ssd_while_h2d_gbps": gpu.ssd_while_h2d_gbps,
         },
         "layer_launch_s": profile.layer_launch_s,
         "origin": dict(profile.origin),
@@ -122,7 +123,7 @@ def model_from(cfg: ModelConfig) -> ModelSpec:
 
 
 def _gpu(cfg: GpuConfig) -> Gpu:
-    _at_least("hardware.gpu", cfg, 0, "context_bytes", "h2d_pageable_gbps", "h2d_with_d2h_gbps")
+    _at_least("hardware.gpu", cfg, 0, "context_bytes", "h2d_pageable_gbps", "h2d_with_d2h_gbps", "ssd_while_h2d_gbps")
     _positive("hardware.gpu", cfg, "dense_tflops", "attention_tflops", "memory_gbps", "h2d_while_ssd_gbps")
     return Gpu(
         name=cfg.name,
@@ -135,6 +136,7 @@ def _gpu(cfg: GpuConfig) -> Gpu:
         h2d_pageable_gbps=cfg.h2d_pageable_gbps,
         h2d_while_ssd_gbps=cfg.h2d_while_ssd_gbps,
         h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
+        ssd_while_h2d_gbps=cfg.ssd_while_h2d_gbps,
     )
 
 

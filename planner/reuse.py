@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.contention import Contention, contention
 from planner.decisions import KvPages, Tier
 from planner.hardware import HardwareProfile
 from planner.memory import kept_file_pages, kept_page_bytes
 from planner.model import ModelSpec
-from planner.stages import Prefill, Stage, h2d_loss, ssd_gbps
+from planner.stages import Prefill, Stage, ssd_gbps
 from planner.units import GB
 from planner.workload import Workload
 
@@ -73,17 +74,16 @@ class Restoring:
     """Each page one copy. Infinite without a GPU, where pages are where they are computed with."""
     copy_gbps: float
     """From where pages arrive into the sequences' KV."""
-    h2d_loss: float
-    """Seconds of copying over the link that a second of SSD reading costs."""
+    contention: Contention
 
     def stages(self, pages: Mapping[Tier, float], copies: float) -> dict[Stage, float]:
         """Seconds of each stage to move ``pages``, counted by the nearest tier that has them, and write ``copies`` of them."""
         page_gb = self.page_bytes / GB
         ssd, outside = pages.get(Tier.ssd, 0), pages.get(Tier.ssd, 0) + pages.get(Tier.dram, 0)
-        ssd_s = ssd * page_gb / self.ssd_gbps
+        ssd_s, h2d_s = self.contention.finish(ssd * page_gb / self.ssd_gbps, outside * page_gb / self.h2d_gbps)
         return {
             Stage.ssd: ssd_s,
-            Stage.h2d: outside * page_gb / self.h2d_gbps + self.h2d_loss * ssd_s,
+            Stage.h2d: h2d_s,
             Stage.compute: copies * page_gb / self.copy_gbps,
         }
 
@@ -100,7 +100,7 @@ def restoring(hardware: HardwareProfile, model: ModelSpec, page_tokens: int, que
         ssd_gbps(hardware, nbytes, queue_depth),
         gpu.h2d.at(nbytes) if gpu else float("inf"),
         gpu.memory_gbps / 2 if gpu else hardware.dram_copy_gbps,
-        h2d_loss(gpu) if gpu else 0.0,
+        contention(hardware),
     )
 
 

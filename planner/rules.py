@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.decisions import CachePolicy, Decisions, Tier
 from planner.hardware import HardwareProfile
-from planner.memory import dram_use, kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence, ssd_use, vram_use
+from planner.memory import dram_use, kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence, ssd_need, vram_use
 from planner.model import ModelSpec
 from planner.placement import head_block_bytes
 from planner.units import ALIGN, GB, show_bytes
@@ -240,7 +240,7 @@ def _capacities(hardware: HardwareProfile, model: ModelSpec, workload: Workload,
     tiers = (
         ("VRAM", "vram_bytes", hardware.vram_bytes if hardware.gpu else 0, vram_use(hardware, model, workload, d)),
         ("DRAM", "dram_bytes", hardware.dram_bytes, dram_use(hardware, model, workload, d)),
-        ("SSD", "ssd_bytes", hardware.ssd_bytes, ssd_use(hardware, model, workload, d)),
+        ("SSD", "ssd_bytes", hardware.ssd_bytes, ssd_need(hardware, model, workload, d)),
     )
     for tier, key, capacity, use in tiers:
         need = sum(use.values())

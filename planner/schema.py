@@ -62,6 +62,8 @@ class GpuConfig:
     """Host to device while the SSD is read at full rate."""
     h2d_with_d2h_gbps: float = MISSING
     """Host to device while the other direction is busy too."""
+    ssd_while_h2d_gbps: float = 0.0
+    """SSD read, at its fastest block and depth, while the host copies to the device at full rate; 0: not measured, taken as no slower."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ class HardwareConfig:
     dram_bytes: int = MISSING
     """DRAM that a plan may use."""
     ssd_bytes: int = MISSING
-    """SSD space that a plan may use for weights and KV."""
+    """Free SSD space that a plan may use, for KV and for the weights of a model that has no checkpoint yet."""
     ssd: SsdConfig = field(default_factory=SsdConfig)
     dram: DramConfig = field(default_factory=DramConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from planner.contention import contention
 from planner.decisions import Decisions, Tier
 from planner.hardware import Curve, Gpu, HardwareProfile
 from planner.memory import kv_layer_bytes, kv_page_bytes
@@ -73,11 +74,6 @@ def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> f
 def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int) -> float:
     """Host-to-device rate of ``nbytes`` in copies of at most ``chunk_bytes``, with nothing else on the way."""
     return gpu.h2d.at(min(nbytes, chunk_bytes))
-
-
-def h2d_loss(gpu: Gpu) -> float:
-    """Seconds of copying that a second of SSD reading costs: both write or read the same DRAM. Near 0 beside one drive."""
-    return max(0.0, 1 - gpu.h2d_while_ssd_gbps / gpu.h2d.peak)
 
 
 def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
@@ -159,8 +155,8 @@ def prompt_fill(workload: Workload) -> float:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that decisions move, and the seconds that they take: streamed weights in one pass, and, once, all KV that lies outside the
-    device at a sequence's end."""
+    """Bytes that decisions move, and the seconds that they take with nothing else on the way: streamed weights in one pass, and, once,
+    all KV that lies outside the device at a sequence's end."""
 
     weights_ssd_bytes: int
     weights_h2d_bytes: int
@@ -185,11 +181,10 @@ def traffic(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -
     weights_ssd_s, kv_ssd_s = placement.ssd_bytes_per_pass / ssd_rate, kv_ssd / ssd_rate
     weights_h2d_s = kv_h2d_s = kv_d2h_s = 0.0
     if gpu:
-        loss = h2d_loss(gpu)
         sizes = [placement.unit_bytes(unit) for unit in placement.streamed_units]
-        weights_h2d_s = sum(n / h2d_gbps(gpu, n, chunk) for n in sizes) / GB + loss * weights_ssd_s
+        weights_h2d_s = sum(n / h2d_gbps(gpu, n, chunk) for n in sizes) / GB
         layer = kv_layer_bytes(model, kv)
-        kv_h2d_s = (kv_h2d / h2d_gbps(gpu, layer, chunk) / GB if kv_h2d else 0.0) + loss * kv_ssd_s
+        kv_h2d_s = kv_h2d / h2d_gbps(gpu, layer, chunk) / GB if kv_h2d else 0.0
         kv_d2h_s = kv_h2d / (gpu.d2h.peak * GB)
     write_s = kv_ssd / (hardware.ssd_write_gbps * GB) if kv_ssd else 0.0
     return Traffic(
@@ -228,9 +223,11 @@ class Prefill:
         compute_s = prefill_compute_s(h, model, work, batch, chunk, start)
         if table_is_far(h, self.decisions):
             compute_s += lookup_s(model, batch * (work.prompt_tokens - start), passes)
+        ssd_s = passes * moved.weights_ssd_s + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s
+        ssd_s, h2d_s = contention(h).finish(ssd_s, passes * moved.weights_h2d_s + earlier * moved.kv_h2d_s)
         return {
-            Stage.ssd: passes * moved.weights_ssd_s + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s,
-            Stage.h2d: passes * moved.weights_h2d_s + earlier * moved.kv_h2d_s,
+            Stage.ssd: ssd_s,
+            Stage.h2d: h2d_s,
             Stage.d2h: prompt_fill(work) * moved.kv_d2h_s,
             Stage.compute: compute_s,
         }

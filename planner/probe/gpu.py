@@ -236,9 +236,10 @@ class Gpu:
             how = f"F.linear, 1 row, {len(rotated)} rotated BF16 14336x8192, median"
             yield Figure("gpu.memory_gbps", 14336 * 8192 * 2 / GB / took, how)
 
-    def feeding(self, arena: Arena, seconds: float) -> float:
-        """GB/s of H2D over ``seconds``: what the link gives while the caller keeps the SSD busy. Enough copies are queued that the link
-        does not wait for this thread, which shares the interpreter with the readers."""
+    def feeding(self, arena: Arena, seconds: float, going: Callable[[], bool]) -> tuple[float, float, float]:
+        """H2D for ``seconds`` or as long as ``going()``, one copy at least, while the caller keeps the SSD busy: GB/s, and when it began
+        and ended by ``time.perf_counter``. Enough copies are queued that the link does not wait for this thread, which shares the
+        interpreter with the readers."""
         import torch
 
         host = self._host(arena)
@@ -247,7 +248,7 @@ class Gpu:
         events: list[torch.cuda.Event] = []
         torch.cuda.synchronize()
         start = time.perf_counter()
-        while time.perf_counter() < start + seconds:
+        while not events or (time.perf_counter() < start + seconds and going()):
             at = len(events)
             device[at % 2].copy_(sources[at % len(sources)], non_blocking=True)
             events.append(torch.cuda.Event())
@@ -255,7 +256,8 @@ class Gpu:
             if at >= QUEUED:
                 events[at - QUEUED].synchronize()
         torch.cuda.synchronize()
-        return len(events) * BUSY_CHUNK / GB / (time.perf_counter() - start)
+        end = time.perf_counter()
+        return len(events) * BUSY_CHUNK / GB / (end - start), start, end
 
     def synchronize(self) -> None:
         import torch

@@ -1,7 +1,7 @@
 """All measurements in their order, and the profile made of them.
 
 Order: what is only read from the kernel, then DRAM, the processor, the GPU, the SSD with all the time that is left, and
-last H2D while the SSD is read. One measurement's failure is recorded in its figure's origin and the rest goes on. An
+last H2D and SSD reads at once. One measurement's failure is recorded in its figure's origin and the rest goes on. An
 unmeasured rate is 0, an unmeasured table has no rows, and its origin begins with ``findings.UNMEASURED``.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from planner.errors import UserError
@@ -22,14 +22,15 @@ from planner.probe.gpu import BUSY_CHUNK, Gpu, host_register
 from planner.probe.layer import measure_launch
 from planner.probe.memory import last_level_cache_bytes, memory_facts, usable_cores
 from planner.probe.meter import FULL, QUICK, Meter, Shares
-from planner.probe.scratch import Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
+from planner.probe.scratch import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from planner.probe.ssd import Buffers, ReadLoad, fill_scratch, read_sampler
 from planner.probe.sweep import best_point, sweep, table
 from planner.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, ProbeSettings, SsdConfig
 from planner.units import show_bytes
 
-ARENA_SHARE = 4
-"""The DRAM mapping takes at most one part in this many of what a plan could use."""
+DRAM_SHARE = 4
+"""The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""
+_BESIDE = ("gpu.h2d_while_ssd_gbps", "gpu.ssd_while_h2d_gbps")
 _LINK = ("gpu.h2d", "gpu.d2h")
 _DRAM = ("dram.pin_s_per_gb", "dram.copy_gbps", "dram.read_gbps")
 _CPU = ("cpu.matvec_gbps", "cpu.dense_tflops")
@@ -39,7 +40,8 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> HardwareConf
     """Measure the machine within ``shares`` (by default 60 s in all, 15 s when ``settings.quick``).
 
     ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. Memory: the
-    arena (2.1 GB, or a quarter of the DRAM that is free) and 0.3 GB of read buffers. Leaves no file behind.
+    arena (2.1 GB, or a quarter of the DRAM that is free), which the SSD is read into as well. On a file system in memory the scratch file
+    takes up to another quarter. Leaves no file behind.
     """
     directory = Path(settings.path).expanduser()
     if not directory.is_dir():
@@ -83,7 +85,7 @@ def _measure_dram(found: Findings, meter: Meter, shares: Shares, plan_bytes: int
     made: list[Arena] = []
 
     def measure() -> Iterator[Figure]:
-        arena = Arena(min(shares.arena_bytes, plan_bytes // ARENA_SHARE), int(found.number("cpu.cores")))
+        arena = Arena(min(shares.arena_bytes, plan_bytes // DRAM_SHARE), int(found.number("cpu.cores")))
         lock = host_register() if gpu else mlock()
         held.callback(arena.close, lock)
         made.append(arena)
@@ -130,18 +132,20 @@ def _with_torch(measure):
 
 
 def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path, arena: Arena | None, gpu: Gpu | None) -> None:
-    """Write and read rates, then H2D while the SSD is read; the scratch file is gone when this returns."""
-    kind = file_system(directory)
-    free, present = free_bytes(directory), sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    how = f"{show_bytes(free)} free on {kind}" + (f" and {show_bytes(present)} of safetensors in the directory" if present else "")
-    found.add(Figure("ssd_bytes", free + present, how))
+    """Write and read rates, then H2D and SSD reads at once; the scratch file is gone when this returns."""
+    kind, in_memory = file_system(directory), file_system(directory) in MEMORY
+    kind += " (memory, not an SSD)" if in_memory else ""
+    free = free_bytes(directory)
+    found.add(Figure("ssd_bytes", free, f"{show_bytes(free)} free on {kind}"))
 
     with ExitStack() as files:
         targets: list[Target] = []
 
         def write() -> Iterator[Figure]:
-            size = scratch_bytes(directory, shares.scratch_bytes)
+            most = min(shares.scratch_bytes, int(found.number("dram_bytes")) // DRAM_SHARE) if in_memory else shares.scratch_bytes
+            size = scratch_bytes(directory, most)
             fd, direct = files.enter_context(scratch_file(directory))
+            size = size if direct or in_memory else min(size, shares.buffered_bytes)
             target, gbps = fill_scratch(fd, direct, size, shares.write_s, f"nameless scratch file of random bytes on {kind}")
             targets.append(target)
             yield Figure("ssd.write_gbps", gbps, f"{target.how}, {show_bytes(target.nbytes)}, {target.what}, flush included")
@@ -149,7 +153,7 @@ def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path,
         def read() -> Iterator[Figure]:
             target, note = _read_target(directory, targets, files, found)
             cursor = Cursor(target)
-            buffers = Buffers(max(shares.ssd_depths), max(shares.ssd_blocks))
+            buffers = Buffers(max(shares.ssd_depths), max(shares.ssd_blocks), arena.buffer if arena else None)
             together_s = shares.together_s if gpu else 0.0
             sample = read_sampler(target, cursor, buffers, shares.sample_s)
             end = time.monotonic() + max(shares.read_least_s, meter.left_s - together_s)
@@ -161,15 +165,15 @@ def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path,
             )
             yield Figure("ssd.read", table(samples), how)
             if gpu:
-                meter.say("H2D while the SSD is read")
+                meter.say("H2D and SSD reads at once")
                 load = ReadLoad(target, cursor, buffers, *best_point(samples))
-                found.attempt(("gpu.h2d_while_ssd_gbps",), lambda: _together(gpu, arena, load, together_s))
+                found.attempt(_BESIDE, lambda: _together(gpu, arena, load, together_s))
 
         meter.say("SSD: write")
         found.attempt(("ssd.write_gbps",), write)
         meter.say("SSD: read over block size and queue depth")
-        if not found.attempt(("ssd.read",), read) and gpu and "gpu.h2d_while_ssd_gbps" not in found.origin:
-            found.lack(("gpu.h2d_while_ssd_gbps",), "the SSD could not be read")
+        if not found.attempt(("ssd.read",), read) and gpu and _BESIDE[0] not in found.origin:
+            found.lack(_BESIDE, "the SSD could not be read")
 
 
 def _read_target(directory: Path, targets: list[Target], files: ExitStack, found: Findings) -> tuple[Target, str]:
@@ -186,10 +190,14 @@ def _read_target(directory: Path, targets: list[Target], files: ExitStack, found
 def _together(gpu: Gpu, arena: Arena | None, load: ReadLoad, seconds: float) -> Iterator[Figure]:
     if arena is None:
         raise CannotMeasure("no DRAM mapping to measure on")
-    with load if seconds else nullcontext():
-        rate = gpu.feeding(arena, seconds)
-    how = f"copies of {show_bytes(BUSY_CHUNK)} queued without a gap while {load.gbps:.2f} GB/s came from the SSD"
-    yield Figure("gpu.h2d_while_ssd_gbps", rate, how)
+    with load:
+        h2d, start, end = gpu.feeding(arena, seconds, load.going)
+    ssd = load.gbps_within(start, end)
+    how = f"copies of {show_bytes(BUSY_CHUNK)} queued without a gap and reads of {load.how}, all over {show_bytes(arena.nbytes)} of DRAM"
+    yield Figure(_BESIDE[0], h2d, f"{how}, while {ssd:.2f} GB/s came from the SSD")
+    if not ssd:
+        raise CannotMeasure(f"no read ended within {seconds} s of copies")
+    yield Figure(_BESIDE[1], ssd, f"{how}, while {h2d:.2f} GB/s went to the device")
 
 
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
@@ -213,6 +221,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             h2d_pageable_gbps=number("gpu.h2d_pageable_gbps"),
             h2d_while_ssd_gbps=number("gpu.h2d_while_ssd_gbps"),
             h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
+            ssd_while_h2d_gbps=number("gpu.ssd_while_h2d_gbps"),
         ),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),

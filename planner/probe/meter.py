@@ -33,7 +33,9 @@ class Shares:
     arena_bytes: int
     """The DRAM mapping that is page-locked, copied, read and sent to the GPU."""
     scratch_bytes: int
-    """The scratch file, as far as room and ``write_s`` allow."""
+    """The scratch file, as far as room and ``write_s`` allow: as large as a store that a run would read, whose pages no cache holds."""
+    buffered_bytes: int
+    """The same where writes pass through the page cache: the flush comes on top of ``write_s``."""
     ssd_blocks: tuple[int, ...]
     ssd_depths: tuple[int, ...]
 
@@ -45,11 +47,11 @@ OVERRUN_S = {"full": 6.0, "quick": 3.0}
 
 _MIB = 2**20
 FULL = Shares(
-    60 - START_UP_S - OVERRUN_S["full"], 0.8, 1.5, 0.5, 5.0, 10.0, 2.0, 0.4, 2048 * _MIB, 4096 * _MIB,
+    60 - START_UP_S - OVERRUN_S["full"], 0.8, 1.5, 0.5, 5.0, 10.0, 2.0, 0.4, 2048 * _MIB, 16384 * _MIB, 4096 * _MIB,
     tuple(b * _MIB for b in (1, 4, 8, 16)), (1, 2, 4, 8, 16),
 )
 QUICK = Shares(
-    15 - START_UP_S - OVERRUN_S["quick"], 0.2, 0.4, 0.1, 1.2, 2.0, 0.8, 0.15, 1024 * _MIB, 1024 * _MIB,
+    15 - START_UP_S - OVERRUN_S["quick"], 0.2, 0.4, 0.1, 1.2, 2.0, 0.8, 0.15, 1024 * _MIB, 4096 * _MIB, 1024 * _MIB,
     tuple(b * _MIB for b in (1, 4, 16)), (1, 4, 16),
 )
 

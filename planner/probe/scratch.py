@@ -19,6 +19,8 @@ from planner.units import ALIGN, align_down, show_bytes
 
 LEAST_BYTES = 64 * 2**20
 """A scratch file or existing file smaller than this measures nothing."""
+MEMORY = ("tmpfs", "ramfs")
+"""File systems that are memory themselves: nothing is cached in front of them."""
 FREE_SHARE = 4
 """A scratch file takes at most one part in this many of the free space."""
 
@@ -31,6 +33,13 @@ class Target:
     direct: bool
     """O_DIRECT is on; without it, reads pass through the page cache, which is dropped before each measurement."""
     what: str
+    memory: bool = False
+    """The files lie in memory."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a second pass tells as much as the first: no cache has kept what was read."""
+        return self.direct or self.memory
 
     @property
     def nbytes(self) -> int:
@@ -76,15 +85,14 @@ def free_bytes(path: Path) -> int:
     return stats.f_bavail * stats.f_frsize
 
 
-def file_system(path: Path, root: Path = Path("/")) -> str:
-    """Type of the file system that holds ``path``: ``ext4``, ``tmpfs (memory, not an SSD)``; ``unknown`` when not told."""
+def file_system(path: Path | int, root: Path = Path("/")) -> str:
+    """Type of the file system that holds ``path`` or an open file: ``ext4``, ``tmpfs``; ``unknown`` when not told."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
         left, _, right = line.partition(" - ")
         if left.split()[2:3] == [number] and right:
-            kind = right.split()[0]
-            return f"{kind} (memory, not an SSD)" if kind in ("tmpfs", "ramfs") else kind
+            return right.split()[0]
     return "unknown"
 
 
@@ -164,4 +172,4 @@ def existing_files(directory: Path) -> Iterator[Target]:
             extents.append((fd, align_down(stat.st_size)))
         if not extents:
             raise CannotMeasure(f"no file of {show_bytes(LEAST_BYTES)} to read in {directory} either")
-        yield Target(tuple(extents), direct, f"{len(extents)} files that were there")
+        yield Target(tuple(extents), direct, f"{len(extents)} files that were there", file_system(directory) in MEMORY)

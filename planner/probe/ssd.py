@@ -1,7 +1,7 @@
 """The SSD: write rate, and read rate over block size and queue depth, by the runtime's own way of reading.
 
-One thread for each read in flight calls ``preadv`` into its own page-aligned buffer. Memory: the deepest queue times the
-largest block, plus one write buffer.
+One thread for each read in flight calls ``preadv`` into its own page-aligned part of the memory that the runtime would read into.
+Memory: one write buffer, and where there is no such memory, read buffers of half a GB.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from planner.probe.findings import CannotMeasure
-from planner.probe.scratch import LEAST_BYTES, Cursor, Target
-from planner.units import GB, align_down, align_up
+from planner.probe.scratch import LEAST_BYTES, MEMORY, Cursor, Target, file_system
+from planner.units import GB, align_down, align_up, show_bytes
 
 WRITE_BYTES = 8 * 2**20
 """One write."""
 WRITE_DEPTH = 2
 """Writes in flight."""
 SPREAD_BYTES = 512 * 2**20
-"""Read buffers in all, at least: several times the largest processor caches."""
+"""Read buffers in all, at least, where they have memory of their own: several times the largest processor caches."""
 PATTERN_BYTES = 32 * 2**20
 """Random bytes that the scratch file repeats: more than any file system looks back when it compresses."""
 
@@ -67,20 +67,20 @@ def fill_scratch(fd: int, direct: bool, wanted: int, seconds: float, what: str) 
     whole = min(reached)
     if whole < LEAST_BYTES:
         raise CannotMeasure(f"the scratch file could not be written: {errors[0].strerror if errors else 'short write'}")
-    return Target(((fd, whole),), direct, what), whole / GB / took
+    return Target(((fd, whole),), direct, what, file_system(fd) in MEMORY), whole / GB / took
 
 
 class Buffers:
-    """Page-aligned read buffers, touched once: ``depth`` of ``block_bytes``, or as many more as make ``SPREAD_BYTES``. What a run reads
-    lands in memory, not in the processor's cache: that shows where the drive is memory itself."""
+    """Page-aligned read buffers, ``depth`` of at least ``block_bytes``: parts of all of ``memory``, faulted in already, or where it is too
+    small (or None) of a mapping of their own of ``SPREAD_BYTES`` or more, touched once. What a run reads lands in memory, not in the
+    processor's cache: that shows where the drive is memory itself."""
 
-    def __init__(self, depth: int, block_bytes: int) -> None:
+    def __init__(self, depth: int, block_bytes: int, memory: mmap.mmap | None = None) -> None:
         self.depth, self.block_bytes = depth, block_bytes
-        self._each = align_up(max(block_bytes, SPREAD_BYTES // depth))
-        self._memory = mmap.mmap(-1, depth * self._each)
-        zeros = bytes(PATTERN_BYTES)
-        while self._memory.tell() < len(self._memory):
-            self._memory.write(zeros[: len(self._memory) - self._memory.tell()])
+        if memory is None or align_down(len(memory) // depth) < block_bytes:
+            memory = _touched(depth * align_up(max(block_bytes, SPREAD_BYTES // depth)))
+        self._memory = memory
+        self._each = align_down(len(memory) // depth)
         self._at = [0] * depth
 
     def view(self, index: int, nbytes: int) -> memoryview:
@@ -90,8 +90,17 @@ class Buffers:
         return memoryview(self._memory)[index * self._each + start :][:nbytes]
 
 
+def _touched(nbytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, nbytes)
+    zeros = bytes(PATTERN_BYTES)
+    while memory.tell() < nbytes:
+        memory.write(zeros[: nbytes - memory.tell()])
+    return memory
+
+
 class ReadLoad:
-    """Reads in flight while the ``with`` block runs, at most one pass over the target; ``gbps`` afterwards.
+    """Reads in flight while the ``with`` block runs, at most one pass over a target whose second pass would come from a cache; ``gbps``
+    and ``gbps_within`` afterwards.
 
     Raises, on leaving, what a reading thread raised. Every thread completes at least one read.
     """
@@ -121,7 +130,7 @@ class ReadLoad:
 
     def __enter__(self) -> ReadLoad:
         self._target.drop_cache()
-        self._once = not self._target.direct
+        self._once = not self._target.repeats
         self._start = time.perf_counter()
         self._threads = [threading.Thread(target=self._read, args=(i,)) for i in range(self._depth)]
         try:
@@ -145,9 +154,23 @@ class ReadLoad:
         """Read for ``seconds`` (less when a pass is over) and return GB/s up to the last completed read."""
         with self:
             end = time.perf_counter() + seconds
-            while time.perf_counter() < end and any(thread.is_alive() for thread in self._threads):
+            while time.perf_counter() < end and self.going():
                 time.sleep(min(0.01, seconds))
         return self.gbps
+
+    @property
+    def how(self) -> str:
+        """What is in flight."""
+        return f"{self._depth} x {show_bytes(self._block_bytes)}"
+
+    def going(self) -> bool:
+        """Whether anything is still being read."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def gbps_within(self, start: float, end: float) -> float:
+        """GB/s of the reads that ended between two readings of ``time.perf_counter``, up to the last of them; 0 when there are none."""
+        done = [at for at in self._done if start < at <= end]
+        return len(done) * self._block_bytes / GB / (max(done) - start) if done else 0.0
 
 
 def read_sampler(target: Target, cursor: Cursor, buffers: Buffers, seconds: float) -> Callable[[int, int], float]:

@@ -54,6 +54,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("gpu.h2d_pageable_gbps", f"{gpu.h2d_pageable_gbps:.1f} GB/s"),
         ("gpu.h2d_while_ssd_gbps", f"{gpu.h2d_while_ssd_gbps:.1f} GB/s"),
         ("gpu.h2d_with_d2h_gbps", f"{gpu.h2d_with_d2h_gbps:.1f} GB/s"),
+        ("gpu.ssd_while_h2d_gbps", f"{gpu.ssd_while_h2d_gbps:.1f} GB/s"),
     ]
 
 

@@ -7,12 +7,15 @@ import pytest
 from planner.cost import load_s, objective_weights, predict
 from planner.decisions import Tier
 from planner.force import Force
+from planner.hardware import SsdPoint
 from planner.memory import activation_bytes, dram_use, used_bytes, vram_use
 from planner.placement import place
 from planner.program import solve
 from planner.stages import Stage, earlier_kv, elementwise_bytes_per_token, h2d_gbps, prefill_compute_s, ssd_gbps
 from planner.workload import Objective
 from tests.planner.small import GB, MB, gpu, machine, model, work
+
+FAST_SSD = (SsdPoint(2**24, 8, 50.0),)
 
 
 def planned(hardware, m, w, **force):
@@ -98,14 +101,34 @@ def test_copies_run_at_the_rate_of_the_smaller_of_unit_and_chunk():
 
 def test_the_ssd_slows_h2d_only_while_it_is_read():
     m = model(12)
-    alone, slow = machine(vram=GB, dram=GB), machine(vram=GB, dram=GB)
-    alone, slow = (replace(hw, gpu=gpu(h2d_while_ssd_gbps=rate)) for hw, rate in ((alone, 55.0), (slow, 11.0)))
-    decisions, free = planned(alone, m, work())
+    free, slow = (machine(GB, GB, ssd_read=FAST_SSD, gpu=gpu(h2d_while_ssd_gbps=rate)) for rate in (55.0, 44.0))
+    decisions, alone = planned(free, m, work())
     beside = predict(slow, m, work(), decisions)
-    assert free.ssd_bytes_per_token > 0
-    assert beside.decode_stages["h2d"] == pytest.approx(free.decode_stages["h2d"] + 0.8 * free.decode_stages["ssd"])
+    assert 0 < alone.decode_stages["ssd"] < alone.decode_stages["h2d"]
+    assert beside.decode_stages["h2d"] == pytest.approx(alone.decode_stages["h2d"] + 0.2 * alone.decode_stages["ssd"])
+    assert beside.decode_stages["ssd"] == alone.decode_stages["ssd"]
     in_dram, _ = planned(machine(vram=GB), m, work())
-    assert predict(slow, m, work(), in_dram).decode_stages["h2d"] == predict(alone, m, work(), in_dram).decode_stages["h2d"]
+    assert predict(slow, m, work(), in_dram).decode_stages["h2d"] == predict(free, m, work(), in_dram).decode_stages["h2d"]
+
+
+def test_copies_slow_the_ssd_in_decode_and_prefill_and_whether_weights_or_kv_are_read():
+    m, w = model(12), work(prompt_tokens=2000, kv_spill=True)
+    free, slow = (machine(GB, GB, ssd_read=FAST_SSD, gpu=gpu(h2d_while_ssd_gbps=55.0, ssd_while_h2d_gbps=rate)) for rate in (0.0, 40.0))
+    decisions, _ = planned(free, m, w, page_tokens=256, prefill_chunk_tokens=500)
+    on_ssd = replace(decisions, kv=replace(decisions.kv, vram_pages=0, ssd_pages=decisions.kv.pages))
+    in_vram = replace(decisions, kv=replace(decisions.kv, vram_pages=decisions.kv.pages, ssd_pages=0))
+    for made in (on_ssd, in_vram):
+        alone, beside = predict(free, m, w, made), predict(slow, m, w, made)
+        for before, after in ((alone.decode_stages, beside.decode_stages), (alone.prefill_stages, beside.prefill_stages)):
+            assert before["ssd"] > 0 and after["h2d"] == before["h2d"]
+            assert after["ssd"] == pytest.approx(min(before["ssd"] + 0.2 * before["h2d"], before["ssd"] / 0.8))
+    assert predict(slow, m, w, on_ssd).decode_stages["ssd"] > predict(slow, m, w, in_vram).decode_stages["ssd"]
+
+
+def test_where_nothing_is_read_copies_slow_no_ssd():
+    hardware = machine(vram=GB, gpu=gpu(ssd_while_h2d_gbps=1.0))
+    _, predicted = planned(hardware, model(12), work())
+    assert predicted.ssd_bytes_per_token == 0 == predicted.decode_stages["ssd"] < predicted.decode_stages["h2d"]
 
 
 def test_what_lies_between_matrix_products_adds_to_a_long_prefill():

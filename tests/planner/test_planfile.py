@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from planner.contention import contention
 from planner.cost import predict
 from planner.decisions import KvReuse
 from planner.errors import UserError
@@ -49,6 +50,34 @@ def test_what_is_written_is_read_back_equal(model: ModelSpec, gpu: bool, tmp_pat
     plan = plan_of(model, gpu, batch=2)
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
+
+
+def test_a_plan_made_before_the_ssds_rate_beside_copies_was_kept_is_read_as_without_loss(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(plan_of(spec_from_geometry(LLAMA), True), path)
+    data = yaml.safe_load(path.read_text())
+    assert data["hardware"]["gpu"].pop("ssd_while_h2d_gbps") == 0.0
+    path.write_text(yaml.safe_dump(data))
+    plan = read_plan(path)
+    check_plan(plan)
+    assert contention(plan.hardware).ssd == 0.0 < contention(plan.hardware).h2d
+    data["hardware"]["gpu"]["ssd_while_h2d_gbps"] = -1.0
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(UserError, match=r"hardware\.gpu\.ssd_while_h2d_gbps=-1\.0: must be 0 or more"):
+        read_plan(path)
+
+
+def test_a_plan_for_a_checkpoint_on_a_full_disk_is_still_one_when_it_is_read_and_none_without_the_checkpoint(tmp_path: Path) -> None:
+    model = replace(spec_from_geometry(LLAMA), checkpoint="/data/small")
+    plan = plan_of(model)
+    plan = replace(plan, hardware=replace(plan.hardware, ssd_bytes=0))
+    path = tmp_path / "plan.yaml"
+    write_plan(plan, path)
+    check_plan(read_plan(path))
+    assert read_plan(path) == plan
+    path.write_text(path.read_text().replace("checkpoint: /data/small", "checkpoint: null"))
+    with pytest.raises(UserError, match="SSD capacity"):
+        check_plan(read_plan(path))
 
 
 KEEPING = {"prompt_tokens": 20000, "shared_prefix_tokens": 16384, "kept_tokens": 65536}

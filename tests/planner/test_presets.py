@@ -89,6 +89,7 @@ class TestHardware:
         assert p.cpu_matvec_gbps <= p.dram_read_gbps
         assert max(point.gbps for point in p.ssd_read) < p.dram_copy_gbps
         if p.gpu:
+            assert p.gpu.ssd_while_h2d_gbps == max(point.gbps for point in p.ssd_read), "a drive leaves DRAM to the link"
             assert_gpu_is_possible(p)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import pytest
 from omegaconf import OmegaConf
@@ -88,10 +89,10 @@ def test_no_room_but_a_checkpoint_there_measures_reads_on_the_checkpoint(disk, m
     assert "ssd.write_gbps" in unmeasured(found.origin)
 
 
-def test_a_checkpoint_in_the_directory_counts_as_space_for_weights(disk, monkeypatch):
+def test_the_ssd_offers_what_is_free_and_not_what_a_checkpoint_takes(disk, monkeypatch):
     (disk / "model.safetensors").write_bytes(bytes(4 * MIB))
     monkeypatch.setattr(measure, "free_bytes", lambda _: 10**9)
-    assert measured(disk).ssd_bytes == 10**9 + 4 * MIB
+    assert measured(disk).ssd_bytes == 10**9
 
 
 def test_a_failing_measurement_costs_its_own_figures_only(disk, monkeypatch):
@@ -103,6 +104,73 @@ def test_a_failing_measurement_costs_its_own_figures_only(disk, monkeypatch):
     found = measured(disk)
     assert unmeasured(found.origin)["cpu.matvec_gbps"] == "RuntimeError: no such instruction"
     assert found.cpu.matvec_gbps == 0.0 and found.ssd.read and found.dram.copy_gbps > 0
+
+
+class Card:
+    """Copies for as long as it is told; the device itself does nothing."""
+
+    def feeding(self, arena, seconds, going):
+        start = end = time.perf_counter()
+        while end < start + seconds and going():
+            time.sleep(0.001)
+            end = time.perf_counter()
+        return 40.0, start, end
+
+
+def beside_each_other(disk, arena, seconds=0.1):
+    with scratch.scratch_file(disk) as (fd, direct):
+        target, _ = ssd.fill_scratch(fd, direct, 8 * MIB, 5.0, "scratch")
+        load = ssd.ReadLoad(target, scratch.Cursor(target), ssd.Buffers(2, MIB, arena.buffer), MIB, 2)
+        found = Findings("2026-11-21")
+        found.attempt(measure._BESIDE, lambda: measure._together(Card(), arena, load, seconds))
+    return found
+
+
+def test_reads_and_copies_at_once_are_two_figures_each_with_the_other_in_its_origin(disk):
+    arena = Arena(64 * MIB, 2)
+    arena.fault_in()
+    found = beside_each_other(disk, arena)
+    reads = found.number("gpu.ssd_while_h2d_gbps")
+    assert found.number("gpu.h2d_while_ssd_gbps") == 40.0 and reads > 0
+    assert f"while {reads:.2f} GB/s came from the SSD" in found.origin["gpu.h2d_while_ssd_gbps"]
+    assert "while 40.00 GB/s went to the device" in found.origin["gpu.ssd_while_h2d_gbps"]
+    assert any(arena.buffer[:]), "what is read lands where copies come from"
+    none = beside_each_other(disk, arena, 0.0)
+    assert none.number("gpu.h2d_while_ssd_gbps") == 40.0 and none.number("gpu.ssd_while_h2d_gbps") == 0
+    assert unmeasured(none.origin) == {"gpu.ssd_while_h2d_gbps": "no read ended within 0.0 s of copies"}
+    arena.close(Lock("", lambda *_: None, lambda *_: None))
+
+
+def test_a_scratch_file_in_memory_leaves_most_of_the_memory_alone(disk, monkeypatch):
+    sizes = []
+
+    def filled(fd, direct, size, *rest):
+        sizes.append(size)
+        return ssd.fill_scratch(fd, direct, min(size, 8 * MIB), *rest)
+
+    monkeypatch.setattr(measure, "fill_scratch", filled)
+    monkeypatch.setattr(measure, "QUICK", dataclasses.replace(TINY, scratch_bytes=10**15))
+    monkeypatch.setattr(scratch, "free_bytes", lambda _: 10**18)
+    monkeypatch.setattr(measure, "file_system", lambda _: "tmpfs")
+    found = measured(disk)
+    assert sizes[0] <= found.dram_bytes // 4 and "memory, not an SSD" in found.origin["ssd_bytes"]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_scratch_file_that_is_written_through_the_page_cache_is_smaller(disk, monkeypatch, direct):
+    sizes = []
+
+    def filled(fd, _, size, *rest):
+        sizes.append(size)
+        raise CannotMeasure("enough")
+
+    monkeypatch.setattr(scratch, "_direct_writes", lambda _: direct)
+    monkeypatch.setattr(scratch, "set_direct", lambda _: True)
+    monkeypatch.setattr(measure, "fill_scratch", filled)
+    monkeypatch.setattr(measure, "file_system", lambda _: "ext4")
+    monkeypatch.setattr(measure, "QUICK", dataclasses.replace(TINY, scratch_bytes=8 * MIB, buffered_bytes=4 * MIB))
+    measured(disk)
+    assert sizes == [8 * MIB if direct else 4 * MIB]
 
 
 @pytest.mark.parametrize("where", ["fill_scratch", "sweep", "measure_cpu"])

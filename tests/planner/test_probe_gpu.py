@@ -72,6 +72,18 @@ def test_the_pageable_rate_is_measured_on_its_own_memory(stand_in):
     assert figure.path == "gpu.h2d_pageable_gbps" and figure.value > 0
 
 
+@pytest.mark.parametrize("reads", [0, 2, 10**9])
+def test_copies_go_on_while_there_are_reads_and_no_longer_than_asked(stand_in, arena, monkeypatch, reads):
+    monkeypatch.setattr(module, "BUSY_CHUNK", MIB)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: types.SimpleNamespace(record=lambda: None, synchronize=lambda: None))
+    left = iter(range(reads))
+    gbps, start, end = stand_in.feeding(arena, 0.05, lambda: next(left, None) is not None)
+    if reads < 10**9:
+        assert gbps == pytest.approx((reads + 1) * MIB / 1e9 / (end - start))
+    else:
+        assert end - start >= 0.05 and gbps > 0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_torch_that_sees_no_gpu_is_the_reason():
     with pytest.raises(CannotMeasure, match="no CUDA GPU: torch"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
+import time
 
 import pytest
 
@@ -228,3 +230,49 @@ def test_reads_land_all_over_the_buffers_and_never_in_anothers() -> None:
     assert all(len(places) * 64 * KIB > SPREAD_BYTES // 3 - 64 * KIB for places in starts)
     every = sorted(set().union(*starts))
     assert all(b - a >= 64 * KIB and a % 4096 == 0 for a, b in zip(every, every[1:], strict=False))
+
+
+def test_reads_land_all_over_the_memory_that_is_given_and_beside_it_when_it_is_too_small() -> None:
+    memory = mmap.mmap(-1, 3 * MIB + 4096)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def places(block_bytes: int) -> list[set[int]]:
+        buffers = Buffers(2, block_bytes, memory)
+        views = [[buffers.view(index, block_bytes) for _ in range(24)] for index in range(2)]
+        return [{ctypes.addressof(ctypes.c_char.from_buffer(view)) - first for view in lane} for lane in views]
+
+    low, high = places(256 * KIB)
+    assert low == {at * 256 * KIB for at in range(6)} and high == {at + 3 * MIB // 2 for at in low}
+    inside = range(len(memory))
+    assert not any(at in inside for lane in places(2 * MIB) for at in lane)
+
+
+def test_reads_of_a_window_are_those_that_ended_in_it() -> None:
+    load = ReadLoad(Target(((0, MIB),), True, ""), None, None, 10**6, 1)
+    load._done = [1.0, 2.0, 2.5, 3.0, 9.0]
+    assert load.gbps_within(1.0, 4.0) == pytest.approx(3 * 1e-3 / 2)
+    assert load.gbps_within(4.0, 8.0) == 0.0
+
+
+@pytest.mark.parametrize("direct, memory, again", [(True, False, True), (False, True, True), (False, False, False)])
+def test_a_file_is_read_twice_only_where_no_cache_has_kept_it(tmp_path, direct, memory, again) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(MIB))
+    with open(path, "rb") as file:
+        target = Target(((file.fileno(), MIB),), direct, "", memory)
+        load = ReadLoad(target, Cursor(target), Buffers(1, 64 * KIB), 64 * KIB, 1)
+        with load:
+            end = time.monotonic() + 5
+            while load.going() and len(load._done) <= 16 and time.monotonic() < end:
+                time.sleep(0.001)
+        assert (len(load._done) > 16) == again
+
+
+def test_a_file_in_memory_is_known_by_its_file_system(tmp_path, monkeypatch, small) -> None:
+    (tmp_path / "whole").write_bytes(os.urandom(2 * MIB))
+    os.sync()
+    for kind, memory in (("tmpfs", True), ("ext4", False)):
+        for module in (scratch, ssd):
+            monkeypatch.setattr(module, "file_system", lambda _, kind=kind: kind)
+        with existing_files(tmp_path) as target, scratch_file(tmp_path) as (fd, direct):
+            assert target.memory == memory == fill_scratch(fd, direct, 2 * MIB, 5.0, "scratch")[0].memory

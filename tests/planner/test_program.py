@@ -9,6 +9,7 @@ from planner.decisions import CachePolicy, Tier
 from planner.errors import UserError
 from planner.explain import Infeasible
 from planner.force import Force
+from planner.memory import kv_page_bytes, ssd_need
 from planner.program import search, solve
 from planner.rules import broken_rules
 from planner.stages import Stage
@@ -128,6 +129,37 @@ def test_no_plan_names_the_capacity_and_the_least_that_mends_it(hardware, tier, 
     solve(replace(hardware, **{key: capacity + short + MB}), m, w)
     with pytest.raises(Infeasible):
         solve(replace(hardware, **{key: capacity + short - MB}), m, w)
+
+
+@pytest.mark.parametrize("hardware", [machine(vram=GB, dram=GB), machine(vram=0, dram=GB)])
+def test_a_full_disk_has_room_for_the_checkpoint_that_lies_there(hardware):
+    m, w, full = replace(model(16), checkpoint="/data/small"), work(), replace(hardware, ssd_bytes=0)
+    assert solve(full, m, w) == solve(hardware, m, w)
+    assert predict(full, m, w, solve(full, m, w)).ssd_bytes == m.weight_bytes, "what lies there, however long it has"
+
+
+def test_where_only_the_weights_find_no_room_a_checkpoint_that_exists_is_offered():
+    with pytest.raises(Infeasible, match="or set model=hf model.checkpoint=DIR"):
+        solve(machine(ssd=GB), model(16), work())
+    exists, small = replace(model(16), checkpoint="/data/small"), machine(vram=300 * MB)
+    for m, hardware in ((model(16), replace(small, ssd_bytes=GB)), (exists, small)):
+        with pytest.raises(Infeasible) as none:
+            solve(hardware, m, work())
+        assert "model.checkpoint" not in str(none.value)
+
+
+def test_beside_a_checkpoint_the_ssd_is_short_by_spilled_kv_alone():
+    m, w = replace(model(8, table=4 * MB), checkpoint="/data/small"), work(batch=32, prompt_tokens=4096, kv_spill=True)
+    hardware = machine(vram=0, dram=1900 * MB)
+    plan = solve(hardware, m, w)
+    need = ssd_need(hardware, m, w, plan)
+    assert need == {"weights": 0, "kv": plan.kv.ssd_pages * kv_page_bytes(m, plan.kv.page_tokens), "kv_reuse": 0} and need["kv"] > 0
+    with pytest.raises(Infeasible) as none:
+        solve(replace(hardware, ssd_bytes=0), m, w)
+    assert list(none.value.shortages) == [Tier.ssd]
+    mended = replace(hardware, ssd_bytes=none.value.shortages[Tier.ssd] + MB)
+    assert broken_rules(mended, m, w, solve(mended, m, w)) == []
+    assert none.value.shortages[Tier.ssd] <= need["kv"] < m.weight_bytes
 
 
 def test_a_smaller_batch_is_offered_where_it_fits():

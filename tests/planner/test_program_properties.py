@@ -44,7 +44,9 @@ def machines(draw, m, gpu_too=None):
     change = {"ssd_read": points, "cpu_matvec_gbps": draw(st.floats(5, 100)), "cpu_dense_tflops": draw(st.floats(0.2, 5))}
     if with_gpu:
         beside = draw(st.floats(2, 55))
-        change["gpu"] = gpu(h2d=curve, d2h=curve, h2d_while_ssd_gbps=beside, dense_tflops=draw(st.floats(1, 400)))
+        reads = draw(st.sampled_from([0.0, 0.3, 3.0, 12.0]))
+        tflops = draw(st.floats(1, 400))
+        change["gpu"] = gpu(h2d=curve, d2h=curve, h2d_while_ssd_gbps=beside, ssd_while_h2d_gbps=reads, dense_tflops=tflops)
     return machine(vram, dram, **change)
 
 
@@ -93,6 +95,8 @@ def test_more_memory_or_bandwidth_never_predicts_slower(data):
         better = replace(hardware, dram_bytes=hardware.dram_bytes * 5 // 4)
     elif more == "ssd":
         better = replace(hardware, ssd_read=tuple(replace(p, gbps=1.5 * p.gbps) for p in hardware.ssd_read))
+        if card := hardware.gpu:
+            better = replace(better, gpu=replace(card, ssd_while_h2d_gbps=1.5 * card.ssd_while_h2d_gbps))
     elif more == "link":
         faster = Curve(tuple((size, 1.5 * rate) for size, rate in hardware.gpu.h2d.points))
         beside = 1.5 * hardware.gpu.h2d_while_ssd_gbps

@@ -95,10 +95,14 @@ def test_each_tier_is_as_slow_as_its_slowest_link():
 
 
 def test_a_second_of_reading_takes_its_share_of_the_link():
-    hardware = machine(gpu=gpu(h2d_while_ssd_gbps=11.0))
-    stages = restoring(hardware, wide(), 64, 8).stages({Tier.ssd: 10}, 0)
-    alone = restoring(machine(gpu=gpu(h2d_while_ssd_gbps=55.0)), wide(), 64, 8).stages({Tier.ssd: 10}, 0)
-    assert stages["h2d"] == pytest.approx(alone["h2d"] + 0.8 * alone["ssd"])
+    pages = {Tier.dram: 100, Tier.ssd: 10}
+    alone, slow_link, slow_ssd = (
+        restoring(machine(gpu=gpu(h2d_while_ssd_gbps=link, ssd_while_h2d_gbps=ssd)), wide(), 64, 8).stages(pages, 0)
+        for link, ssd in ((55.0, 0.0), (44.0, 0.0), (55.0, 3.5))
+    )
+    assert alone["ssd"] < alone["h2d"]
+    assert slow_link["h2d"] == pytest.approx(alone["h2d"] + 0.2 * alone["ssd"]) and slow_link["ssd"] == alone["ssd"]
+    assert slow_ssd["ssd"] == pytest.approx(alone["ssd"] + 0.5 * alone["h2d"]) and slow_ssd["h2d"] == alone["h2d"]
 
 
 def test_where_the_link_binds_a_prefill_of_one_pass_nothing_is_restored():
@@ -203,7 +207,8 @@ def tight(rng, on_gpu):
     m = replace(m, kv_width=16384 if on_gpu else 32768)
     link = rng.uniform(0.2, 2)
     fast = {"dense_tflops": 1e5, "attention_tflops": 1e5, "memory_gbps": 1e4} if rng.random() < 0.7 else {}
-    card = gpu(h2d=Curve(((2**20, link), (2**26, 1.5 * link))), h2d_while_ssd_gbps=rng.uniform(0.5, 1.5) * link, **fast)
+    beside = {"h2d_while_ssd_gbps": rng.uniform(0.5, 1.5) * link, "ssd_while_h2d_gbps": rng.choice([0.0, 0.5, 2.0])}
+    card = gpu(h2d=Curve(((2**20, link), (2**26, 1.5 * link))), **beside, **fast)
     reads = tuple(SsdPoint(block, 8, rng.uniform(0.2, 3)) for block in (2**22, 2**23))
     roomy = machine(4 * GB if on_gpu else 0, ssd_read=reads, cpu_matvec_gbps=100.0, cpu_dense_tflops=rng.choice([0.5, 50.0]))
     w = work(
@@ -257,6 +262,13 @@ def test_idle_memory_holds_what_is_worth_keeping_and_the_ssd_a_copy_of_all():
     kept = kept_set(w, decisions.kv.page_tokens)
     assert held(m, decisions.kv, kept) == {Tier.vram: 0, Tier.dram: kept.pages, Tier.ssd: 0}
     assert kept_file_pages(m, decisions.kv) == kept.pages
+
+
+def test_on_a_full_disk_nothing_is_kept_and_beside_a_checkpoint_only_what_is_kept_needs_room():
+    hardware, m, w = machine(vram=0, dram=8 * GB), replace(wide(8), checkpoint="/data/small"), work(**SHARED | {"kept_tokens": 16000})
+    roomy, full = solve(hardware, m, w).kv.reuse, solve(replace(hardware, ssd_bytes=0), m, w).kv.reuse
+    assert full.ssd_bytes == 0 < roomy.ssd_bytes and full.dram_pages == roomy.dram_pages > 0
+    assert solve(replace(hardware, ssd_bytes=roomy.ssd_bytes + 4096), m, w).kv.reuse == roomy
 
 
 def test_what_finds_no_room_in_memory_lies_on_the_ssd():

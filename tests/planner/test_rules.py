@@ -98,8 +98,17 @@ def test_no_page_is_kept_in_vram_without_a_gpu():
     assert names(change(plan, "kv.reuse.vram_pages", 1), hardware) == ["kv.reuse.vram_pages range"]
 
 
-def test_the_ssd_must_hold_the_checkpoint():
+def test_the_ssd_must_hold_the_weights_of_a_model_that_has_no_checkpoint_yet():
     assert names(PLAN, hardware=replace(MACHINE, ssd_bytes=GB)) == ["SSD capacity"]
+    assert names(PLAN, hardware=replace(MACHINE, ssd_bytes=0), m=replace(MODEL, checkpoint="/data/small")) == []
+
+
+def test_beside_a_checkpoint_the_ssd_must_hold_the_kv_alone():
+    plan = change(change(PLAN, "kv.page_tokens", 64), "kv.reuse.ssd_bytes", GB)
+    there = replace(MODEL, checkpoint="/data/small")
+    assert names(plan, hardware=replace(MACHINE, ssd_bytes=GB), m=there) == []
+    (short,) = broken_rules(replace(MACHINE, ssd_bytes=GB - 1), there, WORK, plan)
+    assert short.name == "SSD capacity" and "weights" not in short.message and "kv reuse 1" in short.message.replace("_", " ")
 
 
 def test_a_plan_for_a_gpu_is_refused_without_one():

@@ -59,7 +59,7 @@ BREAK: list[tuple[dict[str, Any], str]] = [
     ({"prefill_chunk_tokens": 0}, "prefill_chunk_tokens range"),
     ({"experts": {"vram_slots": 0, "dram_slots": 8}}, "experts section"),
     ({"hardware.dram_bytes": 1 << 20}, "DRAM capacity"),
-    ({"hardware.ssd_bytes": 1 << 10}, "SSD capacity"),
+    ({"kv.reuse": {"ssd_bytes": 1 << 30}, "kv.page_tokens": 64, "hardware.ssd_bytes": 1 << 10}, "SSD capacity"),
 ]
 """Edits, by dotted place in the plan's file, and the first rule that they break."""
 BREAK_GPU: list[tuple[dict[str, Any], str]] = [

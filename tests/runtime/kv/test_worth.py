@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.contention import Contention
 from planner.decisions import KvPages, Tier
 from planner.hardware import Curve
 from planner.plan import Plan
@@ -35,7 +36,7 @@ def on_card(plan: Plan, vram_pages: int = 24, dram_pages: int = 0, **changes: ob
 
 def with_page(worth: Worth) -> Worth:
     """Rates as they are, for pages of ``PAGE_BYTES``."""
-    worth._rates = replace(worth._rates, page_bytes=PAGE_BYTES, h2d_loss=0.0)
+    worth._rates = replace(worth._rates, page_bytes=PAGE_BYTES, contention=Contention())
     return worth
 
 
