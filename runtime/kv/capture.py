@@ -18,8 +18,9 @@ from runtime.kv.tiers import Tiers
 _QUEUED = 8
 """Without a card, pages that wait for a thread to copy them or are being copied."""
 _PACE_S = 0.1
-"""With a card, the least time from group to group while it computes: the threads that check and write a page take the interpreter's lock
-from the thread that launches kernels, 2 to 2.5 ms a page in decode steps of 16 ms with an 8B geometry on an H200."""
+"""With a card, the least time from group to group while it computes. A page written back in each step lengthened steps of 16 ms by 1.3 to
+2.4 ms (8B geometry, H200), some of it in this thread and some through the threads that check and write, by the interpreter's lock as it
+seems. Estimated from that, not tried at other values; what a short answer leaves is copied out after its last token."""
 
 
 class Capture:
