@@ -15,7 +15,7 @@ from planner.plan import Plan
 from planner.planfile import read_plan
 from planner.rules import BrokenRule, broken_rules
 from runtime.knobs import check_engine
-from runtime.kv.check import check_reuse
+from runtime.kv.check import check_reuse, check_scratch
 from runtime.requests import Asked, read_requests
 from runtime.schema import RunConfig
 from runtime.trace import check_form
@@ -59,6 +59,7 @@ def read_order(cfg: RunConfig) -> Order:
         most = plan.decisions.batch
         raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
     checkpoint = _checkpoint(cfg, plan.model)
+    check_scratch(cfg.kv, plan, checkpoint)
     out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
     new_tokens = _new_tokens(cfg, plan)
     requests = _requests(cfg, plan, new_tokens)

@@ -43,6 +43,13 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     _refuse_unwritable(directory(cfg.dir))
 
 
+def check_scratch(cfg: ReuseConfig, plan: Plan, checkpoint: Path) -> None:
+    """UserError where the running batch's KV is to lie on the SSD and the directory for it takes no file."""
+    place = checkpoint if cfg.scratch_dir is None else Path(cfg.scratch_dir).expanduser()
+    if plan.decisions.kv.ssd_pages and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        raise UserError(f"kv.scratch_dir={place}: not a directory that can be written to, for KV on the SSD; name another one")
+
+
 def _refuse_unwritable(wanted: Path) -> None:
     place = next(p for p in (wanted.absolute(), *wanted.absolute().parents) if os.path.lexists(p))
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
