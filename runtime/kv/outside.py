@@ -48,8 +48,8 @@ class OutsideKv:
         self._rows: dict[int, Rows] = {}
         self._homes: Mapping[int, KvHome] = {}
         self._stack = ExitStack()
+        self._stream: KvStream | None = None
         if not self.layers:
-            self._stream: KvStream | None = None
             return
         strange = next((i for i in self.layers if i not in self._windows), None)
         if strange is not None:
@@ -61,15 +61,15 @@ class OutsideKv:
         if self._on_ssd:
             self._scratch = Scratch(directory, len(self._on_ssd) * self._bytes)
             self._stack.callback(self._scratch.close)
-        self._stream = None
         layers = decoder_layers(model)
         for i in self.layers:
             layers[i].self_attn.register_forward_hook(lambda *_, i=i: self._stream.leave(i))
 
     def rehearse(self, capacity: int) -> Mapping[int, StreamedPlace]:
         """Places for a rehearsal with ``capacity`` tokens a sequence; none when every layer is computed with where it lies."""
-        slot = next(iter(self.slots or (self._passing if self.layers else ())), None)
-        return self._open(RehearsedKv(slot, capacity, self._rows)) if self.layers else {}
+        if not self.layers:
+            return {}
+        return self._open(RehearsedKv((self.slots or self._passing)[0], capacity, self._rows))
 
     def begin(self, batch: int, capacity: int) -> Mapping[int, StreamedPlace]:
         """Places for ``batch`` sequences, once a rehearsal has shown their shape."""

@@ -44,6 +44,13 @@ class Rows:
             for (b, h, d), start in ((self.keys, 0), (self.values, _product(self.keys)))
         )
 
+    def append(self, buffer: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
+        """Write states [batch, heads, tokens, dim] behind the first ``start`` rows of ``buffer`` -> K and V of all rows so far."""
+        pair = self.pair(buffer, start + keys.shape[-2])
+        for held, states in zip(pair, (keys, values), strict=True):
+            held[:, :, start:] = states
+        return pair
+
 
 def _product(shape: tuple[int, int, int]) -> int:
     batch, heads, dim = shape

@@ -107,9 +107,7 @@ class RingKv:
         _, buffer = self._ring.enter(Unit("kv", layer))
         rows = self._rows[layer] = Rows.of(keys, values)
         end = start + keys.shape[-2]
-        pair = rows.pair(buffer, end)
-        for held, states in zip(pair, (keys, values), strict=True):
-            held[:, :, start:end] = states
+        pair = rows.append(buffer, keys, values, start)
         first, last = start * rows.nbytes, end * rows.nbytes
         written = self._device.compute_event()
         self._out.waits(written)
@@ -186,9 +184,7 @@ class HostKv:
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
         rows, end = Rows.of(keys, values), start + keys.shape[-2]
-        pair = rows.pair(self._home.take(layer), end)
-        for held, states in zip(pair, (keys, values), strict=True):
-            held[:, :, start:] = states
+        pair = rows.append(self._home.take(layer), keys, values, start)
         self._open = layer, start * rows.nbytes, end * rows.nbytes, first_seen(end, self._windows[layer]) * rows.nbytes
         return pair
 
@@ -206,8 +202,8 @@ class HostKv:
 
 
 class RehearsedKv:
-    """Every layer in the same ``slot``, whatever lies there, and nothing moves. Notes the shape of each layer's ``rows``; UserError where
-    ``capacity`` tokens do not fit."""
+    """Every layer in the same ``slot``, whatever lies there, and nothing moves. Notes the shape of each layer's ``rows``; RuntimeError
+    where ``capacity`` tokens are more than was planned for."""
 
     def __init__(self, slot: torch.Tensor, capacity: int, rows: dict[int, Rows]):
         self._slot = slot
@@ -221,10 +217,7 @@ class RehearsedKv:
         rows = self._rows[layer] = Rows.of(keys, values)
         if self._capacity * rows.nbytes > self._slot.numel():
             raise RuntimeError(f"KV of layer {layer}: {self._capacity} tokens of {rows.nbytes} bytes, planned are {self._slot.numel()}")
-        pair = rows.pair(self._slot, start + keys.shape[-2])
-        for held, states in zip(pair, (keys, values), strict=True):
-            held[:, :, start:] = states
-        return pair
+        return rows.append(self._slot, keys, values, start)
 
     def pretend(self, layer: int, tokens: int) -> None:
         """Whatever lies there serves."""
