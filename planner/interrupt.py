@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
@@ -96,3 +97,10 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         for number in came[:1]:
             signal.raise_signal(number)
+
+
+def import_torch() -> None:
+    """Import torch with signals held back, for about a second: an exception that one raises inside its C++ initialisation aborts the
+    process instead of ending it."""
+    with uninterrupted():
+        importlib.import_module("torch")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from planner.interrupt import uninterrupted
+from planner.interrupt import import_torch, uninterrupted
 from planner.memory import arena_bytes
 from planner.plan import Plan
 from runtime.arena import Arena, PageLock
@@ -58,6 +58,7 @@ class Groundwork:
     def open_card(self) -> torch.device:
         """The plan's device. A GPU is opened, and the arena page-locked, on another thread. Imports torch and nothing else that takes
         long. UserError where there is no GPU."""
+        import_torch()
         from runtime.cuda import find_device
 
         device = find_device(self._plan)

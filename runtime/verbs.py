@@ -11,6 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from planner.bars import make_bar
+from planner.interrupt import import_torch
 from runtime.groundwork import Groundwork
 from runtime.kv.room import unplanned_dram_bytes
 from runtime.order import read_order
@@ -40,6 +41,7 @@ def bench_verb(cfg: BenchConfig) -> None:
 
 def pack_verb(cfg: PackConfig) -> None:
     """`runtime pack`"""
+    import_torch()
     from runtime.store.pack import pack_checkpoint
 
     device = Path(cfg.device).expanduser() if cfg.device else None
@@ -50,6 +52,7 @@ def pack_verb(cfg: PackConfig) -> None:
 
 def verify_verb(cfg: VerifyConfig) -> None:
     """`runtime verify`"""
+    import_torch()
     from runtime.store.verify import verify_store
 
     with bar("verifying") as progress:
@@ -59,6 +62,7 @@ def verify_verb(cfg: VerifyConfig) -> None:
 
 def synth_verb(cfg: SynthConfig) -> None:
     """`runtime synth`"""
+    import_torch()
     from runtime.synth import synthesize
 
     with bar("writing") as progress:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from planner.errors import UserError
-from planner.interrupt import terminate_as_interrupt
+from planner.interrupt import import_torch, terminate_as_interrupt
 from planner.probe.cpu import measure_cpu
 from planner.probe.dram import Arena, mlock
 from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
@@ -67,6 +67,7 @@ def _open_gpu(index: int, found: Findings) -> Gpu | None:
 
     def start() -> Iterator[Figure]:
         try:
+            import_torch()
             opened.append(Gpu(index))
         except ImportError as error:
             raise CannotMeasure(f"torch cannot be imported: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from planner.interrupt import DEAF_S, Terminated, terminate_as_interrupt, uninterrupted
+from planner.interrupt import DEAF_S, Terminated, import_torch, terminate_as_interrupt, uninterrupted
 from runtime.cli import PROGRAM
 from runtime.progress import PhaseBar
 from tests.cli import ROOT
@@ -228,6 +228,21 @@ def test_a_signal_while_something_is_taken_is_heard_right_after() -> None:
             taken.append(True)
         taken.append(False)
     assert taken == [True]
+
+
+def test_a_signal_while_torch_is_imported_is_heard_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = []
+
+    def import_slowly(name: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        reached.append(name)
+
+    monkeypatch.setattr("importlib.import_module", import_slowly)
+    with pytest.raises(Terminated), terminate_as_interrupt():
+        import_torch()
+        reached.append("what comes after")
+    assert reached == ["torch"]
 
 
 def test_a_signal_that_was_ignored_from_the_start_stays_ignored() -> None:
