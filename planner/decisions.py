@@ -108,12 +108,35 @@ class KvPages:
         return {Tier.vram: self.vram_pages, Tier.dram: self.dram_pages, Tier.ssd: self.ssd_pages}[tier]
 
 
+class ExpertPolicyName(StrEnum):
+    """Which experts a tier keeps, and which it fetches ahead of their layer: ``planner.policy.experts``."""
+
+    lru = "lru"
+    lfu = "lfu"
+    static = "static"
+    gating = "gating"
+    markov = "markov"
+    trajectory = "trajectory"
+    lookahead = "lookahead"
+    mix = "mix"
+
+
 @dataclass(frozen=True)
 class ExpertSlots:
-    """Experts held at once per tier, ring and cache headroom included. An FFN unit carries all experts of its layer."""
+    """Slots for routed experts, of one expert each. ``planner.experts`` says how many of a tier's slots keep experts of which layer, and
+    how many are left for those that pass through."""
 
     vram_slots: int
+    """0 without a GPU."""
     dram_slots: int
+    policy: ExpertPolicyName = ExpertPolicyName.mix
+    """What each tier keeps, by an instance of its own."""
+    prefetch: int = 0
+    """Experts of the coming layer that may be fetched ahead of it in one decode step; 0 waits for the router."""
+    in_flight: int = 2
+    """Chunks of prefetched experts that are queued on the link at most: what a demanded expert may have to wait for."""
+    chunk_bytes: int = 32 * 2**20
+    """Bytes of one copy of a part of an expert."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed experts of one MoE layer."""
+    """The routed experts of the MoE layers: each of them is a unit of its own."""
 
     count: int
+    """In one layer."""
     top_k: int
     expert_bytes: int
+    layers: tuple[int, ...]
+    """The decoder layers that have them; the others are dense."""
+    hit_rates: tuple[float, ...]
+    """Share of one token's experts that a layer finds in n slots of its own, for n = 0, ..., ``count``: from 0 to 1, rising, and by less
+    with every slot."""
+
+    @property
+    def units(self) -> int:
+        """Experts of all layers."""
+        return self.count * len(self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all experts."""
+        return self.units * self.expert_bytes
 
 
 @dataclass(frozen=True)
@@ -23,7 +39,7 @@ class ModelSpec:
     attn_bytes: tuple[int, ...]
     """Parameters under ``self_attn``, its inner norms included."""
     ffn_bytes: tuple[int, ...]
-    """Parameters under ``mlp``: the router and every expert included."""
+    """Parameters under ``mlp`` but for routed experts: of an MoE layer the router and the experts that every token visits."""
     norm_bytes: int
     """Everything that is always resident: layer norms, the final norm, other small tensors."""
     embed_bytes: int
@@ -64,7 +80,8 @@ class ModelSpec:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, each stored tensor once."""
-        return sum(self.attn_bytes) + sum(self.ffn_bytes) + self.norm_bytes + self.embed_bytes + self.head_bytes
+        routed = self.experts.nbytes if self.experts else 0
+        return sum(self.attn_bytes) + sum(self.ffn_bytes) + routed + self.norm_bytes + self.embed_bytes + self.head_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -72,16 +89,11 @@ class ModelSpec:
         return 2 * self.kv_width * self.dtype_bytes * self.layers
 
     def ffn_active_bytes(self, layer: int, tokens: int) -> float:
-        """FFN bytes that ``tokens`` tokens of one forward touch in ``layer``.
-
-        A dense FFN is touched whole. Of E experts with top-k routing, a uniform router leaves each untouched with
-        probability (1 - k/E)**tokens.
-        """
+        """FFN bytes that ``tokens`` tokens of one forward touch in ``layer``, its routed experts included."""
         e = self.experts
-        if e is None or self.ffn_bytes[layer] < e.count * e.expert_bytes:
+        if e is None or layer not in e.layers:
             return self.ffn_bytes[layer]
-        touched = e.count * (1 - (1 - e.top_k / e.count) ** tokens)
-        return self.ffn_bytes[layer] - (e.count - touched) * e.expert_bytes
+        return self.ffn_bytes[layer] + touched_experts(e, tokens) * e.expert_bytes
 
     @property
     def flops_per_token(self) -> float:
@@ -92,3 +104,9 @@ class ModelSpec:
     def attention_flops(self, context: float) -> float:
         """FLOPs of one token's attention over ``context`` tokens, all layers: QK^T and PV, 2 each per element."""
         return 4 * self.attn_width * context * self.layers
+
+
+def touched_experts(experts: Experts, tokens: int) -> float:
+    """Experts of one layer that ``tokens`` tokens visit: a uniform router with top-k of E leaves each unvisited with probability
+    (1 - k/E)**tokens."""
+    return experts.count * (1 - (1 - experts.top_k / experts.count) ** tokens)

@@ -15,11 +15,13 @@ class Unit:
     """The smallest piece of weights that moves as a whole. For ``head``, ``layer`` is the row block's index."""
 
     kind: str
-    """``attn``, ``ffn``, ``head``, or ``kv`` for a layer's KV where that streams."""
+    """``attn``, ``ffn``, ``expert``, ``head``, or ``kv`` for a layer's KV where that streams."""
     layer: int
+    expert: int | None = None
+    """Of an ``expert`` unit: which of its layer's routed experts. An ``ffn`` unit is what else is in ``mlp``."""
 
     def __str__(self) -> str:
-        return f"{self.kind}.{self.layer}"
+        return f"{self.kind}.{self.layer}" if self.expert is None else f"{self.kind}.{self.layer}.{self.expert}"
 
     @property
     def ring_class(self) -> str:
