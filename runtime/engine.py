@@ -28,6 +28,7 @@ from runtime.kv.tiers import PageMemory
 from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
+from runtime.moe.experts import Experts
 from runtime.pieces import cut
 from runtime.ring import VramRing
 from runtime.stream import HostStream, Rehearsal, RingStream
@@ -79,9 +80,11 @@ class Engine:
                 slot = self.arena.slice(self.host.cache_at, self.dram.slot_bytes)
                 self._rehearsal = Rehearsal(tensors, lambda _: slot)
                 self._kv_slots: list[torch.Tensor] = []
+                self._expert_slots: list[torch.Tensor] = []
             else:
                 self._take_vram(plan, copier)
             self._stack.callback(self.stream.close)
+            self.experts = self._open_experts(skeleton)
             directory = skeleton.store.directory if options.kv_scratch_dir is None else options.kv_scratch_dir
             self.outside = OutsideKv(plan, self.host, self._kv_slots, copier, self.model, directory)
             self._stack.callback(self.outside.close)
@@ -107,10 +110,13 @@ class Engine:
         kv_slots, kv_bytes = kv_ring_slots(plan.model, plan.decisions.kv), align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
         room = options.page_room
         ring_bytes = sum(count * size[name] for name, count in counts.items())
-        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + ring_bytes + kv_slots * kv_bytes + room.vram_bytes, self.device)
+        experts, expert_bytes = self._expert_room()
+        fixed_bytes = sum(x.nbytes for _, x in fixed)
+        self.vram = VramPool(fixed_bytes + ring_bytes + kv_slots * kv_bytes + room.vram_bytes + experts * expert_bytes, self.device)
         self._vram_at = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
         slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
         self._kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_slots)]
+        self._expert_slots = [self.vram.take(expert_bytes) for _ in range(experts)]
         bounce, kept = (self.vram.take(n * room.page_bytes).view(n, room.page_bytes) for n in (room.bounce_pages, room.vram_pages))
         pieces = {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
         self.ring = VramRing(
@@ -130,6 +136,23 @@ class Engine:
         tensors = {u: x.tensors for u, x in streamed.items()}
         self.stream = RingStream(self.ring, self.dram, tensors, copier, self.ledger)
         self._rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
+
+    def _expert_room(self) -> tuple[int, int]:
+        """Slots of VRAM for experts, and the bytes of one."""
+        if self.host.experts is None:
+            return 0, 0
+        room = self.host.experts.room
+        return room.vram_slots, max(layout.nbytes for layout in room.on_card.values())
+
+    def _open_experts(self, skeleton: Skeleton) -> Experts | None:
+        host = self.host.experts
+        if host is None:
+            return None
+        with uninterrupted():
+            place = self.arena.slice(host.at, host.dram.slot_bytes)
+            experts = Experts(host, skeleton.layers, self._expert_slots, place, self.copier, self.stream, self.ledger)
+            self._stack.callback(experts.close)
+        return experts
 
     def _bind_fixtures(self) -> None:
         """Point the model at what never moves; its bytes come with :meth:`load`."""
@@ -201,6 +224,9 @@ class Engine:
         self._binder.stream = self.stream
         if self.ring is not None:
             self.ring.start()
+        if self.experts is not None:
+            self.experts.start()
+            self.experts.stream()
 
     def loaded(self) -> dict[str, tuple[float, int]]:
         """What arrived on other threads so far, each with its busy seconds and bytes."""
@@ -215,6 +241,8 @@ class Engine:
         :meth:`stop`. On the CPU the first rehearsal, with a short prompt, is enough: nothing is loaded on demand there.
         """
         self._binder.stream = self._rehearsal
+        if self.experts is not None:
+            self.experts.rehearse()
         with torch.inference_mode():
             buffers = self._kv_of(batch).with_outside(self.outside.rehearse(batch.capacity))
             sequences = Sequences(self.model, self.device, batch, self._rehearsal.begin_pass, buffers)
@@ -257,6 +285,8 @@ class Engine:
     def stage_totals(self) -> dict[str, tuple[int, float]]:
         """Stage -> (bytes, busy seconds) since the engine was made."""
         self.stream.settle()
+        if self.experts is not None:
+            self.experts.settle()
         totals = {name: (t.bytes, t.busy_s) for name, t in self.ledger.totals().items()}
         return {"ssd": (self.pool.meter.bytes, self.pool.meter.busy_seconds), **totals}
 
@@ -265,6 +295,7 @@ class Engine:
         return {
             "cache": asdict(self.dram.cache.stats),
             "ring": asdict(self.ring.stats) if self.ring else None,
+            "experts": self.experts.facts() if self.experts else None,
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
             "stalls": self.pool.stalls.facts(),
             "ssd": {
@@ -279,6 +310,8 @@ class Engine:
         """End the stream: no unit moves any more, the pool and the arena may be used for something else."""
         self.outside.end()
         self.stream.close()
+        if self.experts is not None:
+            self.experts.close()
 
     def close(self) -> None:
         """Stop threads, free page-locked memory. Safe to call twice, and after a failure in the middle."""

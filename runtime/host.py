@@ -25,6 +25,7 @@ from runtime.kv.room import PageRoom
 from runtime.ledger import Ledger
 from runtime.load import Arrival, start_reads
 from runtime.model import Skeleton
+from runtime.moe.room import ExpertHost, ExpertRoom
 from runtime.store.base import UnitLayout
 from runtime.store.cached import CachedReads
 from runtime.store.reader import ReadPool
@@ -83,7 +84,8 @@ class HostSide:
         kv_bytes = align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
         kv_sizes = [kv_bytes] * kv_arena_slots(plan.hardware, plan.model, plan.decisions.kv)
         pages_bytes = options.page_room.dram_bytes
-        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes, pages_bytes)
+        room = ExpertRoom.of(plan, skeleton.store)
+        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes, pages_bytes, room.dram_bytes)
         self.arena = take(sum(map(align_up, sizes)))
         staging_at, _ = self.arena.take(ssd.staging_bytes)
         self.fixed: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
@@ -92,6 +94,7 @@ class HostSide:
         self.kv_places = [(self.arena.take(size)[0], size) for size in kv_sizes]
         """(offset, bytes) of each buffer for one layer's KV: of the layers that lie in DRAM, then those that the SSD's pass through."""
         self.pages_at, _ = self.arena.take(pages_bytes)
+        experts_at, _ = self.arena.take(room.dram_bytes)
         try:
             with uninterrupted():
                 staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]
@@ -100,6 +103,7 @@ class HostSide:
                 self._stack.callback(self.pool.close)
                 self.cached = CachedReads(self.pool, usable_cores())
                 self._stack.callback(self.cached.close)
+            self.experts = ExpertHost(room, self.arena, experts_at, self.pool) if room.layouts else None
             policy = make_policy(self.placement, options.wrap_around)
             heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self.fixed if f.unit}
             self.dram = DramTier(self.placement, self.layouts, self.arena, self.cache_at, self.pool, policy, heads, say, options.keep_log)
@@ -123,6 +127,8 @@ class HostSide:
             places = ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self.fixed)
             self._reads = start_reads(self.cached, places)
             self.dram.preload(self.cached)
+            if self.experts is not None:
+                self._reads += self.experts.dram.preload(self.cached)
 
     @property
     def reads(self) -> list[tuple[Arrival, int]]:

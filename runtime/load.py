@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from planner.units import ALIGN, align_down
 from runtime.device import CopyDevice
-from runtime.pieces import Segment
+from runtime.pieces import Segment, within
 from runtime.store.base import Extent, UnitLayout
 from runtime.store.blocks import pieces_of
 from runtime.store.errors import StoreError
@@ -112,8 +112,9 @@ class Filler:
             arrival, view, tensor, extent, fill = under_way.popleft()
             while not arrival.within(0.1):
                 self._raise_if_stopped()
-            for s in _crossing(fill.segments, extent, piece_shift=extent.offset % ALIGN):
-                self._device.copy(fill.dst[s.dst : s.dst + s.nbytes], tensor[s.src : s.src + s.nbytes])
+            for s in within(fill.segments, extent.dest, extent.nbytes):
+                landed = s.src - extent.dest + extent.offset % ALIGN
+                self._device.copy(fill.dst[s.dst : s.dst + s.nbytes], tensor[landed : landed + s.nbytes])
             free.append((view, tensor, self._device.copy_event()))
             self.filled_bytes += extent.nbytes
 
@@ -134,11 +135,3 @@ class Filler:
         last = self._device.copy_event()
         self._device.compute_waits(last)
         self._device.host_waits(last)
-
-
-def _crossing(segments: Sequence[Segment], piece: Extent, piece_shift: int) -> Iterator[Segment]:
-    """The parts of ``segments`` that ``piece`` carries; ``src`` becomes an offset in the bounce buffer."""
-    for s in segments:
-        first, last = max(s.src, piece.dest), min(s.src + s.nbytes, piece.dest + piece.nbytes)
-        if first < last:
-            yield Segment(first - piece.dest + piece_shift, s.dst + first - s.src, last - first)

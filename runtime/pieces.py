@@ -24,6 +24,14 @@ def cut(segments: Iterable[Segment], chunk: int) -> Iterator[Segment]:
             yield Segment(segment.src + start, segment.dst + start, min(chunk, segment.nbytes - start))
 
 
+def within(segments: Iterable[Segment], start: int, nbytes: int) -> Iterator[Segment]:
+    """What of ``segments`` comes from ``nbytes`` of the DRAM layout from ``start`` on."""
+    for s in segments:
+        first, last = max(s.src, start), min(s.src + s.nbytes, start + nbytes)
+        if first < last:
+            yield Segment(first, s.dst + first - s.src, last - first)
+
+
 class Parts:
     """Parts of buffers as they were last asked for: to take them anew for every copy costs the host more than the copy."""
 

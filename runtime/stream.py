@@ -26,7 +26,9 @@ class HostStream:
         self._layouts = layouts
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
+        self._unit: Unit | None = None
         self._entered_at = 0.0
+        self._paused_at = 0.0
 
     def begin_pass(self) -> None:
         """Nothing to do: the cache's window wraps by itself."""
@@ -38,9 +40,19 @@ class HostStream:
         views = self._views.get((unit, slot))
         if views is None:
             views = self._views[unit, slot] = parameters(self._layouts[unit], buffer)
+        self._unit = unit
         self._entered_at = now = self._ledger.now()
         self._ledger.waited("compute", "ssd", str(unit), now - (stats.wait_s - before_s), now)
         return views
+
+    def pause(self) -> None:
+        """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived."""
+        self._paused_at = self._ledger.now()
+        self._ledger.add("compute", str(self._unit), self._entered_at, self._paused_at)
+
+    def resume(self, arrival: Event | None = None) -> None:
+        self._entered_at = self._ledger.now()
+        self._ledger.waited("compute", "ssd", str(self._unit), self._paused_at, self._entered_at)
 
     def leave(self, unit: Unit) -> None:
         self._ledger.add("compute", str(unit), self._entered_at, self._ledger.now())
@@ -79,6 +91,7 @@ class RingStream:
         self._device = device
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
+        self._unit: Unit | None = None
         self._started: Event | None = None
         self._arrival: Event | None = None
         self._timing: deque[_Timed] = deque()
@@ -91,7 +104,7 @@ class RingStream:
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         views: dict[str, nn.Parameter] = {}
-        self._arrival = None
+        self._unit, self._arrival = unit, None
         if unit in self._layouts:
             index, buffer = self._ring.enter(unit)
             self._arrival = self._ring.entered_after
@@ -99,6 +112,15 @@ class RingStream:
             views = self._views[unit, index] = parameters(self._layouts[unit], buffer) if found is None else found
         self._started = self._device.compute_event()
         return views
+
+    def pause(self) -> None:
+        """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived."""
+        self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._started, self._device.compute_event()))
+
+    def resume(self, arrival: Event | None = None) -> None:
+        """What is computed from now on waits for ``arrival``."""
+        self._arrival = arrival
+        self._started = self._device.compute_event()
 
     def leave(self, unit: Unit) -> None:
         end = self._device.compute_event()

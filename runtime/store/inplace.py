@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from planner.checkpoint import read_checkpoint
 from planner.errors import UserError
 from planner.placement import Unit
 from runtime.store.layout import Parameter, Source, UnitLayout, lay_in_place
-from runtime.store.names import pieces_of
+from runtime.store.names import part_of, pieces_of
 from runtime.store.parameters import DTYPES, Slot, model_slots, tied_names
 
 
@@ -30,7 +31,7 @@ class Inventory:
         """Match the checkpoint in ``directory`` with ``model``. UserError names the first tensor that is missing or differs."""
         checkpoint = read_checkpoint(directory)
         slots = model_slots(model)
-        shapes = {slot.full_name: slot.shape for slot in slots.all}
+        shapes = {slot.full_name: slot.shape if slot.part is None else (slot.part + 1, *slot.shape) for slot in slots.all}
         tied = tied_names(model)
         shapes |= {name: shapes[source] for name, source in tied.items() if source in shapes}
         pieces = pieces_of(model, shapes, checkpoint.tensors)
@@ -51,8 +52,9 @@ class Inventory:
                         f"{directory}: tensor {name} is {stored} and parameter {slot.full_name} {str(slot.dtype).removeprefix('torch.')}; "
                         f"weights are read as stored: set dtype in config.json to the tensors' own, or convert the checkpoint to one dtype"
                     )
-            nbytes = sum(piece.nbytes for piece in pieces[slot.full_name])
-            return Parameter(slot.name, slot.shape, slot.dtype, nbytes, pieces[slot.full_name])
+            nbytes = math.prod(slot.shape) * slot.dtype.itemsize
+            found = pieces[slot.full_name] if slot.part is None else part_of(pieces[slot.full_name], slot.part * nbytes, nbytes)
+            return Parameter(slot.name, slot.shape, slot.dtype, nbytes, found)
 
         return cls(
             units={unit: tuple(parameter(slot) for slot in group) for unit, group in slots.units.items()},

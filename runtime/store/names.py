@@ -8,7 +8,7 @@ a list of pieces of checkpoint tensors that can be read straight into place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -203,6 +203,16 @@ def _pieces(name: str, value: _Value, shape: tuple[int, ...]) -> tuple[Piece, ..
             pieces.append(Piece(tensor, offset, nbytes, dest))
         dest += nbytes
     return tuple(pieces)
+
+
+def part_of(pieces: Iterable[Piece], start: int, nbytes: int) -> tuple[Piece, ...]:
+    """What of ``pieces`` fills ``nbytes`` of a parameter from ``start`` on, as a parameter of its own."""
+    part = []
+    for piece in pieces:
+        first, last = max(piece.dest, start), min(piece.dest + piece.nbytes, start + nbytes)
+        if first < last:
+            part.append(Piece(piece.tensor, piece.offset + first - piece.dest, last - first, first - start))
+    return tuple(part)
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:

@@ -10,6 +10,7 @@ import torch
 
 from planner.errors import UserError
 from planner.placement import Unit
+from runtime.moe.modules import expert_parameters, experts_module
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType({
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
@@ -31,6 +32,9 @@ class Slot:
     """Relative to the unit's submodule, or the full name for others."""
     shape: tuple[int, ...]
     dtype: torch.dtype
+    part: int | None = None
+    """Of a routed expert: which part of the parameter along its first dimension, ``shape`` being a part's. None: all of it. A parameter's
+    last part comes last."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class ModelSlots:
     """Every parameter and persistent buffer of a model, tied ones once, under the name that comes first."""
 
     units: Mapping[Unit, tuple[Slot, ...]]
-    """In forward order: attention and FFN of layer 0, of layer 1, ..."""
+    """In forward order: attention, FFN and routed experts of layer 0, of layer 1, ..."""
     others: tuple[Slot, ...]
 
     @property
@@ -62,18 +66,19 @@ def decoder_layers(model: torch.nn.Module) -> tuple[str, torch.nn.ModuleList]:
 
 
 def model_slots(model: torch.nn.Module) -> ModelSlots:
-    """Divide ``model``'s state between units and others. Parameters of attention and FFN are units; buffers never are."""
+    """Divide ``model``'s state between units and others. Parameters of attention, FFN and each expert are units; buffers never are."""
     layers_name, layers = decoder_layers(model)
     units: dict[Unit, tuple[Slot, ...]] = {}
     taken: set[str] = set()
     for index in range(len(layers)):
         for kind, submodule in _SUBMODULES.items():
-            prefix = f"{layers_name}.{index}.{submodule}."
-            slots = tuple(
-                Slot(prefix + name, name, tuple(p.shape), p.dtype) for name, p in getattr(layers[index], submodule).named_parameters()
-            )
-            units[Unit(kind, index)] = slots
-            taken |= {slot.full_name for slot in slots}
+            prefix, module = f"{layers_name}.{index}.{submodule}.", getattr(layers[index], submodule)
+            experts = _expert_slots(prefix, module) if kind == "ffn" else []
+            routed = {slot.full_name for slots in experts for slot in slots}
+            slots = (Slot(prefix + name, name, tuple(p.shape), p.dtype) for name, p in module.named_parameters())
+            units[Unit(kind, index)] = tuple(slot for slot in slots if slot.full_name not in routed)
+            units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
+            taken |= {slot.full_name for slot in units[Unit(kind, index)]} | routed
     tied = tied_names(model)
     others = tuple(
         Slot(name, name, tuple(t.shape), t.dtype)
@@ -81,6 +86,19 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
         if name not in taken and name not in tied
     )
     return ModelSlots(units, others)
+
+
+def _expert_slots(prefix: str, block: torch.nn.Module) -> list[tuple[Slot, ...]]:
+    """The slots of each routed expert of an ``mlp``; none in a dense layer."""
+    found = experts_module(block)
+    if found is None:
+        return []
+    prefix += f"{found[0]}."
+    parameters = expert_parameters(found[1])
+    return [
+        tuple(Slot(prefix + name, name, tuple(p.shape[1:]), p.dtype, e) for name, p in parameters.items())
+        for e in range(found[1].num_experts)
+    ]
 
 
 def tied_names(model: torch.nn.Module) -> Mapping[str, str]:

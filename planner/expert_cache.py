@@ -1,0 +1,109 @@
+"""Which experts a tier holds, and in which of its slots: decisions alone, without bytes, threads or clocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.policy.expert_base import ExpertPolicy
+
+DENSE = 0.75
+"""Share of a layer's experts from which a visit counts as one of all: what it does not keep only passes through, and the coming layer's
+experts will be wanted whoever they are."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a layer's visit finds. ``dropped`` are the slots of experts that were fetched ahead for it in vain."""
+
+    hits: tuple[int, ...]
+    misses: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+
+class ExpertCache:
+    """Slots of one tier. Every layer keeps up to its quota of experts; the other slots are for those that pass through.
+
+    A visit runs so: :meth:`visit`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used. ``settle``
+    keeps the most worthy of those held and those just used: an expert that came through a passing slot stays where it is and the one that
+    goes gives its slot. Slots that are let go are not used again until :meth:`give_back`.
+    """
+
+    def __init__(self, quotas: Mapping[int, int], slots: int, policy: ExpertPolicy):
+        self._quotas = dict(quotas)
+        self._policy = policy
+        self._order = tuple(quotas)
+        self._place = {layer: i for i, layer in enumerate(self._order)}
+        self._kept: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
+        self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
+        self._free = deque(range(slots))
+        self._worth: np.ndarray = np.zeros(0)
+
+    @property
+    def free(self) -> int:
+        """Slots that :meth:`take` can give."""
+        return len(self._free)
+
+    def slot(self, layer: int, expert: int) -> int | None:
+        """Where ``expert`` lies, or is on its way to; None when it is not held."""
+        kept = self._kept[layer].get(expert)
+        return self._passing[layer].get(expert) if kept is None else kept
+
+    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None = None) -> Visit:
+        """``layer`` is about to use ``routed``, all different."""
+        self._policy.observe(self._place[layer], routed, ahead)
+        self._worth = self._policy.worth(self._place[layer])
+        kept, passing = self._kept[layer], self._passing[layer]
+        vain = [expert for expert in passing if expert not in routed]
+        dropped = tuple(passing.pop(expert) for expert in vain)
+        hits = tuple(e for e in routed if e in kept or e in passing)
+        return Visit(hits, tuple(e for e in routed if e not in kept and e not in passing), dropped)
+
+    def take(self, layer: int, expert: int) -> int | None:
+        """A slot for ``expert``, which is not held; None while none is free."""
+        if not self._free:
+            return None
+        slot = self._passing[layer][expert] = self._free.popleft()
+        return slot
+
+    def keep(self, layer: int, expert: int) -> int | None:
+        """A slot for ``expert`` before the first visit, if its layer still has one of its own."""
+        if len(self._kept[layer]) >= self._quotas[layer]:
+            return None
+        slot = self._kept[layer][expert] = self._free.popleft()
+        return slot
+
+    def settle(self, layer: int, expert: int) -> int | None:
+        """``expert`` of the layer visited last was used: keep it or let it go. The slot that is let go, if any."""
+        kept, passing = self._kept[layer], self._passing[layer]
+        if expert in kept:
+            return None
+        if len(kept) >= self._quotas[layer]:
+            least = min(kept, key=self._worth.__getitem__, default=expert)
+            if self._worth[least] >= self._worth[expert]:
+                return passing.pop(expert)
+            slot = kept.pop(least)
+            kept[expert] = passing.pop(expert)
+            return slot
+        kept[expert] = passing.pop(expert)
+        return None
+
+    def give_back(self, slot: int) -> None:
+        """Nothing reads or writes ``slot`` any more."""
+        self._free.append(slot)
+
+    def coming(self, layer: int, routed: int, most: int) -> tuple[int, list[int]]:
+        """The MoE layer after ``layer``, and what to fetch ahead for it: all that it lacks when ``layer`` was visited by nearly all its
+        experts, ``routed`` of them, else up to ``most``, the likeliest first. Nothing where there is but one MoE layer."""
+        after = self._order[(self._place[layer] + 1) % len(self._order)]
+        if after == layer:
+            return after, []
+        held = self._kept[after].keys() | self._passing[after].keys()
+        odds = self._policy.foresee(self._place[after])
+        if routed >= DENSE * len(odds):
+            return after, [e for e in range(len(odds)) if e not in held]
+        likeliest: Iterable[int] = np.argsort(-odds, kind="stable")[: most + len(held)].tolist() if most else ()
+        return after, [e for e in likeliest if e not in held and odds[e] > 0][:most]

@@ -1,0 +1,270 @@
+"""The DRAM tier of experts: slots in the arena, and reads that bring experts to them part by part."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from planner.errors import UserError
+from planner.expert_cache import ExpertCache
+from planner.units import align_up
+from runtime.arena import Arena
+from runtime.load import Arrival
+from runtime.store.base import Extent, UnitLayout
+from runtime.store.blocks import pieces_of
+from runtime.store.reader import ReadPool, Reads
+
+Key = tuple[int, int]
+"""(decoder layer, expert)."""
+
+
+@dataclass
+class TierStats:
+    """What a tier did. ``ahead`` are experts fetched before their layer asked, ``ahead_used`` those of them that it then used."""
+
+    hits: int = 0
+    misses: int = 0
+    ahead: int = 0
+    ahead_used: int = 0
+    waits: int = 0
+    wait_s: float = 0.0
+
+    def report(self) -> dict[str, float | None]:
+        """The counters, and the shares that follow from them."""
+        asked = self.hits + self.misses
+        return vars(self) | {
+            "hit_rate": self.hits / asked if asked else None,
+            "prefetch_precision": self.ahead_used / self.ahead if self.ahead else None,
+        }
+
+
+@dataclass(eq=False)
+class _Fetch:
+    """An expert on its way: parts are submitted in order, and arrive in any."""
+
+    key: Key
+    slot: int
+    parts: Sequence[tuple[Extent, ...]]
+    submitted: int = 0
+    under_way: int = 0
+    demanded: bool = False
+    dropped: bool = False
+    arrived: deque[int] = field(default_factory=deque)
+    """Parts that arrived and that :meth:`DramExperts.next_part` has not told of."""
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = len(self.parts)
+
+
+def parts_of(layout: UnitLayout, most_bytes: int) -> list[tuple[Extent, ...]]:
+    """The reads that bring a unit, in groups of about ``most_bytes``."""
+    parts: list[list[Extent]] = [[]]
+    room = most_bytes
+    for extent in (piece for e in layout.extents for piece in pieces_of(e, most_bytes)):
+        if parts[-1] and extent.nbytes > room:
+            parts.append([])
+            room = most_bytes
+        parts[-1].append(extent)
+        room -= extent.nbytes
+    return [tuple(part) for part in parts]
+
+
+class DramExperts:
+    """Experts in ``slots`` of the arena from ``base`` on, under ``cache``.
+
+    One consumer calls :meth:`visit`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. What the consumer asked
+    for is read at once; what is fetched ahead goes ``in_flight`` parts at a time, and not beyond the next visit if that has no use for it.
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[Key, UnitLayout],
+        arena: Arena,
+        base: int,
+        cache: ExpertCache,
+        pool: ReadPool,
+        part_bytes: int,
+        in_flight: int,
+        prefetch: int,
+        above: ExpertCache | None,
+    ):
+        self.stats = TierStats()
+        self.slot_bytes = slot_bytes(layouts)
+        self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
+        self._cache, self._above = cache, above
+        self._part_bytes, self._in_flight, self._prefetch = part_bytes, in_flight, prefetch
+        self._cond = threading.Condition()
+        self._fetches: dict[Key, _Fetch] = {}
+        self._todo: deque[Key] = deque()
+        self._left: dict[int, Callable[[], None]] = {}
+        """Waits for the copies that read a slot last."""
+        self._ahead: set[Key] = set()
+        self._visited: tuple[int, int] | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+
+    def preload(self, source: Reads) -> list[tuple[Arrival, int]]:
+        """Start to fill the slots that layers keep, from ``source``: (arrival, bytes) of each expert."""
+        under_way = []
+        for (layer, expert), layout in self._layouts.items():
+            slot = self._cache.keep(layer, expert)
+            if slot is not None:
+                under_way.append((Arrival(), layout.payload_bytes))
+                source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
+        return under_way
+
+    def visit(self, layer: int, routed: Sequence[int], touched: int, ahead: np.ndarray | None = None) -> None:
+        """``layer`` wants ``routed`` from here, of ``touched`` that it computes with: what is not here begins to come, as far as there are
+        slots."""
+        with self._cond:
+            seen = self._cache.visit(layer, routed, ahead)
+            self.stats.hits += len(seen.hits)
+            self.stats.misses += len(seen.misses)
+            under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
+            for slot in seen.dropped:
+                self._drop(slot, under_way.get(slot))
+            self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
+            self._ahead.clear()
+            for expert in seen.hits:
+                fetch = self._fetches.get((layer, expert))
+                if fetch is not None:
+                    fetch.demanded = True
+                    self._submit(fetch)
+            self._visited = layer, touched
+            self._todo.extend((layer, expert) for expert in seen.misses)
+            self._go_on()
+
+    def here(self, layer: int, expert: int) -> bool:
+        """Whether all of it lies in its slot."""
+        with self._cond:
+            self._raise_if_broken()
+            return self._cache.slot(layer, expert) is not None and (layer, expert) not in self._fetches
+
+    def place(self, layer: int, expert: int) -> tuple[int, torch.Tensor]:
+        """(slot, its uint8 buffer) of an expert that is here or on its way."""
+        slot = self._cache.slot(layer, expert)
+        return slot, self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
+
+    def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
+        """What :meth:`next_part` numbers."""
+        return parts_of(self._layouts[layer, expert], self._part_bytes)
+
+    def read_until(self, slot: int, wait: Callable[[], None]) -> None:
+        """Copies that read ``slot`` are queued; ``wait`` returns once they are over."""
+        with self._cond:
+            self._left[slot] = wait
+
+    def next_part(self, layer: int, experts: Collection[int]) -> tuple[int, int, bool]:
+        """Wait until a part of one of ``experts``, all on their way, has arrived: (expert, number of the part, whether it was the last)."""
+        with self._cond:
+            begun = None
+            while True:
+                self._raise_if_broken()
+                for expert in experts:
+                    fetch = self._fetches.get((layer, expert))
+                    if fetch is not None and fetch.arrived:
+                        part = fetch.arrived.popleft()
+                        over = not fetch.left and not fetch.arrived
+                        if over:
+                            del self._fetches[fetch.key]
+                        if begun is not None:
+                            self.stats.waits += 1
+                            self.stats.wait_s += time.perf_counter() - begun
+                        return expert, part, over
+                begun = begun or time.perf_counter()
+                self._cond.wait(1.0)
+
+    def release(self, layer: int, expert: int) -> None:
+        """The consumer is through with it, but for copies that :meth:`read_until` told of."""
+        with self._cond:
+            let_go = self._cache.settle(layer, expert)
+            if let_go is not None:
+                self._cache.give_back(let_go)
+            self._go_on()
+
+    def close(self) -> None:
+        """Wake the consumer with an error; reads under way are the reader's to end."""
+        with self._cond:
+            self._closed = True
+            self._cond.notify_all()
+
+    def _go_on(self) -> None:
+        """Start what was asked for, then what may be next, as far as there are slots."""
+        while self._todo and self._begin(self._todo[0], demanded=True):
+            self._todo.popleft()
+        if self._todo:
+            return
+        after, wanted = self._cache.coming(*self._visited, self._prefetch)
+        for expert in wanted:
+            if self._above is not None and self._above.slot(after, expert) is not None:
+                continue
+            if self._cache.free <= 1 or not self._begin((after, expert), demanded=False):
+                return
+            self._ahead.add((after, expert))
+            self.stats.ahead += 1
+
+    def _begin(self, key: Key, demanded: bool) -> bool:
+        slot = self._cache.take(*key)
+        if slot is None:
+            return False
+        self._left.pop(slot, _at_once)()
+        fetch = self._fetches[key] = _Fetch(key, slot, self.parts(*key), demanded=demanded)
+        self._submit(fetch)
+        return True
+
+    def _submit(self, fetch: _Fetch) -> None:
+        while fetch.submitted < len(fetch.parts) and not fetch.dropped and (fetch.demanded or fetch.under_way < self._in_flight):
+            number = fetch.submitted
+            fetch.submitted += 1
+            fetch.under_way += 1
+            layer, expert = fetch.key
+            self._pool.read(fetch.parts[number], self._view(fetch.slot), partial(self._landed, fetch, number), f"expert {layer}.{expert}")
+
+    def _landed(self, fetch: _Fetch, number: int, error: BaseException | None) -> None:
+        with self._cond:
+            fetch.under_way -= 1
+            fetch.left -= 1
+            fetch.arrived.append(number)
+            if error is not None:
+                self._error = error
+            elif not fetch.dropped:
+                self._submit(fetch)
+            elif not fetch.under_way:
+                self._cache.give_back(fetch.slot)
+            self._cond.notify_all()
+
+    def _drop(self, slot: int, fetch: _Fetch | None) -> None:
+        if fetch is not None:
+            fetch.dropped = True
+            del self._fetches[fetch.key]
+        if fetch is None or not fetch.under_way:
+            self._cache.give_back(slot)
+
+    def _view(self, slot: int) -> memoryview:
+        start = self._base + slot * self.slot_bytes
+        return self._arena.view[start : start + self.slot_bytes]
+
+    def _raise_if_broken(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise UserError("the weight stream was stopped")
+
+
+def _at_once() -> None:
+    """Nothing to wait for."""
+
+
+def slot_bytes(layouts: Mapping[Key, UnitLayout]) -> int:
+    """One slot: it fits every expert."""
+    return max((align_up(layout.nbytes) for layout in layouts.values()), default=0)
+
+

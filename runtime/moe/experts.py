@@ -1,0 +1,81 @@
+"""The routed experts of an engine: which source the model's MoE layers compute from, and what the report says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from runtime.device import CopyDevice
+from runtime.ledger import Ledger
+from runtime.moe.card import CardExperts
+from runtime.moe.forward import ExpertSource, Watcher, take_over
+from runtime.moe.host import ComputeClock, HostExperts
+from runtime.moe.rehearsal import RehearsedExperts
+from runtime.moe.room import ExpertHost
+
+
+class Experts:
+    """Computes from anywhere until :meth:`start`, then from the plan's tiers. ``slots`` lie in VRAM; without a GPU there are none and
+    ``place`` is a slot's bytes in DRAM."""
+
+    def __init__(
+        self,
+        host: ExpertHost,
+        layers: nn.ModuleList,
+        slots: Sequence[torch.Tensor],
+        place: torch.Tensor,
+        device: CopyDevice | None,
+        clock: ComputeClock,
+        ledger: Ledger,
+        watcher: Watcher | None = None,
+    ):
+        decided = host.room.plan.decisions.experts
+        self.dram = host.dram
+        self.card: CardExperts | None = None
+        if device is None:
+            tensors = {key: layout.tensors for key, layout in host.room.layouts.items()}
+            self._tiers: ExpertSource = HostExperts(host.dram, tensors, clock)
+        else:
+            layouts = host.room.on_card
+            tensors = {key: layout.tensors for key, layout in layouts.items()}
+            self._tiers = self.card = CardExperts(
+                layouts, slots, host.vram_cache, host.dram, device.twin(), clock, ledger,
+                decided.chunk_bytes, decided.in_flight, decided.prefetch,
+            )  # fmt: skip
+        self._rehearsed = RehearsedExperts(next(iter(tensors.values())), slots[0] if slots else place)
+        self._layers = take_over(layers, self._rehearsed, watcher)
+
+    def start(self) -> None:
+        """DRAM has what it was to be filled with: fill VRAM, and begin to fetch ahead."""
+        if self.card is not None:
+            self.card.start()
+
+    def rehearse(self) -> None:
+        """Compute from anywhere until :meth:`stream`."""
+        self._feed(self._rehearsed)
+
+    def stream(self) -> None:
+        """Compute from the tiers."""
+        self._feed(self._tiers)
+
+    def _feed(self, source: ExpertSource) -> None:
+        for layer in self._layers:
+            layer.source = source
+
+    def facts(self) -> dict[str, Any]:
+        """Counters of both tiers."""
+        return {"vram": self.card.stats.report() if self.card else None, "dram": self.dram.stats.report()}
+
+    def settle(self) -> None:
+        """Book all copies that are over; never blocks."""
+        if self.card is not None:
+            self.card.settle()
+
+    def close(self) -> None:
+        """Nothing is fetched any more."""
+        self.dram.close()
+        if self.card is not None:
+            self.card.close()

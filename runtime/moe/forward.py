@@ -1,0 +1,113 @@
+"""A layer's routed experts, one after the other as they arrive: what the model computes in place of transformers' own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from runtime.moe.modules import expert_parameters, layers_with_experts
+
+NAME = "penstock"
+"""Of our function in transformers' experts interface."""
+_RUNNER = "penstock_experts"
+
+Arrived = tuple[int, Mapping[str, torch.Tensor]]
+"""An expert and its parameters, without the leading dimension, where the model computes."""
+
+
+class ExpertSource(Protocol):
+    """Where a layer's experts come from, each of them when it has arrived."""
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        """The experts to compute with, [tokens, top_k], where the router chose ``index``."""
+
+    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
+        """Each of ``routed``, all different, once. What computes with one is issued before the next is asked for. ``ahead``: see
+        :class:`planner.policy.expert_base.ExpertPolicy`."""
+
+
+class Watcher(Protocol):
+    """Is shown every routing: a recorder of traces."""
+
+    def routed(self, layer: int, index: torch.Tensor, weights: torch.Tensor) -> None:
+        """``index`` and ``weights`` are [tokens, top_k]."""
+
+
+class LayerExperts:
+    """One layer's experts as its module calls them; ``source`` may be exchanged between passes.
+
+    Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, weighted and not, and for the largest
+    expert its rows gathered, their gate and up, and the product. One value is read back a visit, which waits for the router.
+    """
+
+    def __init__(self, module: nn.Module, layer: int, source: ExpertSource, watcher: Watcher | None = None):
+        self.source = source
+        self._module, self._layer, self._watcher = module, layer, watcher
+        self._edges: torch.Tensor | None = None
+
+    def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
+        if self._watcher is not None:
+            self._watcher.routed(self._layer, index, weights)
+        index = self.source.route(index)
+        tokens, top_k = index.shape
+        ordered, order = torch.sort(index.reshape(-1))
+        bounds = torch.searchsorted(ordered, self._edges_on(index)).tolist()
+        routed = [e for e in range(len(bounds) - 1) if bounds[e] < bounds[e + 1]]
+        out = hidden.new_empty(tokens * top_k, hidden.shape[-1])
+        for expert, parameters in self.source.visit(self._layer, routed, None):
+            pairs = order[bounds[expert] : bounds[expert + 1]]
+            out[pairs] = self._apply(hidden[pairs // top_k], parameters)
+        weighted = out * weights.reshape(-1, 1)
+        return weighted.view(tokens, top_k, -1).sum(dim=1).to(hidden.dtype)
+
+    def _edges_on(self, index: torch.Tensor) -> torch.Tensor:
+        if self._edges is None:
+            self._edges = torch.arange(self._module.num_experts + 1, device=index.device, dtype=index.dtype)
+        return self._edges
+
+    def _apply(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        module = self._module
+        first = self._linear(rows, parameters, "gate_up_proj" if module.has_gate else "up_proj")
+        return self._linear(module._apply_gate(first) if module.has_gate else module.act_fn(first), parameters, "down_proj")
+
+    def _linear(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        weight = parameters[name].T if self._module.is_transposed else parameters[name]
+        product = F.linear(rows, weight)
+        return product.add_(parameters[f"{name}_bias"]) if self._module.has_bias else product
+
+
+class WholeExperts:
+    """Of a model that has them all: the unstreamed one, to compare with."""
+
+    def __init__(self, layers: nn.ModuleList):
+        self._parameters = {layer: expert_parameters(module) for layer, module in layers_with_experts(layers)}
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        return index
+
+    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
+        for expert in routed:
+            yield expert, {name: parameter[expert] for name, parameter in self._parameters[layer].items()}
+
+
+def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """What transformers calls in place of a function of its own."""
+    return getattr(module, _RUNNER)(hidden, index, weights)
+
+
+def take_over(layers: nn.ModuleList, source: ExpertSource, watcher: Watcher | None = None) -> list[LayerExperts]:
+    """Let every MoE layer of ``layers`` compute with experts of ``source``."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
+    runners = []
+    for layer, module in layers_with_experts(layers):
+        runners.append(LayerExperts(module, layer, source, watcher))
+        setattr(module, _RUNNER, runners[-1])
+        module.config._experts_implementation = NAME
+    return runners

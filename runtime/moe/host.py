@@ -1,0 +1,59 @@
+"""Experts for the CPU, which computes from their slots in DRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from runtime.device import Event
+from runtime.model import parameters
+from runtime.moe.dram import DramExperts, Key
+from runtime.moe.forward import Arrived
+from runtime.store.base import TensorLayout
+
+
+class ComputeClock(Protocol):
+    """Told when computing stands still for an expert."""
+
+    def pause(self) -> None: ...
+
+    def resume(self, arrival: Event | None = None) -> None: ...
+
+
+class HostExperts:
+    """Those in DRAM at once, then the others in the order in which the SSD brings them."""
+
+    def __init__(self, dram: DramExperts, tensors: Mapping[Key, Sequence[TensorLayout]], clock: ComputeClock):
+        self._dram, self._tensors, self._clock = dram, tensors, clock
+        self._views: dict[tuple[Key, int], Mapping[str, torch.Tensor]] = {}
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        return index
+
+    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
+        dram = self._dram
+        dram.visit(layer, routed, len(routed), ahead)
+        waiting = dict.fromkeys(routed)
+        for expert in [e for e in routed if dram.here(layer, e)]:
+            del waiting[expert]
+            yield expert, self._use(layer, expert)
+            dram.release(layer, expert)
+        while waiting:
+            self._clock.pause()
+            over = False
+            while not over:
+                expert, _, over = dram.next_part(layer, waiting)
+            self._clock.resume()
+            del waiting[expert]
+            yield expert, self._use(layer, expert)
+            dram.release(layer, expert)
+
+    def _use(self, layer: int, expert: int) -> Mapping[str, torch.Tensor]:
+        slot, buffer = self._dram.place(layer, expert)
+        known = self._views.get(((layer, expert), slot))
+        if known is None:
+            known = self._views[(layer, expert), slot] = parameters(self._tensors[layer, expert], buffer)
+        return known

@@ -1,0 +1,71 @@
+"""What a plan's expert slots take of DRAM and VRAM, and who decides what lies in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.policy.experts import make_expert_policy
+
+from planner.expert_cache import ExpertCache
+from planner.experts import kept_slots
+from planner.placement import Unit
+from planner.plan import Plan
+from runtime.arena import Arena
+from runtime.moe.dram import DramExperts, Key, slot_bytes
+from runtime.store.base import Store, UnitLayout
+from runtime.store.reader import ReadPool
+from runtime.vram import DeviceLayout, device_layout
+
+
+@dataclass(frozen=True)
+class ExpertRoom:
+    """A plan's routed experts, with their layouts on the SSD; none of a dense model, which takes no room."""
+
+    plan: Plan
+    layouts: Mapping[Key, UnitLayout]
+
+    @classmethod
+    def of(cls, plan: Plan, store: Store) -> ExpertRoom:
+        experts = plan.model.experts
+        keys = [(layer, e) for layer in experts.layers for e in range(experts.count)] if experts else []
+        return cls(plan, {key: store.unit(Unit("expert", *key)) for key in keys})
+
+    @property
+    def dram_slots(self) -> int:
+        return min(self.plan.decisions.experts.dram_slots, len(self.layouts)) if self.layouts else 0
+
+    @property
+    def vram_slots(self) -> int:
+        return min(self.plan.decisions.experts.vram_slots, len(self.layouts)) if self.layouts else 0
+
+    @property
+    def dram_bytes(self) -> int:
+        return self.dram_slots * slot_bytes(self.layouts)
+
+    @cached_property
+    def on_card(self) -> dict[Key, DeviceLayout]:
+        """How each expert lies in a slot of VRAM."""
+        return {key: device_layout(layout) for key, layout in self.layouts.items()}
+
+    def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
+        """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""
+        return (self._cache(self.vram_slots) if self.plan.hardware.gpu else None), self._cache(self.dram_slots)
+
+    def _cache(self, slots: int) -> ExpertCache:
+        experts = self.plan.model.experts
+        policy = make_expert_policy(self.plan.decisions.experts.policy, len(experts.layers), experts.count, experts.top_k)
+        return ExpertCache(kept_slots(experts, slots), slots, policy)
+
+
+class ExpertHost:
+    """The DRAM side of the experts of an MoE model: its tier in the arena, from ``base`` on, and the decisions of both tiers."""
+
+    def __init__(self, room: ExpertRoom, arena: Arena, base: int, pool: ReadPool):
+        decided = room.plan.decisions.experts
+        self.room, self.at = room, base
+        self.vram_cache, cache = room.caches()
+        self.dram = DramExperts(
+            room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight, decided.prefetch, above=self.vram_cache
+        )
