@@ -17,7 +17,8 @@ experts will be wanted whoever they are."""
 
 @dataclass(frozen=True)
 class Visit:
-    """What a layer's visit finds. ``dropped`` are the slots of experts that were fetched ahead for it in vain."""
+    """What a layer's visit finds. ``hits`` must be settled in their order: what is kept may have to go for what passes, once it was used.
+    ``dropped`` are the slots of experts that were fetched ahead for it in vain."""
 
     hits: tuple[int, ...]
     misses: tuple[int, ...]
@@ -59,7 +60,7 @@ class ExpertCache:
         kept, passing = self._kept[layer], self._passing[layer]
         vain = [expert for expert in passing if expert not in routed]
         dropped = tuple(passing.pop(expert) for expert in vain)
-        hits = tuple(e for e in routed if e in kept or e in passing)
+        hits = (*(e for e in routed if e in kept), *(e for e in routed if e in passing))
         return Visit(hits, tuple(e for e in routed if e not in kept and e not in passing), dropped)
 
     def take(self, layer: int, expert: int) -> int | None:

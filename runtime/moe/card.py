@@ -112,11 +112,11 @@ class CardExperts:
             for coming in begun.values():
                 if coming.key[0] == layer and coming.key[1] in seen.hits:
                     self._queue(coming, len(coming.chunks))
-            self._dram.visit(layer, seen.misses, len(routed), ahead)
+            misses = self._dram.visit(layer, seen.misses, len(routed), ahead)
         partly = [e for e in seen.hits if (layer, e) in begun]
         for expert in sorted(seen.hits, key=partly.__contains__):
             yield from self._use(layer, expert, late=expert in partly)
-        yield from self._bring(layer, seen.misses, len(routed))
+        yield from self._bring(layer, misses, len(routed))
 
     def _bring(self, layer: int, misses: Sequence[int], touched: int) -> Iterator[Arrived]:
         """Each of ``misses``, those in DRAM first; once the last copy is queued, those of the coming layer may begin."""
@@ -203,19 +203,18 @@ class CardExperts:
         """Queue chunk after chunk of what is wanted ahead, ``in_flight`` at most."""
         under_way: deque[Event] = deque()
         try:
-            with self._device.copying():
-                while True:
-                    with self._cond:
-                        self._cond.wait_for(lambda: self._stop or self._next_ahead() is not None)
-                        if self._stop:
-                            return
-                        coming = self._next_ahead()
-                        self._queue(coming, 1)
-                        under_way.append(self._arrived[coming.slot])
-                        if not coming.chunks:
-                            del self._coming[coming.key]
-                    while len(under_way) >= self._in_flight:
-                        self._device.host_waits(under_way.popleft())
+            while True:
+                with self._cond:
+                    self._cond.wait_for(lambda: self._stop or self._next_ahead() is not None)
+                    if self._stop:
+                        return
+                    coming = self._next_ahead()
+                    self._queue(coming, 1)
+                    under_way.append(self._arrived[coming.slot])
+                    if not coming.chunks:
+                        del self._coming[coming.key]
+                while len(under_way) >= self._in_flight:
+                    self._device.host_waits(under_way.popleft())
         except BaseException as error:  # raised in the thread that computes
             with self._cond:
                 self._error = error

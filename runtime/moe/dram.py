@@ -121,9 +121,9 @@ class DramExperts:
                 source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
         return under_way
 
-    def visit(self, layer: int, routed: Sequence[int], touched: int, ahead: np.ndarray | None = None) -> None:
+    def visit(self, layer: int, routed: Sequence[int], touched: int, ahead: np.ndarray | None = None) -> tuple[int, ...]:
         """``layer`` wants ``routed`` from here, of ``touched`` that it computes with: what is not here begins to come, as far as there are
-        slots."""
+        slots. ``routed`` in the order in which what is here must be used."""
         with self._cond:
             seen = self._cache.visit(layer, routed, ahead)
             self.stats.hits += len(seen.hits)
@@ -141,6 +141,7 @@ class DramExperts:
             self._visited = layer, touched
             self._todo.extend((layer, expert) for expert in seen.misses)
             self._go_on()
+            return *seen.hits, *seen.misses
 
     def here(self, layer: int, expert: int) -> bool:
         """Whether all of it lies in its slot."""

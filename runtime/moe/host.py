@@ -35,9 +35,8 @@ class HostExperts:
 
     def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
         dram = self._dram
-        dram.visit(layer, routed, len(routed), ahead)
-        waiting = dict.fromkeys(routed)
-        for expert in [e for e in routed if dram.here(layer, e)]:
+        waiting = dict.fromkeys(dram.visit(layer, routed, len(routed), ahead))
+        for expert in [e for e in waiting if dram.here(layer, e)]:
             del waiting[expert]
             yield expert, self._use(layer, expert)
             dram.release(layer, expert)

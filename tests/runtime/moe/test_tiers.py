@@ -1,0 +1,188 @@
+"""Experts in their tiers: whatever is asked for, in whatever order, the right bytes lie there when they are computed with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.expert_cache import ExpertCache
+from planner.experts import TRANSIT_SLOTS, fewest_slots, kept_slots
+from planner.model import Experts
+from planner.units import ALIGN
+from runtime.arena import Arena
+from runtime.device import CopyDevice, Event
+from runtime.ledger import Ledger
+from runtime.moe.card import CardExperts
+from runtime.moe.dram import DramExperts, slot_bytes
+from runtime.moe.host import HostExperts
+from runtime.store.layout import Extent, TensorLayout, UnitLayout
+from runtime.store.reader import ReadPool
+from runtime.vram import device_layout
+from tests.runtime.fakes import FakeDevice
+from tests.support import HostCopier
+
+COUNT, TOP_K, LAYERS, ELEMENTS = 6, 2, (1, 2, 4), 3000
+"""Experts a layer; an expert is two tensors of ``ELEMENTS`` floats that say whose they are."""
+EXPERTS = Experts(COUNT, TOP_K, 8 * ELEMENTS, LAYERS, tuple(n / COUNT for n in range(COUNT + 1)))
+
+
+class Whims:
+    """A policy that judges at random."""
+
+    needs_ahead = None
+
+    def __init__(self, seed: int):
+        self._random = np.random.default_rng(seed)
+
+    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
+        assert len(set(experts)) == len(experts)
+
+    def worth(self, layer: int) -> np.ndarray:
+        return self._random.random(COUNT)
+
+    def foresee(self, layer: int) -> np.ndarray:
+        return self._random.random(COUNT)
+
+
+class Clock:
+    def pause(self) -> None: ...
+
+    def resume(self, arrival: Event | None = None) -> None: ...
+
+
+def value(layer: int, expert: int, tensor: int) -> float:
+    return layer * 100.0 + expert + tensor / 4
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], UnitLayout]:
+    """Every expert at some odd place of one file, its second tensor before its first."""
+    path = tmp_path_factory.mktemp("experts") / "weights"
+    data, found = bytearray(bytes(77)), {}
+    for layer in LAYERS:
+        for expert in range(COUNT):
+            extents, tensors, dest = [], [], 0
+            for t in (1, 0):
+                piece = torch.full((ELEMENTS,), value(layer, expert, t)).numpy().tobytes()
+                extents.append(Extent(path, len(data), len(piece), dest))
+                tensors.append(TensorLayout(f"t{t}", (ELEMENTS,), torch.float32, dest, len(piece)))
+                data += piece + bytes(13)
+                dest += len(piece)
+            found[layer, expert] = UnitLayout(-(-dest // ALIGN) * ALIGN, tuple(tensors), tuple(extents), dest)
+    path.write_bytes(data)
+    return found
+
+
+@contextmanager
+def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, preload: bool) -> Iterator[DramExperts]:
+    arena = Arena(slots * slot_bytes(layouts))
+    arena.occupy(None)
+    pool = ReadPool(2, ALIGN)
+    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, Whims(seed))
+    dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2, above)
+    try:
+        for arrival, _ in dram.preload(pool) if preload else ():
+            arrival.wait()
+        yield dram
+    finally:
+        dram.close()
+        pool.close()
+        arena.close()
+
+
+def routings(seed: int, visits: int) -> Iterator[tuple[int, list[int]]]:
+    """Layers in order, each visited by a few experts or by all."""
+    draw = random.Random(seed)
+    for k in range(visits):
+        dense = draw.random() < 0.3
+        yield LAYERS[k % len(LAYERS)], sorted(draw.sample(range(COUNT), COUNT if dense else draw.randint(1, COUNT)))
+
+
+def check(layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None:
+    for t in (0, 1):
+        assert parameters[f"t{t}"].unique().tolist() == [value(layer, expert, t)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(slots=st.integers(fewest_slots(EXPERTS), EXPERTS.units), seed=st.integers(0, 10**6), preload=st.booleans())
+def test_the_cpu_computes_with_every_expert_once_a_visit(layouts: dict, slots: int, seed: int, preload: bool) -> None:
+    with dram_tier(layouts, slots, seed, None, preload) as dram:
+        source = HostExperts(dram, {key: layout.tensors for key, layout in layouts.items()}, Clock())
+        for layer, routed in routings(seed, 24):
+            used = []
+            for expert, parameters in source.visit(layer, routed, None):
+                check(layer, expert, parameters)
+                used.append(expert)
+            assert sorted(used) == routed
+        stats = dram.stats
+    assert stats.hits + stats.misses == sum(len(routed) for _, routed in routings(seed, 24))
+    assert stats.ahead_used <= stats.ahead and (slots < EXPERTS.units or not preload or stats.hits == stats.hits + stats.misses)
+
+
+def card_tier(layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice, prefetch: int) -> CardExperts:
+    placed = {key: device_layout(layout) for key, layout in layouts.items()}
+    slots = [torch.zeros(max(x.nbytes for x in placed.values()), dtype=torch.uint8) for _ in range(vram)]
+    return CardExperts(placed, slots, cache, dram, device, Clock(), Ledger(), 2 * ALIGN, 2, prefetch)
+
+
+slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
+
+
+@settings(deadline=None, max_examples=25)
+@given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3))
+def test_a_card_computes_with_every_expert_once_a_visit_while_a_thread_fetches_ahead(
+    layouts: dict, vram: int, dram: int, seed: int, prefetch: int
+) -> None:
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, Whims(seed + 1))
+    with dram_tier(layouts, dram, seed, cache, True) as below:
+        card = card_tier(layouts, vram, below, cache, HostCopier(), prefetch)
+        card.start()
+        try:
+            for layer, routed in routings(seed, 24):
+                used = []
+                for expert, parameters in card.visit(layer, routed, None):
+                    check(layer, expert, parameters)
+                    used.append(expert)
+                assert sorted(used) == routed
+        finally:
+            card.close()
+
+
+@settings(deadline=None, max_examples=25)
+@given(vram=slots_of, seed=st.integers(0, 10**6), whole=st.booleans())
+def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(layouts: dict, vram: int, seed: int, whole: bool) -> None:
+    """Copies and kernels are done in any order that streams and events allow; the bytes are looked at when the kernel runs."""
+    draw = random.Random(seed)
+    device = FakeDevice(lambda enabled: draw.choice(list(enabled)))
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, Whims(seed + 1))
+    with dram_tier(layouts, EXPERTS.units if whole else 9, seed, cache, True) as below:
+        card = card_tier(layouts, vram, below, cache, device, 0)
+        ran = []
+        for layer, routed in routings(seed, 12):
+            for expert, parameters in card.visit(layer, routed, None):
+                device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
+        while device.enabled():
+            device.advance(draw.choice(device.enabled()))
+        assert len(ran) == sum(len(routed) for _, routed in routings(seed, 12))
+    assert TRANSIT_SLOTS == 3
+
+
+def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, tmp_path: Path) -> None:
+    gone = {key: UnitLayout(x.nbytes, x.tensors, tuple(Extent(tmp_path / "gone", *vars_of(e)) for e in x.extents), x.payload_bytes)
+            for key, x in layouts.items()}  # fmt: skip
+    with dram_tier(gone, 6, 1, None, False) as dram:
+        source = HostExperts(dram, {key: layout.tensors for key, layout in gone.items()}, Clock())
+        with pytest.raises(Exception, match="gone"):
+            list(source.visit(1, [0, 1], None))
+
+
+def vars_of(extent: Extent) -> tuple[int, int, int]:
+    return extent.offset, extent.nbytes, extent.dest
