@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from planner.policy.expert_base import ExpertPolicy
+from planner.policy.experts import ExpertPolicy
 
 DENSE = 0.75
 """Share of a layer's experts from which a visit counts as one of all: what it does not keep only passes through, and the coming layer's
 experts will be wanted whoever they are."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a layer's router chose."""
+
+    chosen: np.ndarray
+    """[tokens, top_k] experts, each token's likeliest first."""
+    prompt: bool
+    """Whether these are tokens of prompts, not one decode step."""
+    ahead: np.ndarray | None = None
+    """See :class:`planner.policy.experts.ExpertPolicy`."""
+
+    @cached_property
+    def experts(self) -> tuple[int, ...]:
+        """All different, the first token's first."""
+        return tuple(dict.fromkeys(self.chosen.ravel().tolist()))
 
 
 @dataclass(frozen=True)
@@ -30,17 +48,20 @@ class ExpertCache:
 
     A visit runs so: :meth:`visit`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used. ``settle``
     keeps the most worthy of those held and those just used: an expert that came through a passing slot stays where it is and the one that
-    goes gives its slot. Slots that are let go are not used again until :meth:`give_back`.
+    goes gives its slot. Slots that are let go are not used again until :meth:`give_back`. What the tier ``above`` keeps is of no worth,
+    so that the two have different experts.
     """
 
-    def __init__(self, quotas: Mapping[int, int], slots: int, policy: ExpertPolicy):
+    def __init__(self, quotas: Mapping[int, int], slots: int, policy: ExpertPolicy, above: ExpertCache | None = None):
         self._quotas = dict(quotas)
         self._policy = policy
+        self._above = above
         self._order = tuple(quotas)
         self._place = {layer: i for i, layer in enumerate(self._order)}
         self._kept: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._free = deque(range(slots))
+        self._whole = sum(quotas.values()) == slots
         self._worth: np.ndarray = np.zeros(0)
 
     @property
@@ -53,15 +74,25 @@ class ExpertCache:
         kept = self._kept[layer].get(expert)
         return self._passing[layer].get(expert) if kept is None else kept
 
-    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None = None) -> Visit:
-        """``layer`` is about to use ``routed``, all different."""
-        self._policy.observe(self._place[layer], routed, ahead)
-        self._worth = self._policy.worth(self._place[layer])
+    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> Visit:
+        """``layer`` is about to use ``routing``'s experts, ``wanted`` of them from this tier."""
+        self._judge(self._place[layer], routing)
+        routed = wanted
         kept, passing = self._kept[layer], self._passing[layer]
         vain = [expert for expert in passing if expert not in routed]
         dropped = tuple(passing.pop(expert) for expert in vain)
         hits = (*(e for e in routed if e in kept), *(e for e in routed if e in passing))
         return Visit(hits, tuple(e for e in routed if e not in kept and e not in passing), dropped)
+
+    def _judge(self, place: int, routing: Routing) -> None:
+        """Show the policy what happened; where every expert has a slot there is nothing to decide."""
+        if self._whole:
+            return
+        if routing.prompt:
+            self._policy.study(place, routing.chosen)
+        else:
+            self._policy.observe(place, routing.experts, routing.ahead)
+        self._worth = self._policy.worth(place)
 
     def take(self, layer: int, expert: int) -> int | None:
         """A slot for ``expert``, which is not held; None while none is free."""
@@ -83,8 +114,8 @@ class ExpertCache:
         if expert in kept:
             return None
         if len(kept) >= self._quotas[layer]:
-            least = min(kept, key=self._worth.__getitem__, default=expert)
-            if self._worth[least] >= self._worth[expert]:
+            least = min(kept, key=lambda other: (self._worth_of(layer, other), -other), default=expert)
+            if self._worth_of(layer, least) >= self._worth_of(layer, expert):
                 return passing.pop(expert)
             slot = kept.pop(least)
             kept[expert] = passing.pop(expert)
@@ -92,19 +123,30 @@ class ExpertCache:
         kept[expert] = passing.pop(expert)
         return None
 
+    def _worth_of(self, layer: int, expert: int) -> float:
+        held = self._above is not None and self._above.keeps(layer, expert)
+        return -np.inf if held else self._worth[expert]
+
+    def keeps(self, layer: int, expert: int) -> bool:
+        """Whether it is kept, not only passing."""
+        return expert in self._kept[layer]
+
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""
         self._free.append(slot)
 
-    def coming(self, layer: int, routed: int, most: int) -> tuple[int, list[int]]:
-        """The MoE layer after ``layer``, and what to fetch ahead for it: all that it lacks when ``layer`` was visited by nearly all its
-        experts, ``routed`` of them, else up to ``most``, the likeliest first. Nothing where there is but one MoE layer."""
+    def coming(self, layer: int, touched: int, most: int) -> tuple[int, list[int]]:
+        """The MoE layer after ``layer``, and what to fetch ahead for it: all that neither tier has when ``layer`` was visited by nearly all
+        its experts, ``touched`` of them, else up to ``most``, the likeliest first. Nothing where there is but one MoE layer."""
         after = self._order[(self._place[layer] + 1) % len(self._order)]
         if after == layer:
             return after, []
-        held = self._kept[after].keys() | self._passing[after].keys()
+        held = self._held(after) | (self._above._held(after) if self._above else set())
         odds = self._policy.foresee(self._place[after])
-        if routed >= DENSE * len(odds):
+        if touched >= DENSE * len(odds):
             return after, [e for e in range(len(odds)) if e not in held]
         likeliest: Iterable[int] = np.argsort(-odds, kind="stable")[: most + len(held)].tolist() if most else ()
         return after, [e for e in likeliest if e not in held and odds[e] > 0][:most]
+
+    def _held(self, layer: int) -> set[int]:
+        return {*self._kept[layer], *self._passing[layer]}

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
-from planner.expert_cache import ExpertCache
+from planner.expert_cache import ExpertCache, Routing
 from planner.interrupt import uninterrupted
 from planner.placement import Unit
 from runtime.booking import Booking, Queued
@@ -95,13 +94,13 @@ class CardExperts:
     def route(self, index: torch.Tensor) -> torch.Tensor:
         return index
 
-    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         self.settle()
         with self._cond:
             if self._error is not None:
                 raise self._error
             self._wanted.clear()
-            seen = self._cache.visit(layer, routed, ahead)
+            seen = self._cache.visit(layer, routing, routing.experts)
             self.stats.hits += len(seen.hits)
             self.stats.misses += len(seen.misses)
             self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
@@ -112,11 +111,11 @@ class CardExperts:
             for coming in begun.values():
                 if coming.key[0] == layer and coming.key[1] in seen.hits:
                     self._queue(coming, len(coming.chunks))
-            misses = self._dram.visit(layer, seen.misses, len(routed), ahead)
+            misses = self._dram.visit(layer, routing, seen.misses)
         partly = [e for e in seen.hits if (layer, e) in begun]
         for expert in sorted(seen.hits, key=partly.__contains__):
             yield from self._use(layer, expert, late=expert in partly)
-        yield from self._bring(layer, misses, len(routed))
+        yield from self._bring(layer, misses, len(routing.experts))
 
     def _bring(self, layer: int, misses: Sequence[int], touched: int) -> Iterator[Arrived]:
         """Each of ``misses``, those in DRAM first; once the last copy is queued, those of the coming layer may begin."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
 
 from planner.errors import UserError
-from planner.expert_cache import ExpertCache
+from planner.expert_cache import ExpertCache, Routing
 from planner.units import align_up
 from runtime.arena import Arena
 from runtime.load import Arrival
@@ -94,12 +93,11 @@ class DramExperts:
         part_bytes: int,
         in_flight: int,
         prefetch: int,
-        above: ExpertCache | None,
     ):
         self.stats = TierStats()
         self.slot_bytes = slot_bytes(layouts)
         self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
-        self._cache, self._above = cache, above
+        self._cache = cache
         self._part_bytes, self._in_flight, self._prefetch = part_bytes, in_flight, prefetch
         self._cond = threading.Condition()
         self._fetches: dict[Key, _Fetch] = {}
@@ -121,11 +119,11 @@ class DramExperts:
                 source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
         return under_way
 
-    def visit(self, layer: int, routed: Sequence[int], touched: int, ahead: np.ndarray | None = None) -> tuple[int, ...]:
-        """``layer`` wants ``routed`` from here, of ``touched`` that it computes with: what is not here begins to come, as far as there are
-        slots. ``routed`` in the order in which what is here must be used."""
+    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[int, ...]:
+        """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that are not here begin to come, as far
+        as there are slots. ``wanted`` in the order in which what is here must be used."""
         with self._cond:
-            seen = self._cache.visit(layer, routed, ahead)
+            seen = self._cache.visit(layer, routing, wanted)
             self.stats.hits += len(seen.hits)
             self.stats.misses += len(seen.misses)
             under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
@@ -138,7 +136,7 @@ class DramExperts:
                 if fetch is not None:
                     fetch.demanded = True
                     self._submit(fetch)
-            self._visited = layer, touched
+            self._visited = layer, len(routing.experts)
             self._todo.extend((layer, expert) for expert in seen.misses)
             self._go_on()
             return *seen.hits, *seen.misses
@@ -205,8 +203,6 @@ class DramExperts:
             return
         after, wanted = self._cache.coming(*self._visited, self._prefetch)
         for expert in wanted:
-            if self._above is not None and self._above.slot(after, expert) is not None:
-                continue
             if self._cache.free <= 1 or not self._begin((after, expert), demanded=False):
                 return
             self._ahead.add((after, expert))

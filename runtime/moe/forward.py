@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from planner.expert_cache import Routing
 from runtime.moe.modules import expert_parameters, layers_with_experts
 
 NAME = "penstock"
@@ -27,9 +28,8 @@ class ExpertSource(Protocol):
     def route(self, index: torch.Tensor) -> torch.Tensor:
         """The experts to compute with, [tokens, top_k], where the router chose ``index``."""
 
-    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
-        """Each of ``routed``, all different, once. What computes with one is issued before the next is asked for. ``ahead``: see
-        :class:`planner.policy.expert_base.ExpertPolicy`."""
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        """Each of ``routing``'s experts once. What computes with one is issued before the next is asked for."""
 
 
 class Watcher(Protocol):
@@ -42,14 +42,15 @@ class Watcher(Protocol):
 class LayerExperts:
     """One layer's experts as its module calls them; ``source`` may be exchanged between passes.
 
-    Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, weighted and not, and for the largest
-    expert its rows gathered, their gate and up, and the product. One value is read back a visit, which waits for the router.
+    Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, then the same weighted, and for the largest
+    expert its rows gathered, their gate and up, and the product. Reads the routing back once a visit, which waits for the router.
     """
 
     def __init__(self, module: nn.Module, layer: int, source: ExpertSource, watcher: Watcher | None = None):
         self.source = source
+        self.sequences = 0
+        """Rows of a decode step; a visit of another number is of prompts."""
         self._module, self._layer, self._watcher = module, layer, watcher
-        self._edges: torch.Tensor | None = None
 
     def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
@@ -57,20 +58,15 @@ class LayerExperts:
             self._watcher.routed(self._layer, index, weights)
         index = self.source.route(index)
         tokens, top_k = index.shape
-        ordered, order = torch.sort(index.reshape(-1))
-        bounds = torch.searchsorted(ordered, self._edges_on(index)).tolist()
-        routed = [e for e in range(len(bounds) - 1) if bounds[e] < bounds[e + 1]]
+        order = torch.sort(index.reshape(-1)).indices
+        chosen = index.cpu().numpy()
+        bounds = np.bincount(chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
         out = hidden.new_empty(tokens * top_k, hidden.shape[-1])
-        for expert, parameters in self.source.visit(self._layer, routed, None):
-            pairs = order[bounds[expert] : bounds[expert + 1]]
+        for expert, parameters in self.source.visit(self._layer, Routing(chosen, tokens != self.sequences)):
+            pairs = order[bounds[expert - 1] if expert else 0 : bounds[expert]]
             out[pairs] = self._apply(hidden[pairs // top_k], parameters)
         weighted = out * weights.reshape(-1, 1)
         return weighted.view(tokens, top_k, -1).sum(dim=1).to(hidden.dtype)
-
-    def _edges_on(self, index: torch.Tensor) -> torch.Tensor:
-        if self._edges is None:
-            self._edges = torch.arange(self._module.num_experts + 1, device=index.device, dtype=index.dtype)
-        return self._edges
 
     def _apply(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         module = self._module
@@ -92,8 +88,8 @@ class WholeExperts:
     def route(self, index: torch.Tensor) -> torch.Tensor:
         return index
 
-    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
-        for expert in routed:
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        for expert in routing.experts:
             yield expert, {name: parameter[expert] for name, parameter in self._parameters[layer].items()}
 
 

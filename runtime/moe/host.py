@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
+from planner.expert_cache import Routing
 from runtime.device import Event
 from runtime.model import parameters
 from runtime.moe.dram import DramExperts, Key
@@ -33,9 +33,9 @@ class HostExperts:
     def route(self, index: torch.Tensor) -> torch.Tensor:
         return index
 
-    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         dram = self._dram
-        waiting = dict.fromkeys(dram.visit(layer, routed, len(routed), ahead))
+        waiting = dict.fromkeys(dram.visit(layer, routing, routing.experts))
         for expert in [e for e in waiting if dram.here(layer, e)]:
             del waiting[expert]
             yield expert, self._use(layer, expert)

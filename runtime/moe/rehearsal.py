@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
+from planner.expert_cache import Routing
 from runtime.model import parameters
 from runtime.moe.forward import Arrived
 from runtime.store.base import TensorLayout
@@ -22,6 +22,6 @@ class RehearsedExperts:
     def route(self, index: torch.Tensor) -> torch.Tensor:
         return torch.arange(index.shape[1], device=index.device, dtype=index.dtype).expand_as(index)
 
-    def visit(self, layer: int, routed: Sequence[int], ahead: np.ndarray | None) -> Iterator[Arrived]:
-        for expert in routed:
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        for expert in routing.experts:
             yield expert, self._views

@@ -51,12 +51,13 @@ class ExpertRoom:
 
     def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
         """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""
-        return (self._cache(self.vram_slots) if self.plan.hardware.gpu else None), self._cache(self.dram_slots)
+        vram = self._cache(self.vram_slots, None) if self.plan.hardware.gpu else None
+        return vram, self._cache(self.dram_slots, vram)
 
-    def _cache(self, slots: int) -> ExpertCache:
+    def _cache(self, slots: int, above: ExpertCache | None) -> ExpertCache:
         experts = self.plan.model.experts
         policy = make_expert_policy(self.plan.decisions.experts.policy, len(experts.layers), experts.count, experts.top_k)
-        return ExpertCache(kept_slots(experts, slots), slots, policy)
+        return ExpertCache(kept_slots(experts, slots), slots, policy, above)
 
 
 class ExpertHost:
@@ -67,5 +68,5 @@ class ExpertHost:
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()
         self.dram = DramExperts(
-            room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight, decided.prefetch, above=self.vram_cache
+            room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight, decided.prefetch
         )

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_cache import ExpertCache
+from planner.expert_cache import ExpertCache, Routing
 from planner.experts import TRANSIT_SLOTS, fewest_slots, kept_slots
 from planner.model import Experts
 from planner.units import ALIGN
@@ -44,6 +44,9 @@ class Whims:
 
     def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
         assert len(set(experts)) == len(experts)
+
+    def study(self, layer: int, routed: np.ndarray) -> None:
+        assert routed.ndim == 2
 
     def worth(self, layer: int) -> np.ndarray:
         return self._random.random(COUNT)
@@ -86,8 +89,8 @@ def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, p
     arena = Arena(slots * slot_bytes(layouts))
     arena.occupy(None)
     pool = ReadPool(2, ALIGN)
-    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, Whims(seed))
-    dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2, above)
+    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, Whims(seed), above)
+    dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2)
     try:
         for arrival, _ in dram.preload(pool) if preload else ():
             arrival.wait()
@@ -98,12 +101,17 @@ def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, p
         arena.close()
 
 
-def routings(seed: int, visits: int) -> Iterator[tuple[int, list[int]]]:
+def routings(seed: int, visits: int) -> Iterator[tuple[int, Routing]]:
     """Layers in order, each visited by a few experts or by all."""
     draw = random.Random(seed)
     for k in range(visits):
         dense = draw.random() < 0.3
-        yield LAYERS[k % len(LAYERS)], sorted(draw.sample(range(COUNT), COUNT if dense else draw.randint(1, COUNT)))
+        chosen = np.array([draw.sample(range(COUNT), COUNT if dense else draw.randint(1, COUNT))])
+        yield LAYERS[k % len(LAYERS)], Routing(chosen, prompt=dense)
+
+
+def uses(seed: int, visits: int) -> int:
+    return sum(len(routing.experts) for _, routing in routings(seed, visits))
 
 
 def check(layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None:
@@ -116,14 +124,14 @@ def check(layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None:
 def test_the_cpu_computes_with_every_expert_once_a_visit(layouts: dict, slots: int, seed: int, preload: bool) -> None:
     with dram_tier(layouts, slots, seed, None, preload) as dram:
         source = HostExperts(dram, {key: layout.tensors for key, layout in layouts.items()}, Clock())
-        for layer, routed in routings(seed, 24):
+        for layer, routing in routings(seed, 24):
             used = []
-            for expert, parameters in source.visit(layer, routed, None):
+            for expert, parameters in source.visit(layer, routing):
                 check(layer, expert, parameters)
                 used.append(expert)
-            assert sorted(used) == routed
+            assert sorted(used) == sorted(routing.experts)
         stats = dram.stats
-    assert stats.hits + stats.misses == sum(len(routed) for _, routed in routings(seed, 24))
+    assert stats.hits + stats.misses == uses(seed, 24)
     assert stats.ahead_used <= stats.ahead and (slots < EXPERTS.units or not preload or stats.hits == stats.hits + stats.misses)
 
 
@@ -146,12 +154,12 @@ def test_a_card_computes_with_every_expert_once_a_visit_while_a_thread_fetches_a
         card = card_tier(layouts, vram, below, cache, HostCopier(), prefetch)
         card.start()
         try:
-            for layer, routed in routings(seed, 24):
+            for layer, routing in routings(seed, 24):
                 used = []
-                for expert, parameters in card.visit(layer, routed, None):
+                for expert, parameters in card.visit(layer, routing):
                     check(layer, expert, parameters)
                     used.append(expert)
-                assert sorted(used) == routed
+                assert sorted(used) == sorted(routing.experts)
         finally:
             card.close()
 
@@ -166,12 +174,12 @@ def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(layouts: d
     with dram_tier(layouts, EXPERTS.units if whole else 9, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, device, 0)
         ran = []
-        for layer, routed in routings(seed, 12):
-            for expert, parameters in card.visit(layer, routed, None):
+        for layer, routing in routings(seed, 12):
+            for expert, parameters in card.visit(layer, routing):
                 device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
         while device.enabled():
             device.advance(draw.choice(device.enabled()))
-        assert len(ran) == sum(len(routed) for _, routed in routings(seed, 12))
+        assert len(ran) == uses(seed, 12)
     assert TRANSIT_SLOTS == 3
 
 
@@ -181,7 +189,7 @@ def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, t
     with dram_tier(gone, 6, 1, None, False) as dram:
         source = HostExperts(dram, {key: layout.tensors for key, layout in gone.items()}, Clock())
         with pytest.raises(Exception, match="gone"):
-            list(source.visit(1, [0, 1], None))
+            list(source.visit(1, Routing(np.array([[0, 1]]), prompt=False)))
 
 
 def vars_of(extent: Extent) -> tuple[int, int, int]:
