@@ -52,19 +52,24 @@ class MixPolicy:
         self._layers = [_Layer(shape, layer) for layer in range(layers)]
         self._top_k = top_k
         self._tables = np.zeros((layers * shape.groups * count, count), np.float32)
+        self._cells = self._tables.view(f"V{self._tables.itemsize * count}").ravel()  # a row as one item, which is written faster
         self._path = np.zeros((2 * layers, top_k), np.intp)  # of each layer the latest visit's experts, then those of the visit before
         self._weights, may_learn = shape.first_weights()
         self._dense = self._weights[:, shape.rows :]
         self._dense_rate = WEIGHT_RATE * may_learn
         self._square = np.full_like(self._dense, 0.1)
-        self._spread = np.ascontiguousarray(self._weights[:, : shape.rows].T)
+        self._spread = self._weights[:, : shape.rows].T * np.array([KEEP_RATE, FETCH_RATE], np.float32)
+        self._share = top_k / count
         self._fade = 0.5 ** (1 / np.array(HALF_LIVES_VISITS, np.float32)[:, None])
         self._gain = 1 - self._fade
         self._used, self._target = np.empty((2, count), np.float32)
         self._logits, self._scaled = np.empty((2, 2, count), np.float32)
+        self._due = self._logits[0]
         self._change = np.empty_like(self._layers[0].often)
         self._gradient, self._step = np.empty_like(self._dense), np.empty_like(self._dense)
-        self._row_step = np.empty((shape.rows, count), np.float32)
+        self._row_step, self._changed = np.empty((2, shape.rows, count), np.float32)
+        self._changed_cells = self._changed.view(self._cells.dtype).ravel()
+        self._one, self._nearness = np.ones((2, count), np.float32), np.full(count, NEAR, np.float32)
 
     def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
         here, used, target = self._layers[layer], self._used, self._target
@@ -77,10 +82,10 @@ class MixPolicy:
         self._path[here.before] = self._path[layer]
         self._path[layer] = experts[: self._top_k]
         self._weigh(layer)
-        np.multiply(here.due, NEAR, out=target)
+        np.multiply(self._due, self._nearness, out=target)
         np.maximum(target, used, out=target)
         np.subtract(here.worth, target, out=here.keep_error)
-        here.worth[:] = here.due
+        here.worth[:] = self._due
         if here.follows:
             self._learn(here)
         here.follows = True
@@ -98,7 +103,7 @@ class MixPolicy:
         self._used.fill(FLOOR)
         self._used[routed[-1]] = 1
         self._weigh(layer)
-        here.worth[:] = here.due
+        here.worth[:] = self._due
         here.follows = False
 
     def worth(self, layer: int) -> np.ndarray:
@@ -117,21 +122,24 @@ class MixPolicy:
         self._path.take(here.context, out=now.rows, mode="clip")
         np.add(now.rows, here.first_rows, out=now.rows)
         self._tables.take(now.rows, 0, out=now.spoken, mode="clip")
-        np.matmul(self._weights, now.evidence, out=logits)
+        self._weights.dot(now.evidence, out=logits)
         here.odds[:] = logits[0]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
-        logits += 1
-        np.reciprocal(logits, out=logits)
-        here.due, coming.foreseen[:] = logits
+        np.add(logits, self._one, out=logits)
+        np.divide(self._one, logits, out=logits)
+        coming.foreseen[:] = logits[1]
 
     def _learn(self, here: _Layer) -> None:
         """From the errors of the layer's visit before the latest one."""
         last = here.last
-        np.multiply(here.errors, here.slower(), out=self._scaled)
-        np.matmul(self._spread, self._scaled, out=self._row_step)
-        self._tables[last.rows] -= self._row_step
-        np.matmul(here.errors, last.dense_t, out=self._gradient)
+        here.learnt += self._share
+        np.multiply(here.errors, here.learnt**-0.5, out=self._scaled)
+        self._spread.dot(self._scaled, out=self._row_step)
+        self._tables.take(last.rows, 0, out=self._changed, mode="clip")
+        np.subtract(self._changed, self._row_step, out=self._changed)
+        self._cells[last.rows] = self._changed_cells
+        here.errors.dot(last.dense_t, out=self._gradient)
         np.multiply(self._gradient, self._gradient, out=self._step)
         self._square += self._step
         np.sqrt(self._square, out=self._step)
@@ -197,23 +205,15 @@ class _Layer:
         self.first_rows = (layer * shape.groups + np.arange(shape.groups).repeat(shape.top_k)) * shape.count
         self.often = np.full((len(HALF_LIVES_VISITS), shape.count), chance, np.float32)
         self.worth = np.full(shape.count, chance, np.float32)
-        self.due = self.worth
         self.foreseen = np.full(shape.count, chance, np.float32)
         self.odds = np.full(shape.count, np.log(chance / max(1 - chance, FLOOR)), np.float32)
         self.errors = np.zeros((2, shape.count), np.float32)
         self.keep_error, self.fetch_error = self.errors
         self.follows = False
         self.last, self._now = _Visit(shape), _Visit(shape)
-        self._learnt = 4.0
-        self._rates = np.array([[KEEP_RATE], [FETCH_RATE]], np.float32)
-        self._share = shape.top_k / shape.count
+        self.learnt = 4.0
 
     def turn(self) -> _Visit:
         """Begin a visit; the one before becomes ``last``."""
         self.last, self._now = self._now, self.last
         return self._now
-
-    def slower(self) -> np.ndarray:
-        """[2, 1]: the rates of the tables, falling with the square root of the times that an expert of average use has spoken."""
-        self._learnt += self._share
-        return self._rates * self._learnt**-0.5
