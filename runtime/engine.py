@@ -243,6 +243,7 @@ class Engine:
         self._binder.stream = self._rehearsal
         if self.experts is not None:
             self.experts.rehearse()
+            self.experts.expect(len(batch.prompts))
         with torch.inference_mode():
             buffers = self._kv_of(batch).with_outside(self.outside.rehearse(batch.capacity))
             sequences = Sequences(self.model, self.device, batch, self._rehearsal.begin_pass, buffers)
@@ -259,6 +260,8 @@ class Engine:
     def sequences(self, batch: Batch, prefix: Prefix | None = None) -> Sequences:
         """``batch`` on its way through the model, in the KV memory of the batches before it. One at a time, after :meth:`load`."""
         buffers = self._kv_of(batch).with_outside(self.outside.begin(len(batch.prompts), batch.capacity))
+        if self.experts is not None:
+            self.experts.expect(len(batch.prompts))
 
         def begin_pass() -> None:
             self.outside.begin_pass()

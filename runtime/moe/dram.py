@@ -120,8 +120,8 @@ class DramExperts:
         return under_way
 
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[int, ...]:
-        """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that are not here begin to come, as far
-        as there are slots. ``wanted`` in the order in which what is here must be used."""
+        """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that are not here begin to come, as
+        far as there are slots. ``wanted`` in the order in which what is here must be used."""
         with self._cond:
             seen = self._cache.visit(layer, routing, wanted)
             self.stats.hits += len(seen.hits)

@@ -10,6 +10,7 @@ from torch import nn
 
 from runtime.device import CopyDevice
 from runtime.ledger import Ledger
+from runtime.moe.ahead import make_ahead
 from runtime.moe.card import CardExperts
 from runtime.moe.forward import ExpertSource, Watcher, take_over
 from runtime.moe.host import ComputeClock, HostExperts
@@ -46,7 +47,9 @@ class Experts:
                 decided.chunk_bytes, decided.in_flight, decided.prefetch,
             )  # fmt: skip
         self._rehearsed = RehearsedExperts(next(iter(tensors.values())), slots[0] if slots else place)
-        self._layers = take_over(layers, self._rehearsed, watcher)
+        self._layers = take_over(layers, self._rehearsed)
+        self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
+        self._watcher = watcher
 
     def start(self) -> None:
         """DRAM has what it was to be filled with: fill VRAM, and begin to fetch ahead."""
@@ -55,15 +58,18 @@ class Experts:
 
     def rehearse(self) -> None:
         """Compute from anywhere until :meth:`stream`."""
-        self._feed(self._rehearsed)
+        for layer in self._layers:
+            layer.feed(self._rehearsed)
 
     def stream(self) -> None:
         """Compute from the tiers."""
-        self._feed(self._tiers)
-
-    def _feed(self, source: ExpertSource) -> None:
         for layer in self._layers:
-            layer.source = source
+            layer.feed(self._tiers, self._ahead, self._watcher)
+
+    def expect(self, sequences: int) -> None:
+        """A decode step has so many rows from now on."""
+        for layer in self._layers:
+            layer.sequences = sequences
 
     def facts(self) -> dict[str, Any]:
         """Counters of both tiers."""

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from planner.expert_cache import Routing
+from runtime.moe.ahead import Ahead
 from runtime.moe.modules import expert_parameters, layers_with_experts
 
 NAME = "penstock"
@@ -35,34 +36,40 @@ class ExpertSource(Protocol):
 class Watcher(Protocol):
     """Is shown every routing: a recorder of traces."""
 
-    def routed(self, layer: int, index: torch.Tensor, weights: torch.Tensor) -> None:
-        """``index`` and ``weights`` are [tokens, top_k]."""
+    def routed(self, layer: int, index: torch.Tensor, weights: torch.Tensor, ahead: torch.Tensor | None) -> None:
+        """``index`` and ``weights`` are [tokens, top_k], ``ahead`` what :class:`runtime.moe.ahead.Ahead` says."""
 
 
 class LayerExperts:
-    """One layer's experts as its module calls them; ``source`` may be exchanged between passes.
+    """One layer's experts as its module calls them.
 
     Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, then the same weighted, and for the largest
     expert its rows gathered, their gate and up, and the product. Reads the routing back once a visit, which waits for the router.
     """
 
-    def __init__(self, module: nn.Module, layer: int, source: ExpertSource, watcher: Watcher | None = None):
-        self.source = source
+    def __init__(self, module: nn.Module, layer: int, source: ExpertSource):
         self.sequences = 0
         """Rows of a decode step; a visit of another number is of prompts."""
-        self._module, self._layer, self._watcher = module, layer, watcher
+        self._module, self._layer = module, layer
+        self.feed(source)
+
+    def feed(self, source: ExpertSource, ahead: Ahead | None = None, watcher: Watcher | None = None) -> None:
+        """Compute with experts from ``source`` from now on."""
+        self._source, self._ahead, self._watcher = source, ahead, watcher
 
     def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
-        if self._watcher is not None:
-            self._watcher.routed(self._layer, index, weights)
-        index = self.source.route(index)
+        index = self._source.route(index)
         tokens, top_k = index.shape
+        ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
+        if self._watcher is not None:
+            self._watcher.routed(self._layer, index, weights, ahead)
         order = torch.sort(index.reshape(-1)).indices
         chosen = index.cpu().numpy()
         bounds = np.bincount(chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
         out = hidden.new_empty(tokens * top_k, hidden.shape[-1])
-        for expert, parameters in self.source.visit(self._layer, Routing(chosen, tokens != self.sequences)):
+        routing = Routing(chosen, tokens != self.sequences, None if ahead is None else ahead.cpu().numpy())
+        for expert, parameters in self._source.visit(self._layer, routing):
             pairs = order[bounds[expert - 1] if expert else 0 : bounds[expert]]
             out[pairs] = self._apply(hidden[pairs // top_k], parameters)
         weighted = out * weights.reshape(-1, 1)
@@ -98,12 +105,12 @@ def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, we
     return getattr(module, _RUNNER)(hidden, index, weights)
 
 
-def take_over(layers: nn.ModuleList, source: ExpertSource, watcher: Watcher | None = None) -> list[LayerExperts]:
+def take_over(layers: nn.ModuleList, source: ExpertSource) -> list[LayerExperts]:
     """Let every MoE layer of ``layers`` compute with experts of ``source``."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
     runners = []
     for layer, module in layers_with_experts(layers):
-        runners.append(LayerExperts(module, layer, source, watcher))
+        runners.append(LayerExperts(module, layer, source))
         setattr(module, _RUNNER, runners[-1])
         module.config._experts_implementation = NAME
     return runners

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.policy.experts import make_expert_policy
-
 from planner.expert_cache import ExpertCache
 from planner.experts import kept_slots
 from planner.placement import Unit
 from planner.plan import Plan
+from planner.policy.experts import ExpertPolicy, make_expert_policy
 from runtime.arena import Arena
 from runtime.moe.dram import DramExperts, Key, slot_bytes
 from runtime.store.base import Store, UnitLayout
@@ -55,9 +54,12 @@ class ExpertRoom:
         return vram, self._cache(self.dram_slots, vram)
 
     def _cache(self, slots: int, above: ExpertCache | None) -> ExpertCache:
+        return ExpertCache(kept_slots(self.plan.model.experts, slots), slots, self.policy(), above)
+
+    def policy(self) -> ExpertPolicy:
+        """A fresh one, as the plan says."""
         experts = self.plan.model.experts
-        policy = make_expert_policy(self.plan.decisions.experts.policy, len(experts.layers), experts.count, experts.top_k)
-        return ExpertCache(kept_slots(experts, slots), slots, policy, above)
+        return make_expert_policy(self.plan.decisions.experts.policy, len(experts.layers), experts.count, experts.top_k)
 
 
 class ExpertHost:
