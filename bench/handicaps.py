@@ -233,7 +233,7 @@ def measure(case: Case, plan: Plan, checkpoint: Path, opened: CopyDevice, device
 
 def _counts(engine: Engine, watched: Watched) -> tuple[int, int, int]:
     """(waits, bytes copied, of those from page-locked memory) so far."""
-    return engine.ring.stats.waits + watched.waits, watched.copied_bytes, watched.locked_bytes
+    return engine.card.ring.stats.waits + watched.waits, watched.copied_bytes, watched.locked_bytes
 
 
 def link_gbps(device: CopyDevice, engine: Engine) -> float:

@@ -28,9 +28,9 @@ class Routing:
     """See :class:`planner.policy.experts.ExpertPolicy`."""
 
     @cached_property
-    def experts(self) -> tuple[int, ...]:
+    def experts(self) -> list[int]:
         """All different, the first token's first."""
-        return tuple(dict.fromkeys(self.chosen.ravel().tolist()))
+        return list(dict.fromkeys(self.chosen.ravel().tolist()))
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
-from planner.decisions import Tier
 from planner.interrupt import uninterrupted
-from planner.memory import kv_layer_bytes, kv_ring_slots
 from planner.plan import Plan
-from planner.units import align_up
 from runtime.arena import Arena, PageLock
 from runtime.attention import attend_without_masks
+from runtime.card import CardSide
 from runtime.device import CopyDevice
 from runtime.fixtures import head_rows
 from runtime.generate import Batch, Sequences
@@ -29,10 +27,7 @@ from runtime.load import Arrival, Fill, Filler
 from runtime.lookup import look_up_on_host
 from runtime.model import Binder, BlockedHead, Skeleton, move_buffers, parameters
 from runtime.moe.experts import Experts
-from runtime.pieces import cut
-from runtime.ring import VramRing
 from runtime.stream import HostStream, Rehearsal, RingStream
-from runtime.vram import VramPool, device_layout
 
 Progress = Callable[[str, int, int], None]
 """Told (phase, done, total)."""
@@ -59,7 +54,6 @@ class Engine:
         self.device = device
         self.model = skeleton.model
         attend_without_masks(self.model, device)
-        self.ring: VramRing | None = None
         self.copier = copier
         copies = plan.decisions.weights.h2d
         self.chunking = copies.chunk_bytes, copies.in_flight
@@ -74,19 +68,19 @@ class Engine:
             self.arena, self.pool, self.dram, self.ledger = self.host.arena, self.host.pool, self.host.dram, self.host.ledger
             at, nbytes = self.host.pages_at, options.page_room.dram_bytes
             self.page_memory = PageMemory(self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes))
-            if copier is None:
+            self.card = None if copier is None else CardSide(plan, self.host, copier, device)
+            if self.card is None:
                 tensors = {u: x.tensors for u, x in self.host.layouts.items()}
-                self.stream = HostStream(self.dram, tensors, self.ledger)
+                self.stream: HostStream | RingStream = HostStream(self.dram, tensors, self.ledger)
                 slot = self.arena.slice(self.host.cache_at, self.dram.slot_bytes)
                 self._rehearsal = Rehearsal(tensors, lambda _: slot)
-                self._kv_slots: list[torch.Tensor] = []
-                self._expert_slots: list[torch.Tensor] = []
             else:
-                self._take_vram(plan, copier)
+                self.page_memory = replace(self.page_memory, device=copier, bounce=self.card.bounce, kept=self.card.kept)
+                self.stream, self._rehearsal = self.card.stream, self.card.rehearsal
             self._stack.callback(self.stream.close)
             self.experts = self._open_experts(skeleton)
             directory = skeleton.store.directory if options.kv_scratch_dir is None else options.kv_scratch_dir
-            self.outside = OutsideKv(plan, self.host, self._kv_slots, copier, self.model, directory)
+            self.outside = OutsideKv(plan, self.host, self.card.kv_slots if self.card else [], copier, self.model, directory)
             self._stack.callback(self.outside.close)
             self._binder = Binder(skeleton.layers, self.host.blocks, self._rehearsal)
             self._bind_fixtures()
@@ -101,64 +95,22 @@ class Engine:
         arena.occupy(self.copier if isinstance(self.copier, PageLock) else None)
         return arena
 
-    def _take_vram(self, plan: Plan, copier: CopyDevice) -> None:
-        weights, options = plan.decisions.weights, self.host.options
-        streamed = {u: device_layout(self.host.layouts[u]) for u in self._placement.streamed_units}
-        fixed = [(f, device_layout(f.layout)) for f in self.host.fixtures if f.tier is Tier.vram]
-        size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
-        counts = {name: count for name, (count, _) in self._placement.ring_classes.items()}
-        kv_slots, kv_bytes = kv_ring_slots(plan.model, plan.decisions.kv), align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
-        room = options.page_room
-        ring_bytes = sum(count * size[name] for name, count in counts.items())
-        experts, expert_bytes = self._expert_room()
-        fixed_bytes = sum(x.nbytes for _, x in fixed)
-        self.vram = VramPool(fixed_bytes + ring_bytes + kv_slots * kv_bytes + room.vram_bytes + experts * expert_bytes, self.device)
-        self._vram_at = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
-        slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
-        self._kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_slots)]
-        self._expert_slots = [self.vram.take(expert_bytes) for _ in range(experts)]
-        bounce, kept = (self.vram.take(n * room.page_bytes).view(n, room.page_bytes) for n in (room.bounce_pages, room.vram_pages))
-        pieces = {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
-        self.ring = VramRing(
-            units=self._placement.streamed_units,
-            pieces=pieces.__getitem__,
-            slots=slots,
-            source=self.dram,
-            device=copier,
-            distance=weights.vram.prefetch_distance,
-            in_flight=weights.h2d.in_flight,
-            ledger=self.ledger,
-            wrap=options.wrap_around,
-            balance=max(1, weights.vram.prefetch_distance) if options.balance_units is None else options.balance_units,
-            keep=options.keep_finished_units,
-        )
-        self.page_memory = replace(self.page_memory, device=copier, bounce=bounce, kept=kept)
-        tensors = {u: x.tensors for u, x in streamed.items()}
-        self.stream = RingStream(self.ring, self.dram, tensors, copier, self.ledger)
-        self._rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
-
-    def _expert_room(self) -> tuple[int, int]:
-        """Slots of VRAM for experts, and the bytes of one."""
-        if self.host.experts is None:
-            return 0, 0
-        room = self.host.experts.room
-        return room.vram_slots, max(layout.nbytes for layout in room.on_card.values())
-
     def _open_experts(self, skeleton: Skeleton) -> Experts | None:
         host = self.host.experts
         if host is None:
             return None
         with uninterrupted():
             place = self.arena.slice(host.at, host.dram.slot_bytes)
-            experts = Experts(host, skeleton.layers, self._expert_slots, place, self.copier, self.stream, self.ledger)
+            slots = self.card.expert_slots if self.card else []
+            experts = Experts(host, skeleton.layers, slots, place, self.copier, self.stream, self.ledger)
             self._stack.callback(experts.close)
         return experts
 
     def _bind_fixtures(self) -> None:
         """Point the model at what never moves; its bytes come with :meth:`load`."""
         bound = [(f, parameters(f.layout.tensors, self._reach(at, f.layout.nbytes))) for f, at in self.host.fixed if f.bind]
-        if self.copier is not None:
-            on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self._vram_at]
+        if self.card is not None:
+            on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self.card.fixed]
             resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
             rows = head_rows(self._placement.model.vocab, self._placement.weights.head_blocks)
             self.model.set_output_embeddings(BlockedHead(rows, resident, self._binder, self.model.get_output_embeddings()))
@@ -187,8 +139,8 @@ class Engine:
     def begin_loading(self) -> None:
         """Start to fill every place, on other threads."""
         self.host.begin_reading()
-        if self.copier is not None:
-            fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self._vram_at]
+        if self.card is not None:
+            fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self.card.fixed]
             with uninterrupted():
                 self._filler = Filler(self.host.cached, self.host.bounces, self.copier, fills)
                 self._filler.start()
@@ -222,8 +174,8 @@ class Engine:
             tell()
         self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers), self.host.options.warmup_layers)
         self._binder.stream = self.stream
-        if self.ring is not None:
-            self.ring.start()
+        if self.card is not None:
+            self.card.ring.start()
         if self.experts is not None:
             self.experts.start()
             self.experts.stream()
@@ -277,8 +229,7 @@ class Engine:
     @property
     def link_target(self) -> torch.Tensor | None:
         """The largest buffer of VRAM that something streams into; None when nothing does."""
-        slots = [*(self.ring.slots if self.ring else ()), *self._kv_slots]
-        return max(slots, key=torch.Tensor.numel, default=None)
+        return max(self.card.streamed_into if self.card else (), key=torch.Tensor.numel, default=None)
 
     @property
     def reads_ssd(self) -> bool:
@@ -297,7 +248,7 @@ class Engine:
         """Counters for the report: the cache's hits, loads, evictions and waits, the ring's waits, the reader's retries."""
         return {
             "cache": asdict(self.dram.cache.stats),
-            "ring": asdict(self.ring.stats) if self.ring else None,
+            "ring": asdict(self.card.ring.stats) if self.card else None,
             "experts": self.experts.facts() if self.experts else None,
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
             "stalls": self.pool.stalls.facts(),

@@ -48,6 +48,11 @@ class ExpertRoom:
         """How each expert lies in a slot of VRAM."""
         return {key: device_layout(layout) for key, layout in self.layouts.items()}
 
+    @property
+    def vram_share(self) -> tuple[int, int]:
+        """Slots of VRAM, and the bytes of one."""
+        return self.vram_slots, max((layout.nbytes for layout in self.on_card.values()), default=0)
+
     def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
         """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""
         vram = self._cache(self.vram_slots, None) if self.plan.hardware.gpu else None
