@@ -7,10 +7,11 @@ import math
 from planner.cost import objective_weights
 from planner.memory import OVERHEADS, dram_workspace_bytes
 from planner.menu import chunk_menu, pass_menu, ssd_menu
+from planner.misses import visit
 from planner.pages import page_menu
 from planner.problem import Problem
 from planner.reuse import kept_set
-from planner.stages import decode_compute_s
+from planner.stages import decode_compute_s, expert_copy_s
 from planner.units import GB
 
 
@@ -30,12 +31,26 @@ def bound_s(problem: Problem) -> float:
         dram -= working
     if min(vram, dram) < 0:
         return math.inf
+    fastest = max(c.gbps for c in ssd_menu(hardware, p.force))
     layers = sum(model.attn_bytes) + sum(model.ffn_bytes)
-    ssd_s = max(0, layers - vram - dram) / GB / max(c.gbps for c in ssd_menu(hardware, p.force))
+    ssd_s = max(0, layers - vram - dram) / GB / fastest
     h2d_s = 0.0
     if hardware.gpu:
         h2d_s = max(0, layers + model.lm_head_bytes - vram) / GB * min(min(c.s_per_gb) for c in chunk_menu(hardware, model, p.force))
+    experts_ssd_s, experts_h2d_s = _experts_s(problem, vram, dram, fastest)
     stream_s = max(ssd_s, h2d_s)
     prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
     prefill_s = min(max(c.compute_s, c.passes * stream_s) for c in passes)
-    return prefill_weight * prefill_s + decode_weight * max(stream_s, decode_compute_s(hardware, model, p.workload, p.batch))
+    step_s = max(ssd_s + experts_ssd_s, h2d_s + experts_h2d_s, decode_compute_s(hardware, model, p.workload, p.batch))
+    return prefill_weight * prefill_s + decode_weight * step_s
+
+
+def _experts_s(problem: Problem, vram: int, dram: int, ssd_gbps: float) -> tuple[float, float]:
+    """Seconds of reading and copying the experts that a decode step misses with all of VRAM's and DRAM's bytes given to slots."""
+    experts, gpu = problem.model.experts, problem.hardware.gpu
+    if experts is None:
+        return 0.0, 0.0
+    slots = (min(experts.units, nbytes // experts.expert_bytes) / len(experts.layers) for nbytes in (vram, vram + dram))
+    missed_vram, missed_dram = (len(experts.layers) * visit(experts, problem.batch).missed(kept) for kept in slots)
+    h2d_s = missed_vram * expert_copy_s(gpu, experts, experts.expert_bytes) if gpu else 0.0
+    return missed_dram * experts.expert_bytes / GB / ssd_gbps, h2d_s

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from planner.errors import UserError
 from planner.hf_config import HfGeometry, geometry_from_config, text_config
+from planner.hits import default_hit_rates
 from planner.model import Experts, ModelSpec
 from planner.tensor_names import FUSED, classify
 
@@ -31,6 +32,7 @@ class _Sorted:
 
     attn: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     ffn: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Without routed experts."""
     experts: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
     """Layer -> expert -> bytes."""
     norm_bytes: int = 0
@@ -102,10 +104,11 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...]
             found.stacks.add(role.stack)
             found.modules[role.layer].add(name.removeprefix(f"{role.stack}layers.{role.layer}.").split(".", 1)[0])
         if role.kind in ("attn", "ffn") and role.layer is not None:
-            (found.attn if role.kind == "attn" else found.ffn)[role.layer] += info.nbytes
             found.dtypes[info.dtype] += info.nbytes
             if role.expert is not None:
                 found.experts[role.layer][role.expert] += info.nbytes
+            else:
+                (found.attn if role.kind == "attn" else found.ffn)[role.layer] += info.nbytes
             if name.endswith("self_attn.k_proj.weight") and info.shape:
                 found.k_rows.add(info.shape[0])
             if name.endswith("self_attn.q_proj.weight") and info.shape:
@@ -138,6 +141,8 @@ def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, ob
             raise UserError(
                 f"{where}: layer {layer} is missing and config.json says num_hidden_layers is {geometry.layers}; download it again"
             )
+        if found.experts.get(layer) and not found.ffn.get(layer):
+            raise UserError(f"{where}: layer {layer} has experts and no router; download it again")
         lacking = [kind for kind, sizes in (("self_attn", found.attn), ("mlp", found.ffn)) if not sizes.get(layer)]
         if lacking:
             modules = ", ".join(sorted(found.modules[layer]))
@@ -166,7 +171,7 @@ def _experts(geometry: HfGeometry, found: _Sorted) -> Experts | None:
         sizes.add(sum(held.values()) // count)
     if len(sizes) > 1:
         raise UserError(f"{where}: experts of {len(sizes)} sizes are not supported; found {sorted(sizes)} bytes")
-    return Experts(count, geometry.top_k, sizes.pop())
+    return Experts(count, geometry.top_k, sizes.pop(), tuple(sorted(found.experts)), default_hit_rates(count, geometry.top_k))
 
 
 def _ffn_width(geometry: HfGeometry, found: _Sorted, experts: Experts | None) -> int:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from planner.contention import contention
 from planner.decisions import Decisions
+from planner.experts import kept_in_all
 from planner.hardware import HardwareProfile
 from planner.memory import dram_use, ssd_use, used_bytes, vram_use
+from planner.misses import misses, visit
 from planner.model import ModelSpec
 from planner.placement import place
 from planner.reuse import expected
-from planner.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, ssd_gbps, table_is_far
+from planner.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, routed_s, ssd_gbps, table_is_far
 from planner.units import GB
 from planner.workload import Objective, Workload
 
@@ -19,7 +21,7 @@ from planner.workload import Objective, Workload
 @dataclass(frozen=True)
 class Prediction:
     """What a plan promises. Stage seconds are sums over a phase; a phase lasts as long as its largest stage, the prefill longer by what
-    it takes to restore the KV of its prompts' beginnings."""
+    it takes to restore the KV of its prompts' beginnings, a decode step by what its routers hold up."""
 
     load_s: float
     """From the imports' end to the first request: filling the residents of every tier, page-locking, loading kernels. The page cache is
@@ -48,6 +50,10 @@ class Prediction:
     """At the head of each prompt, whose KV was kept and is restored."""
     restore_s: float = 0.0
     """Of the prefill: restoring them."""
+    experts_missed_vram: float = 0.0
+    """Of the routed experts that a decode step visits, in all layers: the share that VRAM does not have. 0 without a GPU."""
+    experts_missed_dram: float = 0.0
+    """The share that no memory has."""
 
 
 def objective_weights(workload: Workload, batch: int) -> tuple[float, float]:
@@ -70,7 +76,8 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     moved, fill = prefill.traffic, kv_fill(workload)
     start, restore_s = expected(prefill)
     stages = prefill.stages(start)
-    ssd_s, h2d_s = moved.weights_ssd_s + fill * moved.kv_ssd_s, moved.weights_h2d_s + fill * moved.kv_h2d_s
+    missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
+    ssd_s, h2d_s = moved.pass_ssd_s(missed) + fill * moved.kv_ssd_s, moved.pass_h2d_s(missed) + fill * moved.kv_h2d_s
     ssd_s, h2d_s = contention(hardware).finish(ssd_s, h2d_s)
     decode = {
         Stage.ssd: ssd_s,
@@ -79,7 +86,12 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch)
         + (lookup_s(model, decisions.batch, 1) if table_is_far(hardware, decisions) else 0.0),
     }
-    prefill_s, decode_s = restore_s + max(stages.values()), max(decode.values())
+    streamed_s = moved.weights_h2d_s + fill * moved.kv_h2d_s
+    routed = routed_s(hardware, model, decisions.batch, max(decode[Stage.compute], streamed_s), missed, moved)
+    prefill_s, decode_s = restore_s + max(stages.values()), max(routed, *decode.values())
+    expert_bytes, visited = 0, 1.0
+    if model.experts:
+        expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
     prefill_weight, decode_weight = objective_weights(workload, decisions.batch)
     dram = used_bytes(dram_use(hardware, model, workload, decisions))
     return Prediction(
@@ -90,8 +102,8 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         decode_tokens_per_s=decisions.batch / decode_s,
         bottleneck_prefill=max(stages, key=stages.__getitem__),
         bottleneck_decode=max(decode, key=decode.__getitem__),
-        ssd_bytes_per_token=moved.weights_ssd_bytes + round(fill * moved.kv_ssd_bytes),
-        h2d_bytes_per_token=moved.weights_h2d_bytes + round(fill * moved.kv_h2d_bytes),
+        ssd_bytes_per_token=moved.weights_ssd_bytes + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
+        h2d_bytes_per_token=moved.weights_h2d_bytes + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
         vram_bytes=used_bytes(vram_use(hardware, model, workload, decisions)),
         dram_bytes=dram,
         ssd_bytes=used_bytes(ssd_use(hardware, model, workload, decisions)),
@@ -100,13 +112,18 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         decode_stages={str(stage): s for stage, s in decode.items()},
         restored_tokens=start,
         restore_s=restore_s,
+        experts_missed_vram=missed.vram / visited,
+        experts_missed_dram=missed.dram / visited,
     )
 
 
 def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, cached: float = 0.0) -> float:
     """Seconds from the imports' end to the first prefill, with a share ``cached`` of the weights in the page cache. Reading, page-locking,
-    which begins before the imports, and the first use of every kernel overlap."""
+    which begins before the imports, and the first use of every kernel overlap. Experts are read that a slot keeps."""
     loaded = model.weight_bytes - place(model, decisions.weights, hardware.gpu is not None).ssd_bytes_per_pass
+    if model.experts and decisions.experts:
+        kept = sum(kept_in_all(model.experts, slots) for slots in (decisions.experts.vram_slots, decisions.experts.dram_slots))
+        loaded -= max(0, model.experts.units - kept) * model.experts.expert_bytes
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
     pinned = used_bytes(dram_use(hardware, model, workload, decisions))

@@ -14,10 +14,14 @@ def transit_slots(experts: Experts, slots: int) -> int:
     return 0 if slots >= experts.units else min(slots, TRANSIT_SLOTS)
 
 
+def kept_in_all(experts: Experts, slots: int) -> int:
+    """Of ``slots``, those that keep experts, over all layers."""
+    return min(slots, experts.units) - transit_slots(experts, slots)
+
+
 def kept_slots(experts: Experts, slots: int) -> dict[int, int]:
     """MoE layer -> slots of a tier in which it keeps experts. They differ by one at most, and the larger ones are spread evenly."""
-    kept = min(slots, experts.units) - transit_slots(experts, slots)
-    each, more = divmod(kept, len(experts.layers))
+    each, more = divmod(kept_in_all(experts, slots), len(experts.layers))
     larger = set(even(more, len(experts.layers)))
     return {layer: each + (i in larger) for i, layer in enumerate(experts.layers)}
 

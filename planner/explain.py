@@ -23,7 +23,8 @@ from planner.decisions import (
     WeightDecisions,
 )
 from planner.errors import UserError
-from planner.force import Force
+from planner.experts import fewest_slots
+from planner.force import MOE, Force
 from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
 from planner.linear import MB
@@ -31,7 +32,7 @@ from planner.memory import pages_per_sequence
 from planner.menu import MENUS, ssd_menu
 from planner.model import ModelSpec
 from planner.problem import Problem
-from planner.rules import LIMITS, broken_rules, head_blocks
+from planner.rules import LIMITS, broken_rules, expert_chunk_range, head_blocks
 from planner.units import GB
 from planner.workload import Objective, Workload
 
@@ -63,7 +64,7 @@ def why_infeasible(problem: Problem) -> UserError:
     """
     elastic = Formulation(problem, elastic=True)
     if not elastic.minimise(pulp.lpSum(getattr(SLACK_WEIGHTS, tier) * slack for tier, slack in elastic.slack.items())):
-        given = ", ".join(f"force.{key}={value}" for key, value in problem.force.given.items())
+        given = ", ".join(f"{Force.key(name)}={value}" for name, value in problem.force.given.items())
         return UserError(f"{given}: no plan holds all of these together (cap <= layers through DRAM, hwm = cap + k); drop one of them")
     shortages = {tier: math.ceil(slack.value() * MB) for tier, slack in elastic.slack.items() if slack.value() > 1e-6}
     capacity = {
@@ -86,7 +87,7 @@ def _alternatives(problem: Problem) -> Iterator[str]:
     if problem.force.given and _fits(replace(problem, force=Force(policy=problem.force.policy))):
         keys = [key for key in problem.force.given if key != "policy"]
         enough = next((key for key in keys if _fits(replace(problem, force=problem.force.without(key)))), None)
-        yield "drop " + (f"force.{enough}" if enough else ", ".join(f"force.{key}" for key in keys))
+        yield "drop " + ", ".join(map(Force.key, [enough] if enough else keys))
     if problem.workload.kept_tokens and _fits(replace(problem, workload=replace(problem.workload, kept_tokens=0))):
         yield "set workload.kept_tokens=0"
     batch = problem.batch // 2
@@ -127,6 +128,10 @@ def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workloa
     for key in ("staging_bytes", "block_bytes", "queue_depth", "chunk_bytes", "prefill_chunk_tokens", "in_flight"):
         if force.given.get(key, 1) < 1:
             raise UserError(f"force.{key}={force.given[key]} breaks the rule '{key} range'; allowed: 1 or more; raise it or drop it")
+    of_experts = [name for name in force.given if name.startswith(MOE)]
+    if model.experts is None and of_experts:
+        keys = ", ".join(f"{Force.key(name)}={force.given[name]}" for name in of_experts)
+        raise UserError(f"{keys}: {model.name} has no routed experts; drop it, or choose a MoE model")
     base = _neutral(hardware, model, workload, force)
     roomy = replace(hardware, vram_bytes=2**62, dram_bytes=2**62, ssd_bytes=2**62)
     for rule in broken_rules(roomy, model, workload, force.apply(base, model.layers)):
@@ -163,4 +168,9 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
         H2dCopies(2**20, MENUS.in_flight),
     )
     kv = KvPages(page, pages if gpu else 0, 0 if gpu else pages, 0)
-    return Decisions(weights, kv, ExpertSlots(0, 0) if model.experts else None, batch, workload.prompt_tokens)
+    experts = None
+    if model.experts:
+        slots, low = fewest_slots(model.experts), expert_chunk_range(hardware, model.experts)[0]
+        in_vram = model.experts.units if force.expert_dram_slots == 0 else slots
+        experts = ExpertSlots(in_vram if gpu else 0, slots, chunk_bytes=low)
+    return Decisions(weights, kv, experts, batch, workload.prompt_tokens)

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from planner.decisions import CachePolicy, Decisions, KvPages, KvReuse, Tier
+from planner.decisions import CachePolicy, Decisions, ExpertPolicyName, ExpertSlots, KvPages, KvReuse, Tier
+
+MOE = "expert_"
+"""Begins the names of what a user sets as ``moe.NAME`` rather than ``force.NAME``; expert slots, forced like others, excepted."""
 
 
 @dataclass(frozen=True)
 class Force:
-    """The frozen twin of ``schema.ForceConfig``: None leaves a decision to the program."""
+    """The frozen twin of ``schema.ForceConfig`` and of what ``schema.MoeConfig`` decides: None leaves a decision to the program."""
 
     policy: CachePolicy | None = None
     cap_layers: int | None = None
@@ -30,15 +33,27 @@ class Force:
     in_flight: int | None = None
     page_tokens: int | None = None
     prefill_chunk_tokens: int | None = None
+    expert_vram_slots: int | None = None
+    expert_dram_slots: int | None = None
+    expert_policy: ExpertPolicyName | None = None
+    expert_prefetch: int | None = None
+    expert_in_flight: int | None = None
+    expert_chunk_bytes: int | None = None
 
     @classmethod
-    def from_config(cls, config: Any) -> Force:
-        """``config`` is a ``ForceConfig``: it has these keys and no other."""
-        return cls(**vars(config))
+    def from_config(cls, config: Any, moe: Any = None) -> Force:
+        """``config`` is a ``ForceConfig``, ``moe`` a ``MoeConfig``."""
+        names = [] if moe is None else [f.name for f in fields(cls) if cls.key(f.name).startswith("moe.")]
+        return cls(**vars(config), **{name: getattr(moe, name.removeprefix(MOE)) for name in names})
+
+    @staticmethod
+    def key(name: str) -> str:
+        """What a user sets to fix the decision ``name``."""
+        return f"moe.{name.removeprefix(MOE)}" if name.startswith(MOE) and not name.endswith("_slots") else f"force.{name}"
 
     @property
     def given(self) -> dict[str, Any]:
-        """Force key -> value, of those that are fixed."""
+        """Name -> value, of those that are fixed."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
     def without(self, *names: str) -> Force:
@@ -46,10 +61,10 @@ class Force:
         return replace(self, **dict.fromkeys(names))
 
     def culprits(self, breaks: Callable[[Force], bool]) -> str:
-        """``force.key=value`` of those without which ``breaks`` is false; of all where no single one is to blame."""
+        """``key=value`` of those without which ``breaks`` is false; of all where no single one is to blame."""
         given = self.given
         blamed = [key for key in given if not breaks(self.without(key))] or list(given)
-        return ", ".join(f"force.{key}={given[key]}" for key in blamed)
+        return ", ".join(f"{self.key(name)}={given[name]}" for name in blamed)
 
     def apply(self, decisions: Decisions, layers: int) -> Decisions:
         """``decisions`` for a model of ``layers`` layers, the fixed ones in place; what follows from them (HWM after cap, staging after
@@ -97,7 +112,12 @@ class Force:
         )
         kv = decisions.kv if self.page_tokens is None else _repaged(decisions.kv, layers * decisions.batch, self.page_tokens)
         chunk = _or(self.prefill_chunk_tokens, decisions.prefill_chunk_tokens)
-        return replace(decisions, weights=weights, kv=kv, prefill_chunk_tokens=chunk)
+        experts = None if decisions.experts is None else self.apply_to_experts(decisions.experts)
+        return replace(decisions, weights=weights, kv=kv, experts=experts, prefill_chunk_tokens=chunk)
+
+    def apply_to_experts(self, experts: ExpertSlots) -> ExpertSlots:
+        """``experts`` with the fixed decisions in place."""
+        return ExpertSlots(**{f.name: _or(getattr(self, MOE + f.name), getattr(experts, f.name)) for f in fields(ExpertSlots)})
 
 
 def _or(forced: Any, decided: Any) -> Any:

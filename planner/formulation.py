@@ -15,6 +15,7 @@ import pulp
 from planner.contention import contention
 from planner.cost import objective_weights
 from planner.decisions import CachePolicy, Tier
+from planner.expert_terms import ExpertTerms
 from planner.kept_terms import KeptTerms
 from planner.kv_terms import KvTerms
 from planner.linear import GB_IN_MB, MB, LinearProgram
@@ -56,6 +57,7 @@ class Formulation(LinearProgram):
         self._dram_cache()
         self._tables()
         self._kv()
+        self.experts = ExpertTerms(self, p, (self.ssd_bits, self.ssd_choices), self.ticks_per_s)
         self._times()
         self._capacities()
 
@@ -198,10 +200,16 @@ class Formulation(LinearProgram):
         d2h_t = self.kv.spilled_mb() * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
         fill = kv_fill(p.workload)
         self.decode_t = self.amount("decode_t")
-        for link_t in self._beside(self.ssd_t + fill * kv_ssd_t, self.h2d_t + fill * kv_h2d_t):
+        self.expert_ssd_t, self.expert_h2d_t = self.experts.pass_t(p.batch)
+        ssd_t, h2d_t = self.ssd_t + self.expert_ssd_t + fill * kv_ssd_t, self.h2d_t + self.expert_h2d_t + fill * kv_h2d_t
+        for link_t in self._beside(ssd_t, h2d_t):
             self.add(self.decode_t >= link_t)
         self.add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
-        self.add(self.decode_t >= 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s))
+        compute_t = 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s)
+        self.add(self.decode_t >= compute_t)
+        for other_t in (compute_t, self.h2d_t + fill * kv_h2d_t):
+            for routed_t in self.experts.routed_t(other_t, self.contention):
+                self.add(self.decode_t >= routed_t)
         self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
 
     def _beside(self, ssd_t, h2d_t):
@@ -236,9 +244,14 @@ class Formulation(LinearProgram):
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
             earlier = earlier_kv(p.workload, choice.passes, choice.start)
             write_t = kv_ssd_mb * (filled / GB_IN_MB * write_t_per_gb)
-            ssd_t, h2d_t = choice.passes * self.ssd_t + earlier * kv_ssd_t + write_t, choice.passes * self.h2d_t + earlier * kv_h2d_t
+            rows = p.batch * min(choice.chunk_tokens, p.workload.prompt_tokens - choice.start)
+            read_t, copy_t = self.experts.pass_t(rows)
+            most_read_t, most_copy_t = self.experts.most_t(rows)
+            ssd_t = choice.passes * (self.ssd_t + read_t) + earlier * kv_ssd_t + write_t
+            h2d_t = choice.passes * (self.h2d_t + copy_t) + earlier * kv_h2d_t
             most_ssd_t = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
             most_h2d_t = choice.passes * (weights_gb + head_gb) * slowest_h2d_t + earlier * most_kv_h2d_t
+            most_ssd_t, most_h2d_t = most_ssd_t + choice.passes * most_read_t, most_h2d_t + choice.passes * most_copy_t
             for link_t, most in zip(self._beside(ssd_t, h2d_t), self._beside(most_ssd_t, most_h2d_t), strict=True):
                 self.add(passes_t >= link_t - most * (1 - bit))
             lookups_t = lookup_s(model, p.batch * (p.workload.prompt_tokens - choice.start), choice.passes) * ticks
@@ -254,6 +267,7 @@ class Formulation(LinearProgram):
         staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))
         self.vram_mb: pulp.LpAffineExpression = pulp.lpSum([])
         self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self.kv.mb(Tier.dram) + self.kv.staging_mb + self.kept.dram_mb
+        self.dram_mb += self.experts.dram_mb
         self.dram_mb += (OVERHEADS.tables_padding_bytes + dram_workspace_bytes(p.hardware, p.model) + p.workload.dram_reserve_bytes) / MB
         if self.gpu:
             ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
@@ -264,7 +278,7 @@ class Formulation(LinearProgram):
                 + self.head * (unit_vram_bytes(self.block) / MB)
             )
             self.vram_mb = ring + residents + self.tables_vram_mb + self.kv.mb(Tier.vram) + self.kv.ring_mb + activations + fixed / MB
-            self.vram_mb += self.kept.vram_mb
+            self.vram_mb += self.kept.vram_mb + self.experts.vram_mb
         else:
             self.dram_mb += activations + model.norm_bytes / MB
         self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + (model.weight_bytes - ssd_in_place_bytes(model)) / MB

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import UserError, nearest
+from planner.hits import default_hit_rates
 from planner.model import Experts, ModelSpec
 from planner.schema import ModelConfig
 
@@ -43,9 +44,10 @@ DTYPES: Mapping[int, str] = MappingProxyType({2: "bfloat16", 4: "float32"})
 def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
     """The spec of ``cfg``, in bytes of ``cfg.dtype_bytes`` an element.
 
-    attention = hidden x head_dim x (2 heads + 2 kv_heads) [+ 2 head_dim norms] [+ biases]; FFN = 3 x hidden x ffn, or
-    experts x 3 x hidden x expert_ffn + the router's experts x hidden; norms = 2 x hidden a layer + the final one;
-    embedding and head = vocab x hidden. Raises UserError naming the field that is missing or does not fit.
+    attention = hidden x head_dim x (2 heads + 2 kv_heads) [+ 2 head_dim norms] [+ biases]; FFN = 3 x hidden x ffn, or the
+    router's experts x hidden beside as many experts of 3 x hidden x expert_ffn; norms = 2 x hidden a layer + the final
+    one; embedding and head = vocab x hidden. Experts are found as often as on the known traces. Raises UserError naming
+    the field that is missing or does not fit.
     """
     family = _checked_family(cfg)
     layers = _checked_layers(cfg)
@@ -54,9 +56,9 @@ def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
     attn += 2 * cfg.head_dim if family.qk_norm else 0
     attn += q + 2 * kv if family.qkv_bias else 0
     if family.experts:
-        expert = 3 * cfg.hidden * cfg.expert_ffn
-        ffn = cfg.experts * (expert + cfg.hidden)
-        experts = Experts(cfg.experts, cfg.top_k, expert * cfg.dtype_bytes)
+        expert, ffn = 3 * cfg.hidden * cfg.expert_ffn, cfg.experts * cfg.hidden
+        hit_rates = default_hit_rates(cfg.experts, cfg.top_k)
+        experts = Experts(cfg.experts, cfg.top_k, expert * cfg.dtype_bytes, tuple(range(layers)), hit_rates)
     else:
         ffn, experts = 3 * cfg.hidden * cfg.ffn, None
     table = cfg.vocab * cfg.hidden * cfg.dtype_bytes

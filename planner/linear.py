@@ -38,12 +38,22 @@ class LinearProgram:
     def weighted(
         self, name: str, bits: Sequence[pulp.LpVariable], quantity: pulp.LpAffineExpression, most: float, factors: Sequence[float]
     ) -> pulp.LpAffineExpression:
-        """``quantity``, at most ``most``, times the factor of the bit that is set: one copy of it per choice, zero where the choice is
-        not taken, so that the product stays tight."""
+        """``quantity``, at most ``most``, times the factor of the bit that is set."""
+        return self.dot(self.shares(name, bits, quantity, most), factors)
+
+    def shares(
+        self, name: str, bits: Sequence[pulp.LpVariable], quantity: pulp.LpAffineExpression, most: float
+    ) -> list[pulp.LpVariable]:
+        """One copy of ``quantity`` per choice, zero where the choice is not taken, so that products stay tight."""
         parts = [self.amount(f"{name}_{i}") for i in range(len(bits))]
         for part, bit in zip(parts, bits, strict=True):
             self.add(part <= most * bit)
         self.add(pulp.lpSum(parts) == quantity)
+        return parts
+
+    @staticmethod
+    def dot(parts: Sequence[pulp.LpVariable], factors: Sequence[float]) -> pulp.LpAffineExpression:
+        """The sum of the products."""
         return pulp.lpSum(part * factor for part, factor in zip(parts, factors, strict=True))
 
     def minimise(self, objective: pulp.LpAffineExpression) -> bool:

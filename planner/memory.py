@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.decisions import Decisions, ExpertSlots, KvPages, Tier
+from planner.decisions import Decisions, KvPages, Tier
 from planner.hardware import HardwareProfile
-from planner.model import ModelSpec
+from planner.model import Experts, ModelSpec
 from planner.placement import Placement, place
 from planner.units import ALIGN, align_up
 from planner.workload import Workload
@@ -86,6 +86,16 @@ def _through_dram(placement: Placement, layer: int) -> list[int]:
     return [sizes[layer] for tier, sizes in tiers if tier[layer] != "vram"]
 
 
+def expert_vram_bytes(experts: Experts) -> int:
+    """One slot of VRAM for an expert: whole pages."""
+    return unit_vram_bytes(experts.expert_bytes)
+
+
+def expert_dram_bytes(experts: Experts) -> int:
+    """One slot of DRAM for an expert: whole pages, and the padding of each of the three tensors that it is put together from."""
+    return unit_dram_bytes(experts.expert_bytes) + OVERHEADS.pieces_padding_bytes
+
+
 def ring_bytes(placement: Placement) -> int:
     """VRAM of all ring slots."""
     return sum(slots * unit_vram_bytes(size) for slots, size in placement.ring_classes.values())
@@ -161,7 +171,9 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     qkv = model.attn_width + 2 * model.kv_width
     rotary = 2 * model.attn_width + model.kv_width
     attention = (3 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
-    ffn = 4 * model.hidden * dtype + (_experts_bytes_per_token(model) if model.experts else 3 * model.ffn_width * dtype)
+    routed = _experts_bytes_per_token(model.experts, model) if model.experts else 0
+    dense = model.experts is None or len(model.experts.layers) < model.layers
+    ffn = 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated + 2 * model.kv_width) * workload.max_tokens * dtype
     masked = batch > 1 or chunk_tokens < workload.prompt_tokens
@@ -175,27 +187,16 @@ def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chun
     return round((1 + OVERHEADS.allocator_holes) * activation_bytes(model, workload, batch, chunk_tokens))
 
 
-def _experts_bytes_per_token(model: ModelSpec) -> int:
-    """Activations of a layer's routed experts for one token.
+def _experts_bytes_per_token(experts: Experts, model: ModelSpec) -> int:
+    """Activations of a layer's routed experts for one token, where they are computed one after the other.
 
-    ``grouped_mm_experts_forward`` of ``transformers`` v5 keeps one row of ``hidden`` for each of the token's ``top_k`` experts. Beside it
-    lie first gate and up in one tensor, the activated gate and their product; later the output, weighted, and in its old
-    order. Four int64 indices a row say which is whose.
+    A row of ``hidden`` for each of the token's ``top_k`` experts waits for the sum of all, which is one row more. Beside them lie those of
+    the expert that computes: at worst it has every token, each with its hidden state gathered and brought back down (2 × ``hidden``), and
+    gate and up in one tensor beside what they become (3 × the width of one expert, taken as ``ffn_width`` / ``top_k``). Four int64
+    indices a row say which is whose.
     """
-    top_k = model.experts.top_k if model.experts else 0
-    gated, ordered = top_k * model.hidden + 4 * model.ffn_width, 4 * top_k * model.hidden
-    return max(gated, ordered) * model.dtype_bytes + 4 * 8 * top_k
-
-
-def expert_slots(placement: Placement) -> ExpertSlots | None:
-    """Experts that each tier holds at once: an FFN unit carries all experts of its layer. None for a dense model."""
-    experts = placement.model.experts
-    if experts is None:
-        return None
-    ring = placement.ring_classes.get("ffn", (0, 0))[0] if any(u.kind == "ffn" for u in placement.streamed_units) else 0
-    resident = placement.weights.vram.resident_units.ffn if placement.gpu else 0
-    cached = placement.dram_slots if any(tier != "vram" for tier in placement.ffn) else 0
-    return ExpertSlots((resident + ring) * experts.count, cached * experts.count)
+    top_k, width = experts.top_k, -(-model.ffn_width // experts.top_k)
+    return ((top_k + 3) * model.hidden + 3 * width) * model.dtype_bytes + 4 * 8 * top_k
 
 
 def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
@@ -210,6 +211,7 @@ def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         "embedding": placement.embed_vram_bytes,
         "residents": sum(unit_vram_bytes(placement.unit_bytes(u)) for u, tier in placement.units if tier == "vram"),
         "ring": ring_bytes(placement),
+        "experts": decisions.experts.vram_slots * expert_vram_bytes(model.experts) if model.experts and decisions.experts else 0,
         "kv": decisions.kv.vram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
         "kv_ring": kv_ring_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
         "kv_reuse": decisions.kv.reuse.vram_pages * kept_page_bytes(model, decisions.kv.page_tokens),
@@ -224,6 +226,7 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     placement = place(model, decisions.weights, hardware.gpu is not None)
     use = {
         "layer_cache": placement.dram_slots * dram_slot_bytes(placement),
+        "experts": _experts_dram_bytes(model, decisions),
         "staging": decisions.weights.ssd.staging_bytes,
         "embedding_head": placement.head_dram_bytes + OVERHEADS.tables_padding_bytes,
         "kv": decisions.kv.dram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
@@ -238,14 +241,19 @@ def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     return use
 
 
+def _experts_dram_bytes(model: ModelSpec, decisions: Decisions) -> int:
+    return decisions.experts.dram_slots * expert_dram_bytes(model.experts) if model.experts and decisions.experts else 0
+
+
 def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> int:
-    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, staging, tables, buffers,
-    pages kept for prompts to come.
+    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, experts, staging, tables,
+    buffers, pages kept for prompts to come.
 
     An upper bound for checkpoints whose units lie in a few pieces each; of one that lies in many, padding takes more.
     """
     placement = place(model, decisions.weights, hardware.gpu is not None)
     sizes = [placement.dram_slots * (dram_slot_bytes(placement) + OVERHEADS.pieces_padding_bytes), decisions.weights.ssd.staging_bytes]
+    sizes.append(_experts_dram_bytes(model, decisions))
     sizes.append(decisions.kv.reuse.dram_pages * kept_page_bytes(model, decisions.kv.page_tokens))
     if hardware.gpu is None:
         tables = model.embed_bytes + model.head_bytes + model.norm_bytes

@@ -7,9 +7,9 @@ from itertools import product
 
 from planner.errors import UserError
 from planner.force import Force
-from planner.hardware import HardwareProfile
+from planner.hardware import Gpu, HardwareProfile
 from planner.memory import activation_bytes, card_activation_bytes
-from planner.model import ModelSpec
+from planner.model import Experts, ModelSpec
 from planner.placement import head_block_bytes
 from planner.reuse import KeptSet
 from planner.rules import LIMITS, head_blocks
@@ -113,6 +113,17 @@ def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> lis
         if not any(_no_slower(larger, choice, MENUS.chunk_tolerance) for larger in best):
             best.append(choice)
     return best
+
+
+def expert_chunk_bytes(gpu: Gpu, experts: Experts) -> int:
+    """Bytes of one copy of a part of an expert: of the smallest measured copy and its doublings the least at which the link is as fast as
+    with whole experts, but for the tolerance, since a demanded expert may wait for such copies."""
+    smallest, whole = gpu.h2d.points[0][0], align_up(experts.expert_bytes)
+    size = smallest
+    fastest = h2d_gbps(gpu, whole, whole)
+    while size < whole and h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance):
+        size *= 2
+    return min(size, max(whole, smallest))
 
 
 def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float) -> bool:

@@ -15,7 +15,8 @@ from planner.build import build, convert
 from planner.cost import Prediction, predict
 from planner.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
 from planner.errors import UserError, nearest
-from planner.model import ModelSpec
+from planner.hits import flaw
+from planner.model import Experts, ModelSpec
 from planner.plan import FORMAT, Plan
 from planner.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
 from planner.reuse import BreakEven
@@ -30,11 +31,11 @@ _COMMENTS = {
     "weights": "Where weights live and how they move: resident_units stay in VRAM, resident_layers in DRAM, the rest is streamed.",
     "kv": "KV cache pages of page_tokens tokens of one layer, per tier; a layer's pages lie in one tier.",
     "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
-    "experts": "Experts held at once per tier.",
+    "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest.",
     "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
     "hardware": "What was assumed of the machine.",
-    "model": "The model: bytes of each layer's attention and FFN (a list when layers differ).",
+    "model": "The model: bytes of each layer's attention and FFN, routed experts apart (a list when layers differ).",
     "workload": "The work that it was made for.",
 }
 _UNWRAPPED = 2**31 - 1
@@ -222,4 +223,19 @@ def _model_from(data: Any) -> ModelSpec:
             values[key] = [size] * layers
         elif isinstance(size, list) and len(size) != layers:
             raise UserError(f"model.{key}: {len(size)} sizes for {layers} layers; give one for each, or one for all")
-    return build(ModelSpec, values, "model")
+    model = build(ModelSpec, values, "model")
+    if model.experts:
+        _check_experts(model.experts, layers)
+    return model
+
+
+def _check_experts(experts: Experts, layers: int) -> None:
+    if not 1 <= experts.top_k <= experts.count or experts.expert_bytes < 1:
+        raise UserError(
+            f"model.experts: top_k={experts.top_k} of count={experts.count}, expert_bytes={experts.expert_bytes}; allowed: 1 to count, "
+            "and 1 or more; write the plan again with `planner solve`"
+        )
+    if not experts.layers or list(experts.layers) != sorted({layer for layer in experts.layers if 0 <= layer < layers}):
+        raise UserError(f"model.experts.layers={list(experts.layers)}: must ascend within 0 to {layers - 1}; write the plan again")
+    if wrong := flaw(experts.hit_rates, experts.count):
+        raise UserError(f"model.experts.hit_rates: {wrong}; write the plan again with `planner solve`")

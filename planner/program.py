@@ -12,6 +12,7 @@ from planner.decisions import (
     CachePolicy,
     Decisions,
     DramWeights,
+    ExpertSlots,
     H2dCopies,
     KvPages,
     KvReuse,
@@ -23,14 +24,14 @@ from planner.decisions import (
 )
 from planner.explain import check_request, why_infeasible
 from planner.force import Force
+from planner.foresight import expert_prefetch
 from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
 from planner.leftover import keep_more
 from planner.linear import MB
-from planner.memory import expert_slots, kept_file_bytes
-from planner.menu import MENUS, batch_menu
+from planner.memory import kept_file_bytes
+from planner.menu import MENUS, batch_menu, expert_chunk_bytes
 from planner.model import ModelSpec
-from planner.placement import place
 from planner.problem import Problem
 from planner.rules import LIMITS, broken_rules
 from planner.workload import Objective, Workload
@@ -46,7 +47,8 @@ class Preferences:
     time: float = 1e-2
     """The whole workload's seconds."""
     streaming: float = 1.0
-    """Streaming at all over a link, where memory holds everything: that it hides behind compute is only a prediction."""
+    """Streaming at all over a link, where memory holds everything: that it hides behind compute is only a prediction, and so is that DRAM
+    keeps the experts which VRAM does not. Routers count by the layer: too small to be worth their copies."""
     traffic: float = 1e-4
     """Seconds of the links, also of those that nothing waits for."""
     passes: float = 1e-3
@@ -154,12 +156,15 @@ def _least_memory(program: Formulation) -> Decisions:
     fastest = max(choice.gbps for choice in program.ssd_choices)
     load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
     passes = pulp.lpSum(bit * (PREFERENCES.passes * c.passes) for bit, c in zip(program.pass_bits, program.pass_choices, strict=True))
-    links = (program.ssd_t + program.h2d_t) * (PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best)
-    streaming = (program.ssd_busy + program.ring_busy) * PREFERENCES.streaming
+    links = program.ssd_t + program.h2d_t + program.expert_ssd_t + program.expert_h2d_t
+    links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best
+    streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
+    if p.model.experts:
+        streaming += (program.layers - program.ffn) * (1 / program.layers)
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
     slots = PREFERENCES.headroom * program.spare_slots
     kept = program.kept.pages * (PREFERENCES.kept / max(1, program.kept.set.pages))
-    if not program.minimise(objective + links + streaming + passes + PREFERENCES.load * load - slots - kept):
+    if not program.minimise(objective + links + PREFERENCES.streaming * streaming + passes + PREFERENCES.load * load - slots - kept):
         raise RuntimeError("the program found a best plan and lost it in its second stage")
     decisions = keep_more(p.hardware, p.model, p.workload, _read(program))
     broken = broken_rules(p.hardware, p.model, p.workload, decisions)
@@ -190,10 +195,24 @@ def _read(program: Formulation) -> Decisions:
     return Decisions(
         weights=weights,
         kv=KvPages(page.page_tokens, pages[Tier.vram], pages[Tier.dram], pages[Tier.ssd], _kept(program)),
-        experts=expert_slots(place(p.model, weights, gpu)),
+        experts=_experts(program, weights.ssd),
         batch=p.batch,
         prefill_chunk_tokens=_taken(program.pass_bits, program.pass_choices).chunk_tokens,
     )
+
+
+def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:
+    """Slots from the program; what moves them follows from the link."""
+    p, experts = program.problem, program.problem.model.experts
+    if experts is None:
+        return None
+    slots = ExpertSlots(*(round(pulp.value(program.experts.slots[tier])) for tier in (Tier.vram, Tier.dram)))
+    if p.hardware.gpu:
+        slots = replace(slots, chunk_bytes=expert_chunk_bytes(p.hardware.gpu, experts))
+    slots = p.force.apply_to_experts(slots)
+    if p.force.expert_prefetch is None:
+        slots = replace(slots, prefetch=expert_prefetch(p.hardware, p.model, p.workload, slots, ssd, p.batch))
+    return slots
 
 
 def _kept(program: Formulation) -> KvReuse:

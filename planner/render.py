@@ -9,9 +9,11 @@ from itertools import cycle
 from rich.console import Console
 from rich.text import Text
 
-from planner.decisions import Decisions, Tier
+from planner.decisions import Decisions, ExpertSlots, Tier
+from planner.experts import kept_in_all
 from planner.hardware import HardwareProfile
 from planner.memory import LEFT_ALONE, dram_use, ssd_in_place_bytes, ssd_use, vram_use
+from planner.model import Experts
 from planner.plan import Plan
 from planner.reuse import held, kept_set
 from planner.stages import Stage, ssd_gbps
@@ -153,9 +155,22 @@ def _decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
         pages = ", ".join(f"{n} {tier.upper()}" for tier, n in held(plan.model, d.kv, kept).items() if n) or "none"
         files = f"; files {show_bytes(d.kv.reuse.ssd_bytes)}" if d.kv.reuse.ssd_bytes else ""
         yield "KV kept", f"{kept.pages} pages", pages + files
-    if d.experts:
-        yield "experts", f"{d.experts.vram_slots} slots in VRAM", f"{d.experts.dram_slots} in DRAM"
+    if d.experts and plan.model.experts:
+        yield from _experts(plan, d.experts, plan.model.experts)
     yield "prefill", f"{d.prefill_chunk_tokens} tokens a pass", f"batch {d.batch}"
+
+
+def _experts(plan: Plan, slots: ExpertSlots, experts: Experts) -> Iterator[tuple[str, str, str]]:
+    gpu, p = plan.hardware.gpu is not None, plan.predicted
+    kept = {name: kept_in_all(experts, n) for name, n in (("VRAM", slots.vram_slots), ("DRAM", slots.dram_slots)) if gpu or name == "DRAM"}
+    yield "experts", f"{slots.vram_slots if gpu else slots.dram_slots} slots in {'VRAM' if gpu else 'DRAM'}", (
+        (f"{slots.dram_slots} in DRAM; " if gpu else "") + f"of {experts.units}: " + ", ".join(f"{n} kept in {t}" for t, n in kept.items())
+    )
+    missed = ([("VRAM", p.experts_missed_vram)] if gpu else []) + [("DRAM", p.experts_missed_dram)]
+    yield "  decode", f"policy {slots.policy}", f"missed by {', '.join(f'{name} {share:.1%}' for name, share in missed)}"
+    if gpu:
+        ahead = f"{slots.prefetch} ahead, {slots.in_flight} in flight"
+        yield "  copies", f"{_binary(slots.chunk_bytes)} chunks", ahead if slots.prefetch else "none ahead of the router"
 
 
 def _binary(nbytes: int) -> str:
@@ -241,9 +256,11 @@ def _restoring(plan: Plan) -> str:
 def _verdict(plan: Plan) -> str:
     """What to say when nothing is streamed."""
     placement = plan.placement
-    if plan.hardware.gpu and not placement.streamed_units:
+    units, slots = (plan.model.experts.units if plan.model.experts else 0), plan.decisions.experts
+    in_vram, in_dram = (slots.vram_slots >= units, slots.dram_slots >= units) if slots else (True, True)
+    if plan.hardware.gpu and not placement.streamed_units and in_vram:
         return "Everything fits in VRAM: streaming buys nothing here. The plan loads once."
-    if not placement.ssd_layers:
+    if not placement.ssd_layers and (in_vram or in_dram):
         return "Everything fits in DRAM: nothing is read from the SSD after loading."
     return ""
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.decisions import CachePolicy, Decisions, Tier
+from planner.experts import TRANSIT_SLOTS, fewest_slots
 from planner.hardware import HardwareProfile
 from planner.memory import dram_use, kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence, ssd_need, vram_use
-from planner.model import ModelSpec
+from planner.model import Experts, ModelSpec
 from planner.placement import head_block_bytes
-from planner.units import ALIGN, GB, show_bytes
+from planner.units import ALIGN, GB, align_up, show_bytes
 from planner.workload import Workload
 
 
@@ -29,6 +30,8 @@ class Limits:
     page_tokens: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     ssd_page_tokens_min: int = 64
     """Smaller pages make SSD reads too small."""
+    expert_chunks: int = 8
+    """Chunks of prefetched experts that a demanded one may have to wait for."""
     layer_read_bytes: int = 500_000
     """A layer of a kept page can be read alone, in reads of this size at least, where any page size gives that."""
 
@@ -46,7 +49,8 @@ class BrokenRule:
 
 def broken_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> list[BrokenRule]:
     """Every rule that ``decisions`` break, in a fixed order; capacities are only computed when the counts make sense."""
-    broken = [*_counts(hardware, model, decisions), *_dram_cache(hardware, model, decisions), *_transfers(decisions)]
+    broken = [*_counts(hardware, model, decisions), *_experts(hardware, model, decisions)]
+    broken += [*_dram_cache(hardware, model, decisions), *_transfers(decisions)]
     broken += _kv(hardware, model, workload, decisions)
     return broken or list(_capacities(hardware, model, workload, decisions))
 
@@ -66,11 +70,12 @@ def _counts(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterat
         yield _range("prefill_chunk_tokens", d.prefill_chunk_tokens, 1)
     if not 1 <= w.head_blocks <= model.vocab or (not gpu and w.head_blocks != 1):
         yield _range("weights.head_blocks", w.head_blocks, 1, model.vocab if gpu else 1)
-    elif gpu and units.head < w.head_blocks and (block := head_block_bytes(model, w.head_blocks)) > model.ffn_max:
+    elif gpu and units.head < w.head_blocks and (block := head_block_bytes(model, w.head_blocks)) > head_block_limit(model):
+        unit = "an attention or FFN unit" if model.experts else "an FFN unit"
         yield BrokenRule(
             "head block <= FFN unit",
-            f"weights.head_blocks={w.head_blocks} makes LM-head blocks of {show_bytes(block)}; allowed: at most an FFN unit, "
-            f"{show_bytes(model.ffn_max)}; set head_blocks={head_blocks(model)}",
+            f"weights.head_blocks={w.head_blocks} makes LM-head blocks of {show_bytes(block)}; allowed: at most {unit}, "
+            f"{show_bytes(head_block_limit(model))}; set head_blocks={head_blocks(model)}",
         )
     if w.embedding not in ((Tier.vram, Tier.dram) if gpu else (Tier.dram,)):
         allowed = "vram or dram" if gpu else "dram, since there is no GPU"
@@ -88,18 +93,46 @@ def _counts(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterat
             "no VRAM ring without a GPU",
             f"weights.vram.slots={w.vram.slots}, prefetch_distance={w.vram.prefetch_distance}; allowed: 0 without a GPU; set both to 0",
         )
-    if (d.experts is None) != (model.experts is None):
-        allowed = "none for a dense model" if model.experts is None else "an experts section for a MoE model"
-        yield BrokenRule("experts section", f"experts={d.experts}; allowed: {allowed}; solve again")
-    elif d.experts and model.experts:
-        most = model.layers * model.experts.count + (w.vram.slots * model.experts.count)
-        for name, value in (("vram_slots", d.experts.vram_slots), ("dram_slots", d.experts.dram_slots)):
-            if not 0 <= value <= most or value % model.experts.count:
-                yield BrokenRule(
-                    "expert slots",
-                    f"experts.{name}={value}; allowed: multiples of {model.experts.count} (all experts of a layer) up to {most}; "
-                    "solve again",
-                )
+
+
+def _experts(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterator[BrokenRule]:
+    slots, experts, gpu = d.experts, model.experts, hardware.gpu
+    if slots is None or experts is None:
+        if slots is not None or experts is not None:
+            allowed = "none for a dense model" if experts is None else "an experts section for a MoE model"
+            yield BrokenRule("experts section", f"experts={slots}; allowed: {allowed}; solve again")
+        return
+    everywhere = gpu is not None and slots.vram_slots >= experts.units
+    yield from _expert_slots("vram_slots", slots.vram_slots, experts, 0 if gpu is None else None)
+    yield from _expert_slots("dram_slots", slots.dram_slots, experts, None, everywhere)
+    if not 0 <= slots.prefetch <= experts.top_k:
+        yield _range("experts.prefetch", slots.prefetch, 0, experts.top_k, ", the experts of one token")
+    if not 1 <= slots.in_flight <= LIMITS.expert_chunks:
+        yield _range("experts.in_flight", slots.in_flight, 1, LIMITS.expert_chunks)
+    low, high = expert_chunk_range(hardware, experts)
+    if not low <= slots.chunk_bytes <= high:
+        yield _range("experts.chunk_bytes", slots.chunk_bytes, low, high)
+
+
+def _expert_slots(name: str, value: int, experts: Experts, only: int | None, idle: bool = False) -> Iterator[BrokenRule]:
+    """``only`` is all that is allowed, where it is given; ``idle`` allows none."""
+    least, most = fewest_slots(experts), experts.units
+    if only is not None:
+        if value != only:
+            yield BrokenRule("expert slots", f"experts.{name}={value}; allowed: {only} without a GPU; set it so")
+    elif value > most:
+        yield BrokenRule("expert slots", f"experts.{name}={value}; allowed: at most {most}, one for each expert; set {name}={most}")
+    elif value < least and not (idle and value == 0):
+        why = f"one token's experts in a layer are {experts.top_k}, and {min(TRANSIT_SLOTS, most)} pass through at once"
+        none = ", or 0, since VRAM has a slot for every expert" if idle else ""
+        yield BrokenRule("expert slots", f"experts.{name}={value}; allowed: at least {least} ({why}){none}; set {name}={least}")
+
+
+def expert_chunk_range(hardware: HardwareProfile, experts: Experts) -> tuple[int, int]:
+    """Bytes of a copy of a part of an expert: at least the smallest measured one, at most the largest or a whole expert. Where an expert is
+    smaller than every measured copy, a page at least."""
+    whole, sizes = align_up(experts.expert_bytes), [size for size, _ in hardware.gpu.h2d.points] if hardware.gpu else [ALIGN, 2**30]
+    return (min(sizes) if whole >= min(sizes) else ALIGN), max(whole, max(sizes))
 
 
 def _dram_cache(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterator[BrokenRule]:
@@ -253,10 +286,17 @@ def _capacities(hardware: HardwareProfile, model: ModelSpec, workload: Workload,
             )
 
 
+def head_block_limit(model: ModelSpec) -> int:
+    """What a row block of the LM head must fit: an FFN unit's slot. Where routed experts are units of their own, an FFN unit may be no more
+    than a router, and a block as large as the attention unit passes."""
+    return max(model.attn_max, model.ffn_max) if model.experts else model.ffn_max
+
+
 def head_blocks(model: ModelSpec) -> int:
-    """The fewest equal row blocks of the LM head that each fit an FFN unit's slot."""
-    blocks = -(-model.lm_head_bytes // model.ffn_max)
-    while blocks < model.vocab and head_block_bytes(model, blocks) > model.ffn_max:
+    """The fewest equal row blocks of the LM head within that limit."""
+    limit = head_block_limit(model)
+    blocks = -(-model.lm_head_bytes // limit)
+    while blocks < model.vocab and head_block_bytes(model, blocks) > limit:
         blocks += 1
     return max(1, min(blocks, model.vocab))
 

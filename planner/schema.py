@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from planner.decisions import CachePolicy, Tier
+from planner.decisions import CachePolicy, ExpertPolicyName, Tier
 from planner.workload import Objective
 
 
@@ -171,6 +171,26 @@ class ForceConfig:
     in_flight: int | None = None
     page_tokens: int | None = None
     prefill_chunk_tokens: int | None = None
+    expert_vram_slots: int | None = None
+    """Slots for routed experts in VRAM, over all layers."""
+    expert_dram_slots: int | None = None
+    """Slots for routed experts in DRAM."""
+
+
+@dataclass
+class MoeConfig:
+    """How routed experts are kept and fetched; null leaves it to the program."""
+
+    traces: str | None = None
+    """A file of routings, from which it is found how often kept experts are used again; null: as on known traces of Mixtral-8x7B."""
+    policy: ExpertPolicyName | None = None
+    """Which experts a tier keeps; null is mix."""
+    prefetch: int | None = None
+    """Experts of the coming layer that may be fetched ahead of its router."""
+    in_flight: int | None = None
+    """Chunks of prefetched experts that are queued on the link at most."""
+    chunk_bytes: int | None = None
+    """Bytes of one copy of a part of an expert."""
 
 
 @dataclass
@@ -181,6 +201,7 @@ class SolveConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     force: ForceConfig = field(default_factory=ForceConfig)
+    moe: MoeConfig = field(default_factory=MoeConfig)
     out: str = "plan.yaml"
     """The plan file to write."""
     notes: list[str] = field(default_factory=list)

@@ -6,6 +6,7 @@ link waits for a run of the others. Without a GPU the SSD's DMA and the CPU's co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -14,7 +15,8 @@ from planner.contention import contention
 from planner.decisions import Decisions, Tier
 from planner.hardware import Curve, Gpu, HardwareProfile
 from planner.memory import kv_layer_bytes, kv_page_bytes
-from planner.model import ModelSpec
+from planner.misses import Misses, misses, visit
+from planner.model import Experts, ModelSpec
 from planner.placement import place
 from planner.units import GB
 from planner.workload import Workload
@@ -76,6 +78,11 @@ def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int) -> float:
     return gpu.h2d.at(min(nbytes, chunk_bytes))
 
 
+def expert_copy_s(gpu: Gpu, experts: Experts, chunk_bytes: int) -> float:
+    """Seconds to copy one expert to the device in chunks."""
+    return experts.expert_bytes / h2d_gbps(gpu, experts.expert_bytes, chunk_bytes) / GB
+
+
 def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
     """Seconds to look up ``rows`` tokens in an embedding table in DRAM, in so many passes."""
     return passes * FIXED.embedding_lookup_s + rows * model.hidden * model.dtype_bytes / FIXED.embedding_rows_gbps / GB
@@ -99,6 +106,57 @@ def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Work
 
 def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: float) -> float:
     return product_flops / hardware.dense_tflops / 1e12 + attention_flops / hardware.attention_tflops / 1e12
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What of a decode step cannot overlap, since a layer's experts are known only when its router has computed.
+
+    A layer computes attention and router, then its missed experts arrive while the others compute, then the last one computes. Between
+    no expert missed (all compute, nothing fetched) and all u missed (u fetched one after the other, meanwhile u - 1 compute) the time is
+    taken as linear, which is never less. So a step takes its whole compute, and for each expert missed what it is on its way, less
+    (u - 1) / u of one expert's compute.
+
+    Experts from DRAM arrive beside those from the SSD, but only those of the same layer. Of many experts a layer, each layer has its
+    share of both, and the slower link counts; of one, it is the one or the other, and both add up. Shares of u experts vary by
+    1 / sqrt(u), so as much of the time is taken as added up.
+
+    Where all experts are touched, they are known before the router has spoken: then all overlaps, and nothing of this remains.
+    """
+
+    alone: float = 0.0
+    """Share of the compute that nothing is fetched beside."""
+    hidden_s: float = 0.0
+    """Compute that goes on while one missed expert arrives."""
+    apart: float = 0.0
+    """Share of the time in which reads and copies do not overlap."""
+
+    @classmethod
+    def of(cls, hardware: HardwareProfile, model: ModelSpec, batch: int) -> Routed:
+        """For a decode step of ``batch`` sequences."""
+        if model.experts is None:
+            return cls()
+        one = visit(model.experts, batch)
+        alone, u = 1 - one.spread, one.touched
+        return cls(alone, alone * (u - 1) / u * model.experts.expert_bytes / hardware.weight_gbps / GB, alone / math.sqrt(u))
+
+    def beyond_s(self, fetch_s: float) -> float:
+        """What an expert that is ``fetch_s`` on its way adds to a step."""
+        return max(0.0, fetch_s - self.hidden_s)
+
+
+def routed_s(hardware: HardwareProfile, model: ModelSpec, batch: int, other_s: float, missed: Misses, moved: Traffic) -> float:
+    """Seconds of a decode step that its routers hold up. An expert is copied piece by piece while it is read. ``other_s`` is what lies
+    between: all compute, or the copies of all that streams beside experts, which are made meanwhile, where they take longer. 0 for a
+    dense model."""
+    routed, both = Routed.of(hardware, model, batch), contention(hardware)
+    read_s, copy_s = routed.beyond_s(moved.expert_ssd_s), routed.beyond_s(moved.expert_h2d_s)
+    together_s = max(
+        missed.dram * read_s + both.ssd_s_per_h2d_s * missed.vram * moved.expert_h2d_s,
+        missed.vram * copy_s + both.h2d_s_per_ssd_s * missed.dram * moved.expert_ssd_s,
+    )
+    apart_s = missed.dram * max(read_s, copy_s) + missed.from_dram * copy_s
+    return routed.alone * other_s + (1 - routed.apart) * together_s + routed.apart * apart_s
 
 
 def elementwise_bytes_per_token(model: ModelSpec) -> int:
@@ -155,8 +213,8 @@ def prompt_fill(workload: Workload) -> float:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that decisions move, and the seconds that they take with nothing else on the way: streamed weights in one pass, and, once,
-    all KV that lies outside the device at a sequence's end."""
+    """Bytes that decisions move, and the seconds that they take with nothing else on the way: streamed weights in one pass, one routed
+    expert, and, once, all KV that lies outside the device at a sequence's end."""
 
     weights_ssd_bytes: int
     weights_h2d_bytes: int
@@ -169,6 +227,17 @@ class Traffic:
     kv_d2h_s: float
     kv_write_s: float
     """To the SSD."""
+    expert_ssd_s: float
+    expert_h2d_s: float
+    """0 without a GPU."""
+
+    def pass_ssd_s(self, missed: Misses) -> float:
+        """Reading the weights of one pass that misses so many experts."""
+        return self.weights_ssd_s + missed.dram * self.expert_ssd_s
+
+    def pass_h2d_s(self, missed: Misses) -> float:
+        """Copying them."""
+        return self.weights_h2d_s + missed.vram * self.expert_h2d_s
 
 
 def traffic(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Traffic:
@@ -187,9 +256,13 @@ def traffic(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -
         kv_h2d_s = kv_h2d / h2d_gbps(gpu, layer, chunk) / GB if kv_h2d else 0.0
         kv_d2h_s = kv_h2d / (gpu.d2h.peak * GB)
     write_s = kv_ssd / (hardware.ssd_write_gbps * GB) if kv_ssd else 0.0
+    expert_ssd_s = expert_h2d_s = 0.0
+    if model.experts and decisions.experts:
+        expert_ssd_s = model.experts.expert_bytes / ssd_rate
+        expert_h2d_s = expert_copy_s(gpu, model.experts, decisions.experts.chunk_bytes) if gpu else 0.0
     return Traffic(
         placement.ssd_bytes_per_pass, placement.h2d_bytes_per_pass, kv_ssd, kv_h2d,
-        weights_ssd_s, weights_h2d_s, kv_ssd_s, kv_h2d_s, kv_d2h_s, write_s,
+        weights_ssd_s, weights_h2d_s, kv_ssd_s, kv_h2d_s, kv_d2h_s, write_s, expert_ssd_s, expert_h2d_s,
     )  # fmt: skip
 
 
@@ -219,12 +292,13 @@ class Prefill:
         h, model, work, moved = self.hardware, self.model, self.workload, self.traffic
         batch, chunk = self.decisions.batch, self.decisions.prefill_chunk_tokens
         passes = prefill_passes(work, chunk, start)
+        missed = misses(model, self.decisions.experts, batch * min(chunk, work.prompt_tokens - start), h.gpu is not None)
         earlier = earlier_kv(work, passes, start)
         compute_s = prefill_compute_s(h, model, work, batch, chunk, start)
         if table_is_far(h, self.decisions):
             compute_s += lookup_s(model, batch * (work.prompt_tokens - start), passes)
-        ssd_s = passes * moved.weights_ssd_s + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s
-        ssd_s, h2d_s = contention(h).finish(ssd_s, passes * moved.weights_h2d_s + earlier * moved.kv_h2d_s)
+        ssd_s = passes * moved.pass_ssd_s(missed) + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s
+        ssd_s, h2d_s = contention(h).finish(ssd_s, passes * moved.pass_h2d_s(missed) + earlier * moved.kv_h2d_s)
         return {
             Stage.ssd: ssd_s,
             Stage.h2d: h2d_s,

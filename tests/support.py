@@ -17,6 +17,7 @@ from planner.decisions import (
     CachePolicy,
     Decisions,
     DramWeights,
+    ExpertSlots,
     H2dCopies,
     KvPages,
     ResidentUnits,
@@ -84,8 +85,9 @@ def decisions(
     pages: int = 64,
     gpu: bool = False,
     prefill_chunk_tokens: int = 1 << 20,
+    experts: ExpertSlots | None = None,
 ) -> Decisions:
-    """Decisions written down by hand, for runs whose plan is not the point."""
+    """Decisions written down by hand, for runs whose plan is not the point. A MoE model needs ``experts``."""
     return Decisions(
         weights=WeightDecisions(
             policy=policy,
@@ -97,7 +99,7 @@ def decisions(
             h2d=H2dCopies(1 << 16, 2),
         ),
         kv=KvPages(16, pages if gpu else 0, 0 if gpu else pages, 0),
-        experts=None,
+        experts=experts,
         batch=batch,
         prefill_chunk_tokens=prefill_chunk_tokens,
     )

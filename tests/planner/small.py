@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from planner.hits import default_hit_rates
 from planner.model import Experts, ModelSpec
 from planner.workload import Objective, Workload
 
 MB = 10**6
 GB = 10**9
+ROUTER = 16 * 1024
+"""Bytes of an FFN unit whose experts are units of their own."""
 
 
 def gpu(**change: Any) -> Gpu:
@@ -29,8 +32,9 @@ def machine(vram: int = 16 * GB, dram: int = 64 * GB, ssd: int = 500 * GB, **cha
 def model(
     layers: int = 8, attn: int = 40 * MB, ffn: int = 120 * MB, table: int = 60 * MB, tied: bool = False, experts: int = 0
 ) -> ModelSpec:
-    """A uniform decoder; ``experts`` cut the FFN units into as many routed experts (top-2)."""
-    routed = Experts(experts, 2, ffn // experts) if experts else None
+    """A uniform decoder; ``experts`` cut the FFN units into as many routed experts (top-2), beside a router."""
+    routed = Experts(experts, 2, ffn // experts, tuple(range(layers)), default_hit_rates(experts, 2)) if experts else None
+    ffn = ROUTER if experts else ffn
     vocab, hidden = 1000, 1024
     table = table // vocab * vocab
     head = 0 if tied else table

@@ -119,7 +119,7 @@ class TestReading:
             save(tmp_path, "qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[0])
         )
         assert (spec.experts.count, spec.experts.top_k, spec.experts.expert_bytes) == (4, 2, 3 * 32 * 16 * 2)
-        assert spec.ffn_bytes == (3 * 32 * 48 * 2, *(4 * spec.experts.expert_bytes + 4 * 32 * 2,) * 2)
+        assert spec.ffn_bytes == (3 * 32 * 48 * 2, *(4 * 32 * 2,) * 2) and spec.experts.layers == (1, 2)
         assert spec.ffn_width == 48
 
     def test_a_single_file_of_another_name_is_found(self, copy):
@@ -168,7 +168,7 @@ class TestSharedCheckpoints:
         assert len({entry.file for entry in found.tensors.values()}) == 4
         assert (spec.experts.count, spec.experts.top_k, spec.experts.expert_bytes) == (8, 2, 3 * 256 * 512 * 2)
         assert spec.weight_bytes == 42_236_416
-        assert set(spec.ffn_bytes) == {8 * spec.experts.expert_bytes + 8 * 256 * 2}
+        assert set(spec.ffn_bytes) == {8 * 256 * 2}
 
 
 class TestBadFiles:

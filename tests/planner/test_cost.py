@@ -162,7 +162,7 @@ def test_a_moe_step_computes_only_the_experts_it_touches():
     _, dense = planned(hardware, model(ffn=128 * MB), work())
     decisions, sparse = planned(hardware, model(ffn=128 * MB, experts=8), work())
     assert sparse.decode_stages["compute"] < dense.decode_stages["compute"]
-    assert decisions.experts.vram_slots == 8 * 8
+    assert decisions.experts.vram_slots == 8 * 8 and decisions.experts.dram_slots == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from planner.errors import UserError
 from planner.geometry import hf_config_dict, spec_from_geometry
+from planner.hits import default_hit_rates
 from planner.model import Experts, ModelSpec
 from planner.schema import ModelConfig
 from planner.tensor_names import classify
@@ -50,6 +51,8 @@ def spec_bytes(spec: ModelSpec) -> Counter[tuple[str, int | None]]:
         found["head", None] = spec.head_bytes
     for layer in range(spec.layers):
         found["attn", layer], found["ffn", layer] = spec.attn_bytes[layer], spec.ffn_bytes[layer]
+    if spec.experts:
+        found.update({("ffn", layer): spec.experts.count * spec.experts.expert_bytes for layer in spec.experts.layers})
     return found
 
 
@@ -73,8 +76,8 @@ def test_a_tied_model_counts_its_table_once():
 
 def test_experts_are_sized_one_by_one():
     spec = spec_from_geometry(MIXTRAL)
-    assert spec.experts == Experts(count=4, top_k=2, expert_bytes=3 * 64 * 48 * 2)
-    assert spec.ffn_bytes[0] == 4 * spec.experts.expert_bytes + 4 * 64 * 2
+    assert spec.experts == Experts(4, 2, 3 * 64 * 48 * 2, (0, 1, 2), default_hit_rates(4, 2))
+    assert spec.ffn_bytes == (4 * 64 * 2,) * 3, "the router"
     assert spec.ffn_width == 2 * 48
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from planner.cost import predict
 from planner.decisions import Decisions, KvPages, ResidentUnits, Tier
+from planner.experts import fewest_slots
 from planner.explain import Infeasible
 from planner.hardware import Curve, SsdPoint
-from planner.memory import expert_slots
-from planner.placement import place
+from planner.memory import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
 from planner.program import search, solve
 from planner.rules import broken_rules, head_blocks
 from planner.workload import Objective
@@ -133,8 +133,21 @@ def every_decision(hardware, m, w, base: Decisions):
                 dram=replace(v.dram, cap_layers=cap, hwm_layers=cap + 3, prefetch_distance=cap + 3, resident_layers=cap),
                 ssd=replace(v.ssd, block_bytes=block, queue_depth=depth, staging_bytes=block * depth),
             )
-            experts = expert_slots(place(m, weights, on_gpu))
-            yield replace(base, weights=weights, kv=kv, experts=experts, prefill_chunk_tokens=chunk)
+            made = replace(base, weights=weights, kv=kv, prefill_chunk_tokens=chunk)
+            yield replace(made, experts=most_slots(hardware, m, w, made)) if m.experts else made
+
+
+def most_slots(hardware, m, w, made):
+    """As many slots as each tier has room for: one more never costs time."""
+    none, units = replace(made, experts=replace(made.experts, vram_slots=0, dram_slots=0)), m.experts.units
+    in_vram = in_dram = 0
+    if hardware.gpu:
+        free = hardware.vram_bytes - 4096 - sum(vram_use(hardware, m, w, none).values())
+        in_vram = min(units, max(fewest_slots(m.experts), free // expert_vram_bytes(m.experts)))
+    if in_vram < units:
+        free = hardware.dram_bytes - 4096 - sum(dram_use(hardware, m, w, none).values())
+        in_dram = min(units, max(fewest_slots(m.experts), free // expert_dram_bytes(m.experts)))
+    return replace(made.experts, vram_slots=in_vram, dram_slots=in_dram)
 
 
 def kv_choices(w, base, on_gpu):

@@ -121,7 +121,7 @@ def test_a_dense_model_has_no_experts_section_and_a_moe_model_has():
     plan = solve(MACHINE, moe, WORK)
     assert names(plan, m=moe) == []
     assert "experts section" in names(plan) and "experts section" in names(PLAN, m=moe)
-    assert "expert slots" in names(change(plan, "experts.vram_slots", 3), m=moe)
+    assert "expert slots" in names(change(plan, "experts.vram_slots", 1), m=moe)
 
 
 def test_a_head_block_fits_an_ffn_slot():
