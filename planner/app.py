@@ -22,7 +22,7 @@ from planner.complaints import explain
 from planner.complete import complete_word
 from planner.errors import UserError, nearest
 from planner.interrupt import Terminated, raise_if_interrupted, terminate_as_interrupt
-from planner.keys import Key, keys_of
+from planner.keys import Key, keys_of, strip_none
 from planner.overrides import Grammar, key_of, normalise, quote
 from planner.probe.profile import profile_dir
 from planner.sweeps import sweep_directory
@@ -257,7 +257,7 @@ def _enter_hydra(call: _Call, line: list[str]) -> None:
     store, hints = ConfigStore.instance(), get_type_hints(call.verb.schema)
     store.store(name=f"{call.verb.name}_schema", node=call.verb.schema)
     for group in call.groups:
-        store.store(group=group, name="schema", node=hints[group])
+        store.store(group=group, name="schema", node=strip_none(hints[group])[0])
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [sys.argv[0], *line]
     token = _call.set(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
-from planner.schema import ProbeConfig, SolveConfig
+from planner.schema import ProbeConfig, ReplayConfig, SolveConfig
 from planner.threads import wait_asleep
 
 
@@ -27,12 +27,22 @@ def solve(cfg: SolveConfig) -> None:
     solve_plan(cfg)
 
 
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="replay")
+@job
+def replay(cfg: ReplayConfig) -> None:
+    """act a routing trace out under expert policies, and compare what they keep and fetch with the best possible"""
+    from planner.replay_verb import replay_verb
+
+    replay_verb(cfg)
+
+
 PROGRAM = Program(
     "planner",
     "decides where a model's weights, KV cache and experts live on a machine, and writes it down as a plan.",
     (
         Verb(probe, ProbeConfig, "planner probe probe.path=/data/checkpoints probe.quick=true"),
         Verb(solve, SolveConfig, "planner solve hardware=rtx5080 model=llama70b workload.batch=4 out=plan.yaml", reads_wsm=True),
+        Verb(replay, ReplayConfig, "planner replay traces=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
     ),
 )
 

@@ -41,6 +41,10 @@ class Key:
         return self.kind == list[str]
 
     @property
+    def is_number_list(self) -> bool:
+        return self.kind == list[int]
+
+    @property
     def is_dict(self) -> bool:
         return get_origin(self.kind) is dict
 
@@ -59,7 +63,8 @@ class Key:
         elif self.is_size:
             words = "a size such as 6GiB, 16GB or 4096"
         else:
-            names = {int: "a whole number", float: "a number", str: "text", list[str]: "a list such as [a, b]"}
+            names = {int: "a whole number", float: "a number", str: "text"}
+            names |= {list[str]: "a list such as [a, b]", list[int]: "whole numbers such as [2, 4]"}
             words = names.get(self.kind, "a list of rows such as [[1048576, 2.1]]")
         return f"{words}, or null" if self.optional else words
 
@@ -72,7 +77,8 @@ class Key:
         return getattr(self.default, "value", None) or str(self.default)
 
 
-def _strip_none(hint: Any) -> tuple[Any, bool]:
+def strip_none(hint: Any) -> tuple[Any, bool]:
+    """A type hint without None, and whether it had it."""
     if get_origin(hint) in (Union, UnionType):
         rest = [arg for arg in get_args(hint) if arg is not NoneType]
         return rest[0], len(rest) < len(get_args(hint))
@@ -90,7 +96,7 @@ def keys_of(schema: type, prefix: str = "", within: str | None = None) -> dict[s
     found: dict[str, Key] = {}
     hints = get_type_hints(schema)
     for field in dataclasses.fields(schema):
-        kind, optional = _strip_none(hints[field.name])
+        kind, optional = strip_none(hints[field.name])
         path = prefix + field.name
         if dataclasses.is_dataclass(kind):
             found |= keys_of(kind, path + ".", path if optional else within)

@@ -99,6 +99,8 @@ def _value(key: Key, value: str, multirun: bool) -> str:
     if key.is_size or key.is_text:
         parts = split_commas(value) if multirun else [value]
         return ",".join(_size(key, part) if key.is_size else _text(key, part) for part in parts)
+    if key.is_number_list and not multirun and not value.lstrip().startswith("["):
+        return f"[{value}]"
     if key.is_text_list and not value.lstrip().startswith("["):
         return f"[{_text(key, value)}]"
     return value

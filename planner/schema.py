@@ -228,6 +228,32 @@ class ProbeConfig:
 
 
 @dataclass
+class ReplayConfig:
+    """`planner replay`"""
+
+    traces: str = MISSING
+    """The routing trace: JSON lines, plain, gz or xz."""
+    model: ModelConfig | None = None
+    """Whose experts they are; for their number and bytes."""
+    policy: list[str] = field(default_factory=list)
+    """Policies to compare, beside LRU and Belady's bound; empty: all that the trace can feed."""
+    slots: list[int] = field(default_factory=list)
+    """Numbers of slots a layer; empty: all from 1 to one less than the experts, or 15 of them."""
+    prefetch: int | None = None
+    """Experts of the coming layer that are fetched ahead, at most; null: as many as a token uses."""
+    least_chance: float = 0.0
+    """What a policy finds less likely than this is not fetched ahead."""
+    experts: int | None = None
+    """Experts of one layer; null: those of the model, or as many as the trace names."""
+    score_prompts: bool = False
+    """Score the tokens of prompts, too, as if each were a step of its own; else they are only studied."""
+    out: str | None = None
+    """A JSON file to write."""
+    plot: str | None = None
+    """A picture to draw, such as replay.png."""
+
+
+@dataclass
 class PlanFile:
     """The plan as a file; ``planner.plan`` checks it section by section."""
 

@@ -21,7 +21,7 @@ from planner.units import GB, show_bytes, show_seconds
 from planner.wsm import PREFIX
 from runtime.modes import MODES, Setting, check_modes, read_setting
 from runtime.order import read_order, writable
-from runtime.output import write_json
+from planner.output import write_json
 from runtime.schema import BenchConfig, RunConfig
 
 LEFT_OUT = ("texts", "tokens", "step_s", "requests")

@@ -29,7 +29,7 @@ from runtime.memory import PeakDram
 from runtime.model import import_model, open_skeleton
 from runtime.nvml import GpuSampler
 from runtime.order import Order
-from runtime.output import write_json
+from planner.output import write_json
 from runtime.pageable import pageable_note, slowed_by_pageable
 from runtime.progress import PhaseBar
 from runtime.report import Outcome, make_report, show

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from planner.errors import UserError
-from runtime.output import write_at_once
+from planner.output import write_at_once
 
 _NAME = re.compile(r"([0-9a-f]{32})\.name")
 
