@@ -190,13 +190,15 @@ def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chun
 def _experts_bytes_per_token(experts: Experts, model: ModelSpec) -> int:
     """Activations of a layer's routed experts for one token, where they are computed one after the other.
 
-    A row of ``hidden`` for each of the token's ``top_k`` experts waits for the sum of all, which is one row more. Beside them lie those of
-    the expert that computes: at worst it has every token, each with its hidden state gathered and brought back down (2 × ``hidden``), and
-    gate and up in one tensor beside what they become (3 × the width of one expert, taken as ``ffn_width`` / ``top_k``). Four int64
-    indices a row say which is whose.
+    A row of ``hidden`` for each of the token's ``top_k`` experts waits for the sum of all. Beside them lie first those of the expert that
+    computes: at worst it has every token, each with its hidden state gathered, gate and up in one tensor, the activated gate and the
+    product, the last of these giving way to the row brought back down (one expert's width is taken as ``ffn_width`` / ``top_k``); and in
+    the end every row weighted in float32, and their sum. An int64 index a row says which is whose.
     """
-    top_k, width = experts.top_k, -(-model.ffn_width // experts.top_k)
-    return ((top_k + 3) * model.hidden + 3 * width) * model.dtype_bytes + 4 * 8 * top_k
+    top_k, width, hidden = experts.top_k, -(-model.ffn_width // experts.top_k), model.hidden
+    computing = max(4 * width + hidden, 3 * width + 2 * hidden) * model.dtype_bytes
+    summing = (top_k + 1) * hidden * OVERHEADS.float32_bytes + hidden * model.dtype_bytes
+    return top_k * hidden * model.dtype_bytes + max(computing, summing) + 8 * top_k
 
 
 def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:

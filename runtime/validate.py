@@ -17,6 +17,8 @@ from planner.units import ALIGN
 from runtime.cache import CacheStats
 from runtime.generate import Batch, Generation, Sequences
 from runtime.model import bind, move_buffers, open_skeleton, parameters, submodule
+from runtime.moe.modules import expert_parameters, layers_with_experts
+from runtime.store.base import UnitLayout
 from runtime.store.manifest import MANIFEST
 from runtime.store.reader import ReadPool
 
@@ -66,18 +68,26 @@ def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
     model, store, layers = skeleton.model, skeleton.store, skeleton.layers
     places = [(model, layout) for layout in store.others().values()]
     places += [(submodule(layers, unit), store.unit(unit)) for i in range(len(layers)) for unit in (Unit("attn", i), Unit("ffn", i))]
-    pool = ReadPool(4, 4 << 20)
-    try:
+    with ReadPool(4, 4 << 20) as pool:
         for module, layout in places:
-            whole = torch.empty(layout.nbytes + ALIGN, dtype=torch.uint8)
-            buffer = whole[-whole.data_ptr() % ALIGN :][: layout.nbytes]
-            pool.read_now(layout.extents, memoryview(buffer.numpy()))
-            bind(module, parameters(layout.tensors, buffer.to(device)))
-    finally:
-        pool.close()
+            bind(module, parameters(layout.tensors, _read(pool, layout).to(device)))
+        for layer, module in layers_with_experts(layers):
+            whole = {name: torch.empty(p.shape, dtype=p.dtype, device=device) for name, p in expert_parameters(module).items()}
+            for e in range(module.num_experts):
+                layout = store.unit(Unit("expert", layer, e))
+                for name, part in parameters(layout.tensors, _read(pool, layout)).items():
+                    whole[name][e] = part
+            bind(module, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
     model.tie_weights()
     move_buffers(model, device)
     return model
+
+
+def _read(pool: ReadPool, layout: UnitLayout) -> torch.Tensor:
+    whole = torch.empty(layout.nbytes + ALIGN, dtype=torch.uint8)
+    buffer = whole[-whole.data_ptr() % ALIGN :][: layout.nbytes]
+    pool.read_now(layout.extents, memoryview(buffer.numpy()))
+    return buffer
 
 
 @torch.inference_mode()

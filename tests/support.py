@@ -26,6 +26,7 @@ from planner.decisions import (
     VramWeights,
     WeightDecisions,
 )
+from planner.experts import fewest_slots
 from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
 from planner.plan import Plan
 from planner.workload import Objective, Workload
@@ -87,7 +88,7 @@ def decisions(
     prefill_chunk_tokens: int = 1 << 20,
     experts: ExpertSlots | None = None,
 ) -> Decisions:
-    """Decisions written down by hand, for runs whose plan is not the point. A MoE model needs ``experts``."""
+    """Decisions written down by hand, for runs whose plan is not the point."""
     return Decisions(
         weights=WeightDecisions(
             policy=policy,
@@ -106,8 +107,12 @@ def decisions(
 
 
 def plan_for(checkpoint: Path, made: Decisions, gpu: bool = False, work: Workload | None = None) -> Plan:
-    """A plan for a checkpoint with decisions made by hand, their KV pages those of each layer."""
+    """A plan for a checkpoint with decisions made by hand, their KV pages those of each layer. Experts get slots for some of them where
+    nothing is said."""
     hardware, model, work = machine(gpu), spec_from_checkpoint(checkpoint), work or workload()
+    if model.experts and made.experts is None:
+        some = min(model.experts.units, fewest_slots(model.experts) + 2)
+        made = replace(made, experts=ExpertSlots(some if gpu else 0, max(some, model.experts.units // 2), chunk_bytes=1 << 16))
     pages = {f"{tier}_pages": made.kv.of(tier) * model.layers for tier in Tier}
     made = replace(made, kv=replace(made.kv, **pages))
     return Plan(hardware, model, work, made, predict(hardware, model, work, made))

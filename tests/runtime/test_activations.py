@@ -16,6 +16,8 @@ from planner.checkpoint import spec_from_checkpoint
 from planner.memory import activation_bytes
 from runtime.generate import Batch, Sequences
 from runtime.memory import PeakDram
+from runtime.model import decoder_layers
+from runtime.moe.forward import WholeExperts, take_over
 from tests.support import save_tiny, workload
 
 
@@ -51,6 +53,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def test_tensors_of_a_prefill_are_what_the_planner_counts(tmp_path: Path, model_type: str, tokens: int, batch: int) -> None:
     checkpoint = save_tiny(tmp_path, model_type, layers=2)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval().requires_grad_(False)
+    take_over(decoder_layers(model), WholeExperts(decoder_layers(model)))
     prompts = Batch(prompts=[[5] * (tokens - k) for k in range(batch)], max_new_tokens=8, capacity=tokens + 8, chunk_tokens=1 << 20)
     with torch.inference_mode():
         sequences = Sequences(model, torch.device("cpu"), prompts, lambda: None)

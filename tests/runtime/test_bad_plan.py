@@ -69,7 +69,12 @@ BREAK_GPU: list[tuple[dict[str, Any], str]] = [
     ({"hardware.vram_bytes": 1 << 20}, "VRAM capacity"),
 ]
 """The same of a plan with a GPU."""
-BREAK_MOE: list[tuple[dict[str, Any], str]] = [({"experts.dram_slots": 3}, "expert slots")]
+BREAK_MOE: list[tuple[dict[str, Any], str]] = [
+    ({"experts.dram_slots": 2}, "expert slots"),
+    ({"experts.prefetch": 3}, "experts.prefetch range"),
+    ({"experts.in_flight": 0}, "experts.in_flight range"),
+    ({"experts.chunk_bytes": 100}, "experts.chunk_bytes range"),
+]
 
 
 def set_in(plan: dict[str, Any], place: str, value: Any) -> None:

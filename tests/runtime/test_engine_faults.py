@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+import runtime.card
 import runtime.engine
 import runtime.host
 from planner.errors import UserError
@@ -22,11 +23,13 @@ CPU = torch.device("cpu")
 
 
 HOST = ["ReadPool", "CachedReads", "make_policy"]
-ENGINE = ["VramPool", "VramRing", "RingStream", "Rehearsal", "Binder", "BlockedHead", "move_buffers"]
-STAGES = [*((runtime.host, name) for name in HOST), *((runtime.engine, name) for name in ENGINE)]
+CARD = ["VramPool", "VramRing", "RingStream", "Rehearsal"]
+ENGINE = ["Binder", "BlockedHead", "move_buffers"]
+MADE_IN = ((runtime.host, HOST), (runtime.card, CARD), (runtime.engine, ENGINE))
+STAGES = [(owner, name) for owner, names in MADE_IN for name in names]
 
 
-@pytest.mark.parametrize(("owner", "stage"), STAGES, ids=HOST + ENGINE)
+@pytest.mark.parametrize(("owner", "stage"), STAGES, ids=HOST + CARD + ENGINE)
 def test_an_engine_that_fails_while_it_is_made_gives_everything_back(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, stage: str
 ) -> None:

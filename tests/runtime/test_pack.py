@@ -83,14 +83,15 @@ def test_trained_models_pack(tmp_path: Path, name: str) -> None:
 
 def test_every_unit_is_one_aligned_extent_in_forward_order(checkpoint: Path, packed: Path) -> None:
     manifest = read_manifest(packed)
-    assert [s.name for s in manifest.units] == ["attn.0", "ffn.0", "attn.1", "ffn.1"]
+    experts = [[f"expert.{layer}.{e}" for e in range(4)] for layer in range(2)]
+    assert [s.name for s in manifest.units] == ["attn.0", "ffn.0", *experts[0], "attn.1", "ffn.1", *experts[1]]
     position = ALIGN
     for section in (*manifest.units, *manifest.others):
         assert section.offset == position and section.nbytes % ALIGN == 0
         assert all(t.offset % 256 == 0 for t in section.tensors)
         position += section.nbytes
     assert position == manifest.end == (packed / WEIGHTS).stat().st_size
-    (extent,) = open_store(packed, build_skeleton(packed)).unit(Unit("ffn", 1)).extents
+    (extent,) = open_store(packed, build_skeleton(packed)).unit(Unit("expert", 1, 3)).extents
     assert extent.owns_pages and extent.dest == 0 and extent.offset % ALIGN == 0
 
 

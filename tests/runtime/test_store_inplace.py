@@ -44,8 +44,9 @@ def assert_same_as_loaded(store: Store, directory: Path, block_bytes: int = 1 <<
         for unit, group in slots.units.items():
             found = read_layout(pool, store.unit(unit))
             for slot in group:
-                assert torch.equal(found[slot.name], expected[slot.full_name]), slot.full_name
-                seen.add(slot.full_name)
+                whole = expected[slot.full_name]
+                assert torch.equal(found[slot.name], whole if slot.part is None else whole[slot.part]), slot.full_name
+                seen |= {slot.full_name} if slot.part is None or slot.part + 1 == len(whole) else set()
         for name, layout in store.others().items():
             assert torch.equal(read_layout(pool, layout)[name], expected[name]), name
             seen.add(name)
