@@ -12,7 +12,7 @@ from planner.experts import TRANSIT_SLOTS, fewest_slots
 from planner.linear import MB, LinearProgram
 from planner.memory import expert_dram_bytes, expert_vram_bytes
 from planner.menu import SsdChoice, expert_chunk_bytes
-from planner.misses import Visit, visit
+from planner.misses import SECOND_TIER, Visit, visit
 from planner.problem import Problem
 from planner.stages import Routed, expert_copy_s
 from planner.units import GB
@@ -45,10 +45,12 @@ class ExpertTerms:
         self._ssd_bits, choices = ssd
         self._read_t = [self.experts.expert_bytes / GB / c.gbps * ticks_per_s for c in choices]
         self._copy_t, self._tick_s = 0.0, 1 / ticks_per_s
+        self._vram_more: pulp.LpVariable | int = 0
         all_vram: pulp.LpVariable | int = 0
         if gpu:
             chunk = problem.force.expert_chunk_bytes or expert_chunk_bytes(gpu, self.experts)
             self._copy_t = expert_copy_s(gpu, self.experts, chunk) * ticks_per_s
+            self._vram_more = program.integer("experts_vram_more", 0, 1)
             all_vram = self._tier(Tier.vram, problem.force.expert_vram_slots, 0)
             self.copied = 1 - all_vram
             self.vram_mb = self.slots[Tier.vram] * (expert_vram_bytes(self.experts) / MB)
@@ -115,15 +117,27 @@ class ExpertTerms:
         one, name = visit(self.experts, tokens), f"experts_{len(self._fetched)}"
         if one not in self._fetched:
             most = len(self.experts.layers) * one.touched
-            copied = self._lines(f"{name}_copied", one, self._kept[Tier.vram]) if self._problem.hardware.gpu else 0
-            read = self._lines(f"{name}_read", one, self._kept[Tier.vram] + self._kept[Tier.dram])
+            copied: pulp.LpVariable | int = 0
+            if self._problem.hardware.gpu:
+                copied = self._program.amount(f"{name}_copied", most)
+                self._lines(copied, one, self._kept[Tier.vram])
+            read = self._program.amount(f"{name}_read", most)
+            for more, fewer, unless in self._either():
+                self._lines(read, one, more + SECOND_TIER * fewer, unless)
             self._fetched[one] = self._program.shares(f"{name}_read", self._ssd_bits, read, most), copied
         return self._fetched[one]
 
-    def _lines(self, name: str, one: Visit, kept: pulp.LpAffineExpression) -> pulp.LpVariable:
-        """At least each line of the curve, which is exact, since it is convex."""
+    def _either(self) -> Iterator[tuple[pulp.LpAffineExpression | int, pulp.LpAffineExpression | int, pulp.LpAffineExpression | int]]:
+        """(the tier that keeps more, the other, 1 where it is the other way round); the program takes the better of both."""
+        vram, dram = self._kept[Tier.vram], self._kept[Tier.dram]
+        if self._problem.hardware.gpu:
+            yield vram, dram, 1 - self._vram_more
+        yield dram, vram, self._vram_more
+
+    def _lines(
+        self, missed: pulp.LpVariable, one: Visit, kept: pulp.LpAffineExpression, unless: pulp.LpAffineExpression | int = 0
+    ) -> None:
+        """``missed`` is at least each line of the curve, which is exact, since it is convex; any, where ``unless`` is 1."""
         layers = len(self.experts.layers) if self.experts else 0
-        missed = self._program.amount(name, layers * one.touched)
         for none, each in one.lines:
-            self._program.add(missed >= layers * none - each * kept)
-        return missed
+            self._program.add(missed >= layers * none * (1 - unless) - each * kept)

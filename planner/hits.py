@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from planner.decisions import ExpertPolicyName
 
 KNOWN_SHARES = (0.0, 0.25, 0.5, 1.0)
-KNOWN_HITS = (0.0, 0.478, 0.735, 1.0)
-"""Share of one token's experts found, with slots for such a share of a layer's experts: decoding with Mixtral-8x7B, a log-linear mix of
-recency, frequency and transitions, 47.8 % with 2 of 8 slots and 73.5 % with 4. LRU found 37.4 and 61.4 %, Belady's clairvoyant policy 55.7
-and 78.3 %. Every expert is found where all have a slot, and none where none has."""
-
-DEFAULT_SOURCE = "Mixtral-8x7B decode traces, a mix of recency, frequency and transitions: 47.8 % with 2 of 8 slots, 73.5 % with 4"
-"""Where the default comes from, for notes."""
+KNOWN_HITS: Mapping[ExpertPolicyName, tuple[float, ...]] = MappingProxyType({
+    ExpertPolicyName.mix: (0.0, 0.478, 0.735, 1.0),
+    ExpertPolicyName.lru: (0.0, 0.374, 0.614, 1.0),
+})
+"""Share of one token's experts found, with slots for such a share of a layer's experts: decoding with Mixtral-8x7B, with 2 and with 4 of 8
+slots. The mix was log-linear, of recency, frequency and transitions. Belady's clairvoyant policy found 55.7 and 78.3 %. Every expert is
+found where all have a slot, and none where none has."""
 
 TOLERANCE = 1e-6
 """What a curve's figures may be off by, written down with six decimals."""
 
 
-def default_hit_rates(count: int, top_k: int) -> tuple[float, ...]:
-    """[count + 1]: the known curve by the share of slots, linear between its points. No more are found than there are slots."""
-    return tuple(min(_known(n / count), n / top_k) for n in range(count + 1))
+def default_hit_rates(count: int, top_k: int, policy: ExpertPolicyName = ExpertPolicyName.mix) -> tuple[float, ...]:
+    """[count + 1]: the known curve by the share of slots, linear between its points. No more are found than there are slots. A policy
+    whose figures are not known is taken for the mix."""
+    known = KNOWN_HITS.get(policy, KNOWN_HITS[ExpertPolicyName.mix])
+    return tuple(min(_between(n / count, known), n / top_k) for n in range(count + 1))
 
 
-def _known(share: float) -> float:
+def default_source(policy: ExpertPolicyName) -> str:
+    """Where the default comes from, for notes."""
+    of = policy if policy in KNOWN_HITS else ExpertPolicyName.mix
+    quarter, half = KNOWN_HITS[of][1:3]
+    figures = f"{of} on decode steps of Mixtral-8x7B: {quarter:.1%} with 2 of 8 slots, {half:.1%} with 4; rescaled by the share of slots"
+    return figures if of is policy else f"{figures}; nothing is known of {policy}"
+
+
+def _between(share: float, known: Sequence[float]) -> float:
     i = min(bisect_right(KNOWN_SHARES, share), len(KNOWN_SHARES) - 1)
-    (x0, x1), (y0, y1) = KNOWN_SHARES[i - 1 : i + 1], KNOWN_HITS[i - 1 : i + 1]
+    (x0, x1), (y0, y1) = KNOWN_SHARES[i - 1 : i + 1], known[i - 1 : i + 1]
     return y0 + (y1 - y0) * (share - x0) / (x1 - x0)
-
-
-def concave(values: Sequence[float]) -> tuple[float, ...]:
-    """The least concave curve over ``values``: a measured one has dents, which are chance."""
-    ends = corners(values)
-    curve = [values[0]]
-    for n0, n1 in zip(ends, ends[1:], strict=False):
-        curve += [values[n0] + (values[n1] - values[n0]) * (n - n0) / (n1 - n0) for n in range(n0 + 1, n1 + 1)]
-    return tuple(curve)
 
 
 def corners(values: Sequence[float]) -> list[int]:

@@ -162,12 +162,12 @@ def _decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _experts(plan: Plan, slots: ExpertSlots, experts: Experts) -> Iterator[tuple[str, str, str]]:
     gpu, p = plan.hardware.gpu is not None, plan.predicted
-    kept = {name: kept_in_all(experts, n) for name, n in (("VRAM", slots.vram_slots), ("DRAM", slots.dram_slots)) if gpu or name == "DRAM"}
-    yield "experts", f"{slots.vram_slots if gpu else slots.dram_slots} slots in {'VRAM' if gpu else 'DRAM'}", (
-        (f"{slots.dram_slots} in DRAM; " if gpu else "") + f"of {experts.units}: " + ", ".join(f"{n} kept in {t}" for t, n in kept.items())
-    )
-    missed = ([("VRAM", p.experts_missed_vram)] if gpu else []) + [("DRAM", p.experts_missed_dram)]
-    yield "  decode", f"policy {slots.policy}", f"missed by {', '.join(f'{name} {share:.1%}' for name, share in missed)}"
+    rows = [("DRAM", slots.dram_slots, p.experts_missed_dram)]
+    if gpu:
+        rows.insert(0, ("VRAM", slots.vram_slots, p.experts_missed_vram))
+    yield "experts", ", ".join(f"{n} in {tier}" for tier, n, _ in rows), f"slots, for {experts.units} experts; policy {slots.policy}"
+    kept = ", ".join(f"{kept_in_all(experts, n)} in {tier}" for tier, n, _ in rows)
+    yield "  kept", kept, f"decode misses {', '.join(f'{share:.1%} in {tier}' for tier, _, share in rows)}"
     if gpu:
         ahead = f"{slots.prefetch} ahead, {slots.in_flight} in flight"
         yield "  copies", f"{_binary(slots.chunk_bytes)} chunks", ahead if slots.prefetch else "none ahead of the router"

@@ -10,9 +10,9 @@ from pathlib import Path
 from planner.cost import predict
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
+from planner.expert_notes import expert_notes
 from planner.force import Force
-from planner.foresight import expert_notes
-from planner.hits import concave, flaw
+from planner.hits import default_hit_rates
 from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.planfile import write_plan
@@ -31,9 +31,11 @@ def make_plan(cfg: SolveConfig) -> Plan:
     if workload.kept_tokens and hardware.gpu is None and not hardware.dram_copy_gbps:
         raise UserError("hardware.dram.copy_gbps=0: KV that is restored is copied in DRAM; set its rate, or workload.kept_tokens=0")
     force = Force.from_config(cfg.force, cfg.moe)
-    curve = None
+    curve, policy = None, cfg.moe.policy or ExpertPolicyName.mix
     if cfg.moe.traces is not None:
-        model, curve = with_traced_hits(model, Path(cfg.moe.traces), cfg.moe.policy or ExpertPolicyName.mix)
+        model, curve = with_traced_hits(model, Path(cfg.moe.traces), policy)
+    elif model.experts:
+        model = with_hits(model, default_hit_rates(model.experts.count, model.experts.top_k, policy))
     decisions = solve(hardware, model, workload, force)
     predicted = predict(hardware, model, workload, decisions)
     plan = Plan(hardware, model, workload, decisions, predicted, tuple(cfg.notes))
@@ -46,14 +48,22 @@ def with_traced_hits(model: ModelSpec, path: Path, policy: ExpertPolicyName) -> 
     from planner.replay import hit_curve
     from planner.traces import read_trace
 
-    if model.experts is None:
+    experts = model.experts
+    if experts is None:
         raise UserError(f"moe.traces={path}: {model.name} has no routed experts; drop it, or choose a MoE model")
-    trace = read_trace(path)
-    rates = concave(hit_curve(trace, policy))
-    if wrong := flaw(rates, model.experts.count):
-        count = model.experts.count
-        raise UserError(f"moe.traces={path}: the curve of hits has {wrong}; give a trace of a model with {count} experts a layer")
-    return replace(model, experts=replace(model.experts, hit_rates=rates)), f"{policy} on {path}"
+    trace = read_trace(path, experts.count)
+    if trace.top_k != experts.top_k:
+        raise UserError(
+            f"moe.traces={path}: its tokens use {trace.top_k} experts a layer, those of {model.name} {experts.top_k}; name a trace of this "
+            "model"
+        )
+    return with_hits(model, hit_curve(trace, policy)), f"{policy} on {path.name}"
+
+
+def with_hits(model: ModelSpec, hit_rates: tuple[float, ...]) -> ModelSpec:
+    """``model`` with this curve of its experts' hits."""
+    assert model.experts is not None
+    return replace(model, experts=replace(model.experts, hit_rates=hit_rates))
 
 
 def solve_plan(cfg: SolveConfig) -> None:

@@ -196,6 +196,39 @@ def test_an_edit_that_cannot_be_is_refused_by_its_key(old: str, new: str, compla
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("experts: {vram_slots: 0", "experts: {vram_slots: 3", "experts.vram_slots=3; allowed: 0 without a GPU"),
+        ("dram_slots: 16", "dram_slots: 1", "experts.dram_slots=1; allowed: at least 3"),
+        ("dram_slots: 16", "dram_slots: 17", "experts.dram_slots=17; allowed: at most 16"),
+        ("policy: mix", "policy: mixed", "experts.policy=mixed: must be one of lru, .*did you mean mix"),
+        ("prefetch: 0", "prefetch: 3", "experts.prefetch=3; allowed: 0 to 2"),
+        ("in_flight: 2, chunk", "in_flight: 0, chunk", "experts.in_flight=0; allowed: 1 to 8"),
+        ("hit_rates: [0.0, ", "hit_rates: [0.5, ", "model.experts.hit_rates: 0.5 with no slot"),
+        ("hit_rates: [0.0, ", "hit_rates: [", "model.experts.hit_rates: 4 figures; allowed: 5"),
+        ("layers: [0, 1, 2, 3]", "layers: [0, 1, 2, 4]", r"model.experts.layers=\[0, 1, 2, 4\]: must ascend within 0 to 3"),
+        ("top_k: 2", "top_k: 5", "top_k=5 of count=4"),
+    ],
+)
+def test_an_edit_of_experts_that_cannot_be_is_refused(old: str, new: str, complaint: str, tmp_path: Path) -> None:
+    path = edited(plan_of(spec_from_geometry(MIXTRAL)), tmp_path / "plan.yaml", old, new)
+    with pytest.raises(UserError, match=complaint) as refused:
+        check_plan(read_plan(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_edit_of_expert_slots_or_hits_is_predicted_anew(tmp_path: Path) -> None:
+    plan = plan_of(spec_from_geometry(MIXTRAL))
+    fewer = read_plan(edited(plan, tmp_path / "plan.yaml", "dram_slots: 16", "dram_slots: 11"))
+    assert fewer.predicted.ssd_bytes_per_token > plan.predicted.ssd_bytes_per_token == 0
+    rates = fewer.model.experts.hit_rates
+    write_plan(fewer, tmp_path / "fewer.yaml")
+    old = f"hit_rates: [{', '.join(map(str, rates))}]"
+    better = read_plan(edited(fewer, tmp_path / "fewer.yaml", old, "hit_rates: [0.0, 0.5, 1.0, 1.0, 1.0]"))
+    assert better.predicted.experts_missed_dram < fewer.predicted.experts_missed_dram
+
+
 def test_an_edited_plan_is_predicted_anew(plan: Plan, tmp_path: Path) -> None:
     launch = plan.hardware.layer_launch_s
     path = edited(plan, tmp_path / "plan.yaml", f"layer_launch_s: {launch}", f"layer_launch_s: {2 * launch}")

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from planner.cost import predict
 from planner.errors import UserError
 from planner.geometry import hf_config_dict, spec_from_geometry
 from planner.hardware import HardwareProfile
+from planner.program import solve
 from planner.resolve import hardware_from, model_from
+from planner.rules import broken_rules
 from planner.schema import HardwareConfig, ModelConfig
 from tests.planner.test_geometry import meta_bytes, spec_bytes
+from tests.support import workload
 
 PARAMETERS = {
     "llama8b": 8_030_261_248,
@@ -146,6 +150,17 @@ def test_a_llama_70b_layer_is_855_654_400_parameters():
 
 def test_a_mixtral_expert_is_352_mb():
     assert spec_from_geometry(model("mixtral8x7b")).experts.expert_bytes == 352_321_536
+
+
+@pytest.mark.parametrize("machine", HARDWARE)
+@pytest.mark.parametrize("name", ["mixtral8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b"])
+def test_a_moe_model_has_a_plan_on_every_machine_and_keeps_what_it_can(name, machine):
+    profile, spec, asked = hardware_from(hardware(machine)), spec_from_geometry(model(name)), workload(prompt_tokens=512, new_tokens=338)
+    made = solve(profile, spec, asked)
+    predicted = predict(profile, spec, asked, made)
+    assert broken_rules(profile, spec, asked, made) == []
+    step = predicted.h2d_bytes_per_token if profile.gpu else predicted.ssd_bytes_per_token
+    assert step < len(spec.experts.layers) * spec.experts.top_k * spec.experts.expert_bytes + sum(spec.attn_bytes) + spec.head_bytes
 
 
 def test_a_model_from_a_checkpoint_asks_for_its_directory():

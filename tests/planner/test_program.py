@@ -94,13 +94,31 @@ def test_a_forced_decision_is_kept_and_the_rest_is_solved_around_it(force, read)
         (Force(queue_depth=0), ["force.queue_depth=0"]),
         (Force(page_tokens=48), ["force.page_tokens=48", "KV page size"]),
         (Force(in_flight=0), ["force.in_flight=0"]),
+        (Force(expert_vram_slots=1), ["force.expert_vram_slots=1", "allowed: at least 3", "set vram_slots=3"]),
+        (Force(expert_dram_slots=129), ["force.expert_dram_slots=129", "allowed: at most 128"]),
+        (Force(expert_prefetch=3), ["moe.prefetch=3", "allowed: 0 to 2"]),
+        (Force(expert_in_flight=9), ["moe.in_flight=9", "allowed: 1 to 8"]),
+        (Force(expert_chunk_bytes=1), ["moe.chunk_bytes=1", "experts.chunk_bytes range"]),
     ],
 )
 def test_a_forced_value_that_breaks_a_rule_is_refused_with_rule_and_key(force, words):
     with pytest.raises(UserError) as refused:
-        solve(STREAMING, model(16), work(), force)
+        solve(STREAMING, model(16, experts=8), work(), force)
     assert all(word in str(refused.value) for word in words), str(refused.value)
     assert "\n" not in str(refused.value) and not isinstance(refused.value, Infeasible)
+
+
+@pytest.mark.parametrize(
+    "force, key", [(Force(expert_dram_slots=8), "force.expert_dram_slots=8"), (Force(expert_prefetch=1), "moe.prefetch=1")]
+)
+def test_a_dense_model_has_no_experts_to_decide_about(force, key):
+    with pytest.raises(UserError, match=f"{key}: small has no routed experts"):
+        solve(STREAMING, model(16), work(), force)
+
+
+def test_expert_slots_that_do_not_fit_are_offered_to_be_dropped():
+    with pytest.raises(Infeasible, match="drop force.expert_vram_slots"):
+        solve(STREAMING, model(16, experts=8), work(), Force(expert_vram_slots=100))
 
 
 def test_vram_residents_cannot_be_forced_without_a_gpu():

@@ -121,7 +121,52 @@ def test_a_dense_model_has_no_experts_section_and_a_moe_model_has():
     plan = solve(MACHINE, moe, WORK)
     assert names(plan, m=moe) == []
     assert "experts section" in names(plan) and "experts section" in names(PLAN, m=moe)
-    assert "expert slots" in names(change(plan, "experts.vram_slots", 1), m=moe)
+
+
+MOE = model(16, experts=8)
+MOE_PLAN = solve(MACHINE, MOE, WORK)
+
+
+@pytest.mark.parametrize(
+    "field, value, rule",
+    [
+        ("vram_slots", 2, "expert slots"),
+        ("vram_slots", 129, "expert slots"),
+        ("dram_slots", 2, "expert slots"),
+        ("dram_slots", 0, "expert slots"),
+        ("dram_slots", 129, "expert slots"),
+        ("prefetch", -1, "experts.prefetch range"),
+        ("prefetch", 3, "experts.prefetch range"),
+        ("in_flight", 0, "experts.in_flight range"),
+        ("in_flight", 9, "experts.in_flight range"),
+        ("chunk_bytes", 2**18 - 1, "experts.chunk_bytes range"),
+        ("chunk_bytes", 2**26 + 1, "experts.chunk_bytes range"),
+        ("vram_slots", 128, "VRAM capacity"),
+        ("dram_slots", 128, "DRAM capacity"),
+    ],
+)
+def test_each_rule_of_experts_is_named_in_one_line(field, value, rule):
+    (broken,) = broken_rules(MACHINE, MOE, WORK, change(MOE_PLAN, f"experts.{field}", value))
+    assert broken.name == rule and "allowed" in broken.message and "\n" not in broken.message
+
+
+def test_fewer_slots_than_the_models_top_k_say_how_many_it_takes():
+    m = replace(MOE, experts=replace(MOE.experts, top_k=5))
+    (broken,) = broken_rules(MACHINE, m, WORK, change(MOE_PLAN, "experts.vram_slots", 4))
+    assert "experts.vram_slots=4; allowed: at least 5" in broken.message and broken.message.endswith("set vram_slots=5")
+
+
+def test_dram_needs_no_slots_where_vram_has_one_for_every_expert_and_there_are_none_in_vram_without_a_gpu():
+    large = machine(vram=16 * GB, dram=GB)
+    made = solve(large, MOE, WORK)
+    assert (made.experts.vram_slots, made.experts.dram_slots) == (128, 0) and names(made, large, MOE) == []
+    cpu = machine(vram=0, dram=GB)
+    made = solve(cpu, MOE, WORK)
+    assert names(made, cpu, MOE) == [] and names(change(made, "experts.vram_slots", 3), cpu, MOE) == ["expert slots"]
+
+
+def test_a_head_block_may_be_as_large_as_an_attention_unit_where_ffn_units_are_routers():
+    assert head_blocks(model(4, table=60 * MB, experts=8)) == 2
 
 
 def test_a_head_block_fits_an_ffn_slot():

@@ -1,0 +1,270 @@
+"""Routed experts in a plan: the curve of hits, what slots keep, what a pass still moves and how long that takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost import load_s, predict
+from planner.decisions import ExpertPolicyName, ExpertSlots, Tier
+from planner.expert_notes import expert_notes
+from planner.experts import fewest_slots, kept_in_all, kept_slots
+from planner.force import Force
+from planner.hardware import Curve, SsdPoint
+from planner.hits import default_hit_rates, flaw
+from planner.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
+from planner.menu import expert_chunk_bytes
+from planner.misses import misses, visit
+from planner.model import Experts
+from planner.plan import Plan
+from planner.program import search, solve
+from planner.rules import broken_rules
+from planner.schema import ForceConfig, MoeConfig
+from planner.stages import Routed, decode_compute_s, expert_copy_s, ssd_gbps
+from planner.units import align_up
+from tests.planner.small import GB, MB, gpu, machine, model, work
+
+MIXTRAL = Experts(8, 2, 352_321_536, tuple(range(32)), default_hit_rates(8, 2))
+QWEN = Experts(128, 8, 9_437_184, tuple(range(48)), default_hit_rates(128, 8))
+
+
+def moe(layers: int = 8, experts: int = 8, **change):
+    """Experts of 15 MB: 120 MB a layer."""
+    return model(layers, experts=experts, **change)
+
+
+def with_slots(made, vram, dram):
+    return replace(made, experts=replace(made.experts, vram_slots=vram, dram_slots=dram))
+
+
+class TestCurve:
+    def test_the_default_holds_the_known_figures(self):
+        rates = default_hit_rates(8, 2)
+        assert (rates[2], rates[4]) == (0.478, 0.735) and (rates[0], rates[8]) == (0.0, 1.0)
+        lru = default_hit_rates(8, 2, ExpertPolicyName.lru)
+        assert (lru[2], lru[4]) == (0.374, 0.614)
+
+    @given(st.integers(1, 256), st.data())
+    def test_the_default_of_any_model_is_a_curve_and_finds_no_more_than_there_are_slots(self, count, data):
+        top_k = data.draw(st.integers(1, count))
+        rates = default_hit_rates(count, top_k)
+        assert not flaw(rates, count)
+        assert all(rate * top_k <= n + 1e-9 for n, rate in enumerate(rates))
+
+    @pytest.mark.parametrize("rates, says", [
+        ((0.0, 1.0), "2 figures; allowed: 5"),
+        ((0.1, 0.4, 0.6, 0.8, 1.0), "0.1 with no slot"),
+        ((0.0, 0.5, 0.4, 0.8, 1.0), "0.4 with 2 slots, 0.5 with 1"),
+        ((0.0, 0.1, 0.5, 0.8, 1.0), "slot 2 finds 0.4 more"),
+    ])
+    def test_what_is_no_curve_is_told(self, rates, says):
+        assert says in flaw(rates, 4)
+
+
+class TestMisses:
+    @pytest.mark.parametrize("experts", [MIXTRAL, QWEN])
+    def test_one_token_misses_what_the_curve_does_not_find(self, experts):
+        one = visit(experts, 1)
+        for n, rate in enumerate(experts.hit_rates):
+            assert one.missed(n) == pytest.approx(experts.top_k * (1 - rate), abs=1e-9)
+        between = (experts.hit_rates[2] + experts.hit_rates[3]) / 2
+        assert one.missed(2.5) == pytest.approx(experts.top_k * (1 - between))
+
+    @pytest.mark.parametrize("experts", [MIXTRAL, QWEN])
+    def test_a_pass_over_many_tokens_misses_all_that_is_not_kept(self, experts):
+        assert visit(experts, 4096).missed(3) == pytest.approx(experts.count - 3) and visit(experts, 4096).dense
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.integers(1, 64), st.data())
+    def test_more_slots_never_miss_more_and_all_miss_none(self, tokens, data):
+        experts = data.draw(st.sampled_from([MIXTRAL, QWEN]))
+        one = visit(experts, tokens)
+        kept = sorted(data.draw(st.tuples(st.floats(0, experts.count), st.floats(0, experts.count))))
+        assert one.missed(kept[1]) <= one.missed(kept[0]) <= one.touched
+        assert one.touched - one.missed(kept[1]) <= kept[1] + 1e-9, "no more are found than are kept"
+        assert one.missed(experts.count) == pytest.approx(0, abs=1e-9)
+
+    def test_the_ssd_reads_nothing_where_dram_keeps_all_and_nothing_moves_where_vram_does(self):
+        m = moe()
+        assert misses(m, ExpertSlots(10, 64), 1, True).dram == 0 < misses(m, ExpertSlots(10, 64), 1, True).vram
+        assert misses(m, ExpertSlots(64, 0), 1, True) == misses(model(), None, 1, True)
+        assert misses(m, ExpertSlots(0, 10), 1, False).vram == 0 < misses(m, ExpertSlots(0, 10), 1, False).dram
+
+    def test_two_tiers_keep_more_than_the_larger_and_less_than_both(self):
+        m, kept = moe(), 8 * 3
+        two = misses(m, ExpertSlots(kept + 3, kept + 3), 1, True).dram
+        alone, both = (8 * visit(m.experts, 1).missed(n) for n in (3, 6))
+        assert both < two < alone
+
+
+class TestSlots:
+    def test_transit_slots_keep_nothing_and_a_slot_for_each_needs_none(self):
+        experts = moe().experts
+        assert kept_in_all(experts, 63) == 60 and kept_in_all(experts, 64) == 64
+        assert sum(kept_slots(experts, 30).values()) == 27 and set(kept_slots(experts, 30).values()) == {3, 4}
+        assert fewest_slots(experts) == 3 and fewest_slots(QWEN) == 8
+
+    def test_each_slot_takes_its_experts_bytes_in_whole_pages(self):
+        m, hardware = moe(), machine(vram=GB, dram=2 * GB)
+        made = solve(hardware, m, work())
+        more = with_slots(made, made.experts.vram_slots - 1, made.experts.dram_slots - 1)
+        vram, dram = (use(hardware, m, work(), made)["experts"] - use(hardware, m, work(), more)["experts"] for use in (vram_use, dram_use))
+        assert vram == align_up(15 * MB) == expert_vram_bytes(m.experts)
+        assert dram == expert_dram_bytes(m.experts) >= align_up(15 * MB) + 3 * 2 * 4096, "three tensors, each with a page at either end"
+        assert arena_bytes(hardware, m, made) - arena_bytes(hardware, m, more) == dram
+
+    def test_activations_are_those_of_one_expert_at_a_time(self):
+        m = replace(moe(), hidden=1000, ffn_width=2000, attn_width=1, kv_width=1, vocab=1)
+        rows = (2 + 1) * 1000 + 2 * 1000 + 3 * 1000
+        per_token = (4 * 1000 + rows) * 2 + 4 * 8 * 2
+        grown = [activation_bytes(m, work(prompt_tokens=tokens), 1, tokens) for tokens in (1000, 2000)]
+        assert grown[1] - grown[0] == pytest.approx(1000 * per_token, rel=1e-3)
+
+    def test_experts_kept_at_start_are_loaded(self):
+        m, hardware = moe(), machine(vram=0, dram=1100 * MB, cpu_matvec_gbps=1e4, cpu_dense_tflops=1e3)
+        made = solve(hardware, m, work())
+        fewer = with_slots(made, 0, made.experts.dram_slots - 10)
+        rate = ssd_gbps(hardware, made.weights.ssd.block_bytes, made.weights.ssd.queue_depth) * GB
+        assert load_s(hardware, m, work(), made) - load_s(hardware, m, work(), fewer) == pytest.approx(10 * 15 * MB / rate)
+
+
+class TestTime:
+    def test_a_step_at_batch_one_computes_and_then_waits_for_what_it_misses(self):
+        m, hardware = moe(), machine(vram=GB)
+        made = solve(hardware, m, work(), Force(resident_attn=8, resident_ffn=8, resident_head=2, embedding=Tier.vram))
+        predicted = predict(hardware, m, work(), made)
+        copy_s = expert_copy_s(hardware.gpu, m.experts, made.experts.chunk_bytes)
+        missed = 8 * visit(m.experts, 1).missed(kept_in_all(m.experts, made.experts.vram_slots) / 8)
+        compute_s = decode_compute_s(hardware, m, work(), 1)
+        hidden_s = 0.5 * m.experts.expert_bytes / GB / hardware.gpu.memory_gbps
+        assert predicted.decode_stages["compute"] == compute_s
+        assert predicted.decode_stages["h2d"] == pytest.approx(missed * copy_s)
+        assert predicted.decode_s_per_token == pytest.approx(compute_s + missed * (copy_s - hidden_s))
+        assert predicted.h2d_bytes_per_token == pytest.approx(missed * m.experts.expert_bytes, abs=1)
+        assert predicted.experts_missed_vram == pytest.approx(missed / 16)
+
+    def test_a_step_that_touches_every_expert_overlaps_compute_and_copies(self):
+        m, hardware, w = moe(), machine(vram=GB), work(batch=24, prompt_tokens=64)
+        predicted = predict(hardware, m, w, solve(hardware, m, w))
+        assert predicted.h2d_bytes_per_token > 0 and Routed.of(hardware, m, 24).alone < 2e-3
+        assert predicted.decode_s_per_token == pytest.approx(max(predicted.decode_stages.values()), rel=2e-3)
+
+    def test_reads_and_copies_add_up_where_a_token_visits_few_experts(self):
+        m, hardware = moe(), machine(vram=700 * MB, dram=900 * MB)
+        made = solve(hardware, m, work(), Force(resident_attn=8, resident_ffn=8))
+        predicted = predict(hardware, m, work(), made)
+        assert 0 < predicted.experts_missed_dram < predicted.experts_missed_vram
+        assert predicted.decode_s_per_token > predicted.decode_stages["compute"] + predicted.decode_stages["ssd"]
+        assert predicted.decode_s_per_token < sum(predicted.decode_stages.values())
+
+    def test_without_a_gpu_what_dram_misses_is_read_and_compute_goes_on_meanwhile(self):
+        m, hardware = moe(), machine(vram=0, dram=900 * MB)
+        made = solve(hardware, m, work())
+        predicted = predict(hardware, m, work(), made)
+        assert made.experts.vram_slots == 0 == predicted.h2d_bytes_per_token < predicted.ssd_bytes_per_token
+        assert predicted.decode_s_per_token < predicted.decode_stages["compute"] + predicted.decode_stages["ssd"]
+        assert predicted.decode_s_per_token > max(predicted.decode_stages.values())
+
+    def test_each_pass_of_a_prefill_moves_the_experts_that_are_not_kept(self):
+        m, hardware = moe(), machine(vram=GB)
+        made = solve(hardware, m, work(), Force(prefill_chunk_tokens=512, resident_attn=8, resident_ffn=8, resident_head=2))
+        once = predict(hardware, m, work(), made)
+        missed = 64 - kept_in_all(m.experts, made.experts.vram_slots)
+        assert once.prefill_stages["h2d"] == pytest.approx(missed * expert_copy_s(hardware.gpu, m.experts, made.experts.chunk_bytes))
+        twice = predict(hardware, m, work(), replace(made, prefill_chunk_tokens=256))
+        assert twice.prefill_stages["h2d"] == pytest.approx(2 * once.prefill_stages["h2d"])
+
+
+class TestProgram:
+    def test_slots_are_bought_where_the_curve_pays(self):
+        """A curve that finds everything with one slot a layer makes one slot a layer enough; the default's wants all that fit."""
+        hardware, m = machine(vram=1200 * MB, dram=4 * GB), moe()
+        steep = replace(m, experts=replace(m.experts, count=8, top_k=1, hit_rates=(0.0, *(1 - 1e-9 * (8 - n) for n in range(1, 9)))))
+        least = solve(hardware, steep, work(new_tokens=20000))
+        usual = solve(hardware, m, work(new_tokens=20000))
+        assert least.experts.vram_slots == 8 + 3 < usual.experts.vram_slots
+
+    def test_all_experts_in_vram_leave_nothing_to_copy_and_no_slots_in_dram(self):
+        hardware, m = machine(), moe()
+        made = solve(hardware, m, work())
+        assert (made.experts.vram_slots, made.experts.dram_slots, made.experts.prefetch) == (64, 0, 0)
+        predicted = predict(hardware, m, work(), made)
+        assert (predicted.h2d_bytes_per_token, predicted.ssd_bytes_per_token) == (0, 0)
+
+    def test_a_token_that_uses_all_experts_is_planned_as_if_they_were_dense(self):
+        m = moe()
+        m = replace(m, experts=replace(m.experts, top_k=8, hit_rates=default_hit_rates(8, 8)))
+        hardware = machine(vram=GB)
+        predicted = predict(hardware, m, work(), solve(hardware, m, work()))
+        assert predicted.decode_s_per_token == max(predicted.decode_stages.values())
+
+    def test_dram_has_a_slot_for_every_expert_where_it_has_room(self):
+        made = solve(machine(vram=GB, dram=16 * GB), moe(), work())
+        assert made.experts.dram_slots == 64 > made.experts.vram_slots
+
+    def test_a_card_with_room_for_nothing_but_transit_has_a_plan(self):
+        m = moe()
+        least = solve(machine(vram=16 * GB), m, work(), Force(expert_vram_slots=3, resident_attn=0, resident_ffn=0, resident_head=0))
+        need = sum(vram_use(machine(vram=16 * GB), m, work(), least).values())
+        hardware = machine(vram=need + 2 * MB)
+        assert broken_rules(hardware, m, work(), solve(hardware, m, work(), Force(expert_vram_slots=3))) == []
+
+    @pytest.mark.parametrize("more", ["vram", "dram"])
+    def test_more_memory_is_never_slower(self, more):
+        m, before = moe(), float("inf")
+        for nbytes in range(600 * MB, 2000 * MB, 100 * MB):
+            hardware = machine(**{"vram": 900 * MB, "dram": 900 * MB} | {more: nbytes})
+            found = search(hardware, m, work())
+            assert found.best_s <= before * (1 + 1e-9)
+            assert found.best_s * (1 - 1e-6) <= predict(hardware, m, work(), found.decisions).total_s <= found.best_s * 1.0051
+            before = found.best_s
+
+    def test_some_layers_of_experts_among_dense_ones(self):
+        m = moe()
+        dense = tuple(120 * MB if i < 2 else ffn for i, ffn in enumerate(m.ffn_bytes))
+        m = replace(m, ffn_bytes=dense, experts=replace(m.experts, layers=tuple(range(2, 8))))
+        for hardware in (machine(vram=GB, dram=900 * MB), machine(vram=0, dram=900 * MB)):
+            made = solve(hardware, m, work())
+            assert broken_rules(hardware, m, work(), made) == [] and made.experts.dram_slots <= 48
+
+    def test_what_the_user_fixes_is_kept(self):
+        moe_config = MoeConfig(policy=ExpertPolicyName.lru, prefetch=2, in_flight=1, chunk_bytes=2**22)
+        force = Force.from_config(ForceConfig(expert_vram_slots=12, expert_dram_slots=40), moe_config)
+        made = solve(machine(vram=GB), moe(), work(), force)
+        assert made.experts == ExpertSlots(12, 40, ExpertPolicyName.lru, 2, 1, 2**22)
+        assert Force().apply(made, 8) == made and force.apply(made, 8) == made
+
+
+class TestForesight:
+    def plan(self, hardware, m=None, **force):
+        m = m or moe()
+        made = solve(hardware, m, work(), Force(**force))
+        return Plan(hardware, m, work(), made, predict(hardware, m, work(), made))
+
+    def test_an_expert_moves_in_the_smallest_chunks_at_the_links_full_rate(self):
+        card = gpu(h2d=Curve(((2**20, 10.0), (2**22, 20.0), (2**26, 20.1))))
+        assert expert_chunk_bytes(card, MIXTRAL) == 2**22
+        assert expert_chunk_bytes(card, replace(MIXTRAL, expert_bytes=5000)) == 2**20
+
+    def test_nothing_is_fetched_ahead_where_a_layers_compute_hides_less_than_a_chunk(self):
+        hurried = self.plan(machine(vram=GB, layer_launch_s=1e-6))
+        assert hurried.decisions.experts.prefetch == 0
+        hits, gain = expert_notes(hurried, None)
+        assert "prediction cannot pay" in gain and "15 MB is copied in 281 µs" in gain
+        assert "47.8%" in hits and "moe.traces=FILE" in hits and "mix on traces" in next(expert_notes(hurried, "mix on traces"))
+
+    def test_an_expert_is_fetched_ahead_where_compute_hides_a_chunk_of_it(self):
+        slow = self.plan(machine(vram=GB, layer_launch_s=5e-3))
+        assert slow.decisions.experts.prefetch == 2
+        assert "fetched ahead; the rest is residency" in list(expert_notes(slow, None))[1]
+        assert "moe.prefetch=0" in list(expert_notes(self.plan(machine(vram=GB, layer_launch_s=5e-3), expert_prefetch=0), None))[1]
+
+    def test_a_plan_that_keeps_all_experts_says_nothing_of_them(self):
+        assert not list(expert_notes(self.plan(machine()), None)) and not list(expert_notes(self.plan(machine(), model()), None))
+
+    def test_an_ssd_that_hides_behind_the_cpu_is_read_ahead(self):
+        fast = (SsdPoint(2**22, 8, 7.0),)
+        assert self.plan(machine(vram=0, dram=900 * MB, ssd_read=fast, cpu_matvec_gbps=5.0)).decisions.experts.prefetch >= 1
