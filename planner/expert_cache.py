@@ -16,6 +16,10 @@ DENSE = 0.75
 experts will be wanted whoever they are."""
 
 
+LIKELY = 0.2
+"""Probability from which an expert is worth fetching ahead: a wrong one costs what a demand waits for the chunks that are queued."""
+
+
 @dataclass(frozen=True)
 class Routing:
     """What a layer's router chose."""
@@ -146,7 +150,7 @@ class ExpertCache:
         if touched >= DENSE * len(odds):
             return after, [e for e in range(len(odds)) if e not in held]
         likeliest: Iterable[int] = np.argsort(-odds, kind="stable")[: most + len(held)].tolist() if most else ()
-        return after, [e for e in likeliest if e not in held and odds[e] > 0][:most]
+        return after, [e for e in likeliest if e not in held and odds[e] >= LIKELY][:most]
 
     def _held(self, layer: int) -> set[int]:
         return {*self._kept[layer], *self._passing[layer]}

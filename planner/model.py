@@ -61,6 +61,12 @@ class ModelSpec:
     """Identity of the weights: xxh3 over config.json and the tensors' names, shapes and offsets."""
 
     @property
+    def routed(self) -> str:
+        """What its routed experts are, whatever is known of their use."""
+        e = self.experts
+        return "none" if e is None else f"top-{e.top_k} of {e.count} experts of {e.expert_bytes} bytes in {len(e.layers)} layers"
+
+    @property
     def layers(self) -> int:
         return len(self.attn_bytes)
 

@@ -102,7 +102,7 @@ class Engine:
         with uninterrupted():
             place = self.arena.slice(host.at, host.dram.slot_bytes)
             slots = self.card.expert_slots if self.card else []
-            experts = Experts(host, skeleton.layers, slots, place, self.copier, self.stream, self.ledger)
+            experts = Experts(host, skeleton.layers, slots, place, self.copier, self.stream, self.ledger, self.host.options.record)
             self._stack.callback(experts.close)
         return experts
 
@@ -140,7 +140,7 @@ class Engine:
         """Start to fill every place, on other threads."""
         self.host.begin_reading()
         if self.card is not None:
-            fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self.card.fixed]
+            fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self.card.fixed] + (self.experts.fills() if self.experts else [])
             with uninterrupted():
                 self._filler = Filler(self.host.cached, self.host.bounces, self.copier, fills)
                 self._filler.start()
@@ -155,7 +155,7 @@ class Engine:
 
     def finish_loading(self, progress: Progress) -> None:
         """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless told not to wait."""
-        total = sum(f.layout.payload_bytes for f in self.host.fixtures)
+        total = sum(nbytes for _, nbytes in self.host.reads) + (self._filler.total_bytes if self._filler else 0)
         done = 0
 
         def await_(arrival: Arrival) -> None:
@@ -213,7 +213,7 @@ class Engine:
         """``batch`` on its way through the model, in the KV memory of the batches before it. One at a time, after :meth:`load`."""
         buffers = self._kv_of(batch).with_outside(self.outside.begin(len(batch.prompts), batch.capacity))
         if self.experts is not None:
-            self.experts.expect(len(batch.prompts))
+            self.experts.begin(batch.prompts)
 
         def begin_pass() -> None:
             self.outside.begin_pass()

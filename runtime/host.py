@@ -45,6 +45,8 @@ class EngineOptions:
     balance_units: int | None = 1
     keep_finished_units: int = 0
     kv_scratch_dir: Path | None = None
+    record: Path | None = None
+    """File for what every token is routed to."""
     keep_log: bool = False
     keep_spans: bool = False
     page_room: PageRoom = PageRoom()

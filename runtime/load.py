@@ -71,11 +71,12 @@ class Filler:
         self.over = Arrival()
         """Arrives when every byte lies in its place."""
         self.filled_bytes = 0
+        self._fills = list(fills)
+        self.total_bytes = sum(fill.layout.payload_bytes for fill in self._fills)
         self.seconds = 0.0
         self._source = source
         self._bounces = bounces
         self._device = device
-        self._fills = fills
         self._stopped = False
         self._thread = threading.Thread(target=self._work, name="penstock-fill", daemon=True)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.checkpoint import spec_from_checkpoint
+from planner.decisions import KvReuse
 from planner.errors import UserError
 from planner.force import Force
 from planner.model import ModelSpec
@@ -20,7 +21,8 @@ from runtime.requests import Asked, read_requests
 from runtime.schema import RunConfig
 from runtime.trace import check_form
 
-_IDENTITY = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied", "attn_bytes", "ffn_bytes", "embed_bytes", "head_bytes")
+_SHAPES = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied")
+_IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Order:
     """Where the report goes; it could be written there."""
     trace: Path | None
     """Where the timeline goes, None when none was asked for."""
+    record: Path | None
+    """Where routings go, None when none were asked for."""
     requests: list[Asked] | None
     """None asks for random tokens."""
     new_tokens: int
@@ -64,7 +68,7 @@ def read_order(cfg: RunConfig) -> Order:
     new_tokens = _new_tokens(cfg, plan)
     requests = _requests(cfg, plan, new_tokens)
     most = max((r.max_new_tokens for r in requests or ()), default=new_tokens)
-    return Order(plan, checkpoint, out, trace, requests, most)
+    return Order(plan, checkpoint, out, trace, _record(cfg, plan), requests, most)
 
 
 def _check_values(cfg: RunConfig) -> None:
@@ -153,6 +157,17 @@ def _trace(cfg: RunConfig) -> Path | None:
         raise UserError(f"trace={cfg.trace}: the report goes there; choose another out= or trace=")
     check_form(trace)
     return writable(trace, "trace")
+
+
+def _record(cfg: RunConfig, plan: Plan) -> Path | None:
+    where = cfg.moe.record
+    if where is None:
+        return None
+    if plan.model.experts is None:
+        raise UserError(f"moe.record={where}: {plan.model.name} has no routed experts; leave it out")
+    if cfg.kv.dir is not None or plan.decisions.kv.reuse != KvReuse():
+        raise UserError(f"moe.record={where}: tokens whose KV is restored are not routed; run without kv.dir and kept pages")
+    return writable(Path(where).expanduser(), "moe.record")
 
 
 def writable(out: Path, key: str) -> Path:

@@ -94,8 +94,9 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
     skeleton = open_skeleton(job.checkpoint)
     startup.mark("skeleton")
     scratch = None if cfg.kv.scratch_dir is None else Path(cfg.kv.scratch_dir).expanduser()
+    record = None if cfg.moe.record is None else Path(cfg.moe.record).expanduser()
     recorded, room = cfg.trace is not None, page_room(cfg.kv, job.plan)
-    options = EngineOptions(**vars(cfg.engine), kv_scratch_dir=scratch, keep_spans=recorded, page_room=room)
+    options = EngineOptions(**vars(cfg.engine), kv_scratch_dir=scratch, record=record, keep_spans=recorded, page_room=room)
     with ExitStack() as stack:
         stack.callback(ground.close)
         shape = page_shape(job.plan, job.checkpoint, skeleton.model) if options.page_room.dram_pages else None

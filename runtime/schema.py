@@ -52,6 +52,14 @@ class ReuseConfig:
 
 
 @dataclass
+class ExpertsConfig:
+    """Routed experts of a run."""
+
+    record: str | None = None
+    """File to write of what every token was routed to, for `planner replay` and `planner solve moe.traces=`; plain, or *.gz, *.xz."""
+
+
+@dataclass
 class RunConfig:
     """`runtime run`"""
 
@@ -94,6 +102,7 @@ class RunConfig:
     verbose: bool = False
     """Log each load and eviction."""
     kv: ReuseConfig = field(default_factory=ReuseConfig)
+    moe: ExpertsConfig = field(default_factory=ExpertsConfig)
     force: ForceConfig = field(default_factory=ForceConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     notes: list[str] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -18,37 +18,41 @@ class Ahead(Protocol):
     """Is shown every MoE layer's input in turn, and scores the experts of the layer after it."""
 
     def scores(self, layer: int, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
-        """``hidden`` [tokens, width] is routed to ``index`` [tokens, top_k] in ``layer`` -> [experts] of the MoE layer after it, more is
-        likelier; None while nothing is known of that, and behind the last one."""
+        """``hidden`` [tokens, width] is routed to ``index`` [tokens, top_k] in ``layer`` -> [tokens, experts] of the MoE layer after it: more
+        is likelier, all alike while nothing is known of that. None behind the last one."""
 
 
 class RouterAhead:
-    """The coming layer's own router applied to today's hidden state, as a mean over tokens.
+    """The coming layer's own router applied to today's hidden state.
 
     Costs a copy of every router's weight, taken when its layer is first computed: [experts, width] a layer.
     """
 
     def __init__(self, layers: nn.ModuleList):
         self._routers = {layer: _router(layers[layer].mlp) for layer, _ in layers_with_experts(layers)}
-        self._after = dict(_pairs(list(self._routers)))
+        self._after = dict(pairwise(self._routers))
         self._weights: dict[int, torch.Tensor] = {}
 
     def scores(self, layer: int, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
         if layer not in self._weights:
             self._weights[layer] = self._routers[layer].weight.clone()
-        weight = self._weights.get(self._after.get(layer, -1))
-        return None if weight is None else F.linear(hidden, weight.to(hidden.dtype)).float().softmax(-1).mean(0)
+        if layer not in self._after:
+            return None
+        after = self._after[layer]
+        if after not in self._weights:
+            return torch.zeros(len(hidden), len(self._routers[after].weight), device=hidden.device)
+        return F.linear(hidden, self._weights[after].to(hidden.dtype)).float().softmax(-1)
 
 
 class CentroidsAhead:
-    """How near the tokens' hidden states come, by cosine, to the mean of those that each expert of the coming layer has had.
+    """How near a token's hidden state comes, by cosine, to the mean of those that each expert of the coming layer has had.
 
     Costs [experts, width] floats a layer.
     """
 
     def __init__(self, layers: nn.ModuleList):
         self._counts = {layer: module.num_experts for layer, module in layers_with_experts(layers)}
-        self._after = dict(_pairs(list(self._counts)))
+        self._after = dict(pairwise(self._counts))
         self._sums: dict[int, torch.Tensor] = {}
 
     def scores(self, layer: int, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
@@ -56,8 +60,12 @@ class CentroidsAhead:
         if layer not in self._sums:
             self._sums[layer] = torch.zeros(self._counts[layer], hidden.shape[-1], device=hidden.device)
         self._sums[layer].index_add_(0, index.reshape(-1), states.repeat_interleave(index.shape[1], 0))
-        sums = self._sums.get(self._after.get(layer, -1))
-        return None if sums is None else F.normalize(states.mean(0), dim=0) @ F.normalize(sums, dim=1).T
+        if layer not in self._after:
+            return None
+        after = self._after[layer]
+        if after not in self._sums:
+            return torch.zeros(len(hidden), self._counts[after], device=hidden.device)
+        return F.normalize(states, dim=1) @ F.normalize(self._sums[after], dim=1).T
 
 
 def make_ahead(needed: AheadScores | None, layers: nn.ModuleList) -> Ahead | None:
@@ -65,10 +73,6 @@ def make_ahead(needed: AheadScores | None, layers: nn.ModuleList) -> Ahead | Non
     if needed is None:
         return None
     return RouterAhead(layers) if needed is AheadScores.router else CentroidsAhead(layers)
-
-
-def _pairs(layers: list[int]) -> Iterator[tuple[int, int]]:
-    yield from zip(layers, layers[1:], strict=False)
 
 
 def _router(block: nn.Module) -> nn.Module:

@@ -81,10 +81,23 @@ class CardExperts:
             while self._queued and self._device.done(self._queued[0].end):
                 self._booking.book(self._queued.popleft())
 
-    def start(self) -> None:
-        """Fill the slots that layers keep with experts that lie in DRAM, and begin to fetch ahead where a visit says so."""
+    def keep_first(self) -> dict[Key, torch.Tensor]:
+        """The slots that layers keep, given to their first experts: whoever calls this fills them before :meth:`start`."""
+        places = {}
         for layer, expert in self._layouts:
-            if self._dram.here(layer, expert):
+            slot = self._cache.keep(layer, expert)
+            if slot is not None:
+                places[layer, expert] = self._slots[slot]
+        return places
+
+    def start(self) -> None:
+        """Fill from DRAM the slots that layers keep and that nobody filled, and begin to fetch ahead where a visit says so."""
+        filled = self._device.copy_event()
+        for layer, expert in self._layouts:
+            slot = self._cache.slot(layer, expert)
+            if slot is not None:
+                self._arrived[slot] = filled
+            elif self._dram.here(layer, expert):
                 slot = self._cache.keep(layer, expert)
                 if slot is not None:
                     self._copy_all(layer, expert, slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from torch import nn
 
 from runtime.device import CopyDevice
 from runtime.ledger import Ledger
+from runtime.load import Fill
 from runtime.moe.ahead import make_ahead
 from runtime.moe.card import CardExperts
-from runtime.moe.forward import ExpertSource, Watcher, take_over
+from runtime.moe.forward import ExpertSource, take_over
 from runtime.moe.host import ComputeClock, HostExperts
+from runtime.moe.record import TraceRecorder
 from runtime.moe.rehearsal import RehearsedExperts
 from runtime.moe.room import ExpertHost
 
@@ -31,10 +34,10 @@ class Experts:
         device: CopyDevice | None,
         clock: ComputeClock,
         ledger: Ledger,
-        watcher: Watcher | None = None,
+        record: Path | None = None,
     ):
         decided = host.room.plan.decisions.experts
-        self.dram = host.dram
+        self.dram, self._room = host.dram, host.room
         self.card: CardExperts | None = None
         if device is None:
             tensors = {key: layout.tensors for key, layout in host.room.layouts.items()}
@@ -49,7 +52,15 @@ class Experts:
         self._rehearsed = RehearsedExperts(next(iter(tensors.values())), slots[0] if slots else place)
         self._layers = take_over(layers, self._rehearsed)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
-        self._watcher = watcher
+        self._recorder = None if record is None else TraceRecorder(record, layers)
+
+    def fills(self) -> list[Fill]:
+        """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""
+        room = self._room
+        if self.card is None or room.dram_slots:
+            return []
+        places = self.card.keep_first()
+        return [Fill(room.layouts[key], room.on_card[key].segments, place) for key, place in places.items()]
 
     def start(self) -> None:
         """DRAM has what it was to be filled with: fill VRAM, and begin to fetch ahead."""
@@ -64,12 +75,18 @@ class Experts:
     def stream(self) -> None:
         """Compute from the tiers."""
         for layer in self._layers:
-            layer.feed(self._tiers, self._ahead, self._watcher)
+            layer.feed(self._tiers, self._ahead, self._recorder)
 
     def expect(self, sequences: int) -> None:
         """A decode step has so many rows from now on."""
         for layer in self._layers:
             layer.sequences = sequences
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """A batch comes next."""
+        self.expect(len(prompts))
+        if self._recorder is not None:
+            self._recorder.begin([len(prompt) for prompt in prompts])
 
     def facts(self) -> dict[str, Any]:
         """Counters of both tiers."""
@@ -82,6 +99,8 @@ class Experts:
 
     def close(self) -> None:
         """Nothing is fetched any more."""
+        if self._recorder is not None:
+            self._recorder.close()
         self.dram.close()
         if self.card is not None:
             self.card.close()

@@ -36,8 +36,8 @@ class ExpertSource(Protocol):
 class Watcher(Protocol):
     """Is shown every routing: a recorder of traces."""
 
-    def routed(self, layer: int, index: torch.Tensor, weights: torch.Tensor, ahead: torch.Tensor | None) -> None:
-        """``index`` and ``weights`` are [tokens, top_k], ``ahead`` what :class:`runtime.moe.ahead.Ahead` says."""
+    def routed(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
+        """``hidden`` is [tokens, width], ``index`` and ``weights`` are [tokens, top_k]."""
 
 
 class LayerExperts:
@@ -61,14 +61,14 @@ class LayerExperts:
         """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
         index = self._source.route(index)
         tokens, top_k = index.shape
-        ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
         if self._watcher is not None:
-            self._watcher.routed(self._layer, index, weights, ahead)
+            self._watcher.routed(self._layer, hidden, index, weights)
+        ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
         order = torch.sort(index.reshape(-1)).indices
         chosen = index.cpu().numpy()
         bounds = np.bincount(chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
         out = hidden.new_empty(tokens * top_k, hidden.shape[-1])
-        routing = Routing(chosen, tokens != self.sequences, None if ahead is None else ahead.cpu().numpy())
+        routing = Routing(chosen, tokens != self.sequences, None if ahead is None else ahead.mean(0).cpu().numpy())
         for expert, parameters in self._source.visit(self._layer, routing):
             pairs = order[bounds[expert - 1] if expert else 0 : bounds[expert]]
             out[pairs] = self._apply(hidden[pairs // top_k], parameters)
