@@ -29,7 +29,7 @@ from runtime.kv.index import INDEX
 from runtime.kv.keeping import open_pages, page_shape
 from runtime.kv.pages import Tokens
 from runtime.kv.prefix import Prefix
-from runtime.kv.record import PageShape
+from runtime.kv.record import PageShape, checksum_of
 from runtime.kv.room import page_room
 from runtime.kv.segments import SegmentFiles, aligned
 from runtime.kv.worth import Worth
@@ -166,9 +166,10 @@ def fill_store(rig: Rig, prefix_tokens: int, nbytes: int, seed: int) -> dict[str
     disk.flush()
     payload, noise = aligned(disk.shape.payload_bytes), os.urandom(1 << 16)
     payload[:] = (noise * (len(payload) // len(noise) + 1))[: len(payload)]
+    checksum = checksum_of(payload)
     held = sum(stat.st_size for stat in SegmentFiles(disk.directory).found().values())
     for _ in range(max(0, nbytes - held) // disk.shape.record_bytes):
-        while not disk.put(os.urandom(16), bytes(16), payload, lambda _: None):
+        while not disk.put(os.urandom(16), bytes(16), payload, checksum, lambda _: None):
             disk.flush()
     disk.flush()
     return disk.counters()

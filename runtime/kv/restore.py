@@ -58,7 +58,7 @@ class Restore:
                 self.release()
                 check, tier, slot = None, Tier.dram, self._slots.hold(page.key)
                 if slot is not None:
-                    check = self._checks.submit(self._tiers.dram.sound, slot)
+                    check = self._checks.submit(self._tiers.dram.is_sound, slot)
                     checks.append((page, check))
                 else:
                     tier, slot = Tier.ssd, ahead.take(page.key, self._free_one)

@@ -116,7 +116,7 @@ def _verify_segment(files: SegmentFiles, segment: Segment) -> SegmentReport:
 
 def _problem(files: SegmentFiles, segment: Segment, slot: int, key: bytes, buffer: memoryview) -> str | None:
     try:
-        fetch(files, Place(segment, slot), key, buffer, range(segment.shape.layers))
+        fetch(files, Place(segment, slot), key, buffer)
     except FileNotFoundError:
         raise
     except Damaged as error:
