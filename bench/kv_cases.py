@@ -50,6 +50,9 @@ class Pretended:
     def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
         return self._start
 
+    def confirm(self) -> int:
+        return self._start
+
     def keep(self, sequences: Tokens) -> None:
         """Nothing is kept."""
 
