@@ -45,7 +45,8 @@ class Prefix:
 
     ``memory`` and ``disk``, for pages of ``shape``, stay their giver's, who needs them until this is closed. Without ``disk`` pages live
     as long as this. ``settle`` returns, on another thread, once the KV that lies in DRAM is as computed.
-    Threads: ``readers`` for the disk, half of the cores for checksums.
+    Threads: two for each of the ``readers`` that the disk wants, so that the drive works while read pages are checked; half of the cores
+    for other checksums.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Prefix:
         self._tiers = Tiers(shape, memory, disk)
         self._worth = Worth(plan, read_gbps)
         self._totals = Totals(shape.payload_bytes)
-        self._readers = ThreadPoolExecutor(readers, "kv-read")
-        self._aside = ThreadPoolExecutor(max(1, usable_cores() // 2), "kv-check")
         ahead = 2 * readers
+        self._readers = ThreadPoolExecutor(ahead, "kv-read")
+        self._aside = ThreadPoolExecutor(max(1, usable_cores() // 2), "kv-check")
         self._restore = Restore(self._tiers, self._readers, ahead, self._aside, self._totals, warn)
         self._capture = Capture(self._tiers, ahead, self._aside, self._totals, settle)
         self._pads: list[int] = []
