@@ -6,6 +6,7 @@ disk does raises during a run: pages are absent, counted, and the first of each 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -25,7 +26,11 @@ from runtime.kv.segments import SegmentFiles, Transfer
 _NOTE_NS = 1_000_000_000
 """A segment's last use is noted in its file no more often than this."""
 
+_GONE = (errno.ENOENT, errno.ESTALE)
+"""What reading from a file that was removed fails with; the second on NFS, when that was another host."""
+
 Warn = Callable[[str], None]
+Done = Callable[[bool], None]
 
 
 def to_stderr(line: str) -> None:
@@ -33,7 +38,7 @@ def to_stderr(line: str) -> None:
 
 
 class DiskPages:
-    """Reading, which readers and the writer share. Thread-safe."""
+    """What readers and the writer share. Thread-safe."""
 
     def __init__(self, files: SegmentFiles, shape: PageShape, warn: Warn):
         self.shape = shape
@@ -75,15 +80,22 @@ class DiskPages:
             return None
         try:
             checksum = fetch(self._files, place, key, target)
-        except FileNotFoundError:
-            return self._missing(index, place)
         except OSError as error:
+            if error.errno in _GONE:
+                return self._missing(index, place)
             return self._failed(index, key, place, "failed_error", error.strerror or str(error))
         except Damaged as error:
             return self._failed(index, key, place, error.counter, str(error))
         self._tally.add(read_hits=1, read_bytes=len(target))
         self._use(index, place)
         return checksum
+
+    def put(self, key: bytes, parent: bytes, payload: memoryview, checksum: int, done: Done) -> bool:
+        """See ``DiskWriter``. A reader keeps nothing: False."""
+        return False
+
+    def flush(self) -> None:
+        """Return when all that was ``put`` is on the disk."""
 
     def _failed(self, index: Index, key: bytes, place: Place, counter: str, reason: str) -> None:
         with self._lock:

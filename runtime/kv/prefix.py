@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from planner.plan import Plan
 from planner.probe.memory import usable_cores
 from runtime.kv.capture import Capture
 from runtime.kv.contiguous import Pair
-from runtime.kv.disk import Warn, to_stderr
+from runtime.kv.disk import DiskPages, Warn, to_stderr
 from runtime.kv.facts import Totals
 from runtime.kv.find import Found, choose, look_up
 from runtime.kv.pages import Tokens, distinct, keys_of, pads_of
@@ -22,7 +23,6 @@ from runtime.kv.restore import Restore
 from runtime.kv.strips import Strips, clear
 from runtime.kv.tiers import PageMemory, Tiers
 from runtime.kv.worth import Worth
-from runtime.kv.writer import DiskWriter
 
 
 class _Restored(NamedTuple):
@@ -54,7 +54,7 @@ class Prefix:
         shape: PageShape,
         plan: Plan,
         memory: PageMemory,
-        disk: DiskWriter | None,
+        disk: DiskPages | None,
         read_gbps: float,
         readers: int,
         settle: Callable[[], None] = lambda: None,
@@ -158,7 +158,7 @@ class Prefix:
         if disk is not None:
             disk.flush()
         return self._totals.facts(disk.counters() if disk is not None else None) | {
-            "read_gbps": self._read_gbps if disk is not None else None,
+            "read_gbps": self._read_gbps if disk is not None and math.isfinite(self._read_gbps) else None,
             "vram_pages": card.slots.count if card is not None else 0,
             "dram_pages": self._tiers.dram.slots.count,
         }

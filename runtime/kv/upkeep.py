@@ -132,7 +132,7 @@ def clear(directory: Path, namespace: bytes | None = None) -> int:
     _load(files)
     if not files.found() and not (directory / INDEX).exists():  # no writer was ever here: leave nothing of ours behind
         return 0
-    lock = WriterLock(directory)
+    lock = WriterLock(directory, "or name another directory")
     try:
         index, _ = _load(files)
         freed = 0

@@ -7,21 +7,18 @@ import errno
 import os
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import UserError
 from planner.units import ALIGN, show_bytes
-from runtime.kv.disk import DiskPages, Warn, page_aligned, to_stderr
+from runtime.kv.disk import DiskPages, Done, Warn, page_aligned, to_stderr
 from runtime.kv.index import Segment, save
 from runtime.kv.lock import WriterLock
 from runtime.kv.record import Header, PageShape
 from runtime.kv.segments import SegmentFiles, Transfer, aligned
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-Done = Callable[[bool], None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class DiskWriter(DiskPages):
             raise UserError(f"{directory}: cannot be made ({error.strerror}); name a directory that this user may write to") from error
         if not os.access(directory, os.W_OK | os.X_OK):
             raise UserError(f"{directory}: cannot be written (no permission); name a directory that this user may write to")
-        self._writer_lock = WriterLock(directory)
+        self._writer_lock = WriterLock(directory, "set kv.read_only=true to read beside it, or name another directory")
         try:
             super().__init__(SegmentFiles(directory, preadv, pwritev), shape, warn)
             self._remove_unreadable()

@@ -19,6 +19,7 @@ import xxhash
 from planner.plan import Plan
 from runtime.arena import Arena
 from runtime.kv.contiguous import Pair
+from runtime.kv.disk import DiskReader
 from runtime.kv.pages import Tokens, pads_of
 from runtime.kv.prefix import Prefix
 from runtime.kv.record import PageShape
@@ -182,10 +183,11 @@ def served(
     kept: int = 0,
     batch: int = 3,
     capacity: int = 160,
+    read_only: bool = False,
     **options: Any,
 ) -> Iterator[Served]:
     """Over ``dram`` pages of DRAM; with ``choose`` on a device of ``bounce`` and ``kept`` pages, without it on the CPU. A ``directory`` is
-    the disk."""
+    the disk, with ``read_only`` one that others write."""
     card = torch.zeros(LAYERS, 2, batch, HEADS, capacity, DIM, dtype=torch.int16)
     apart = {i: torch.zeros(2, capacity, batch, HEADS, DIM, dtype=torch.int16).permute(0, 2, 3, 1, 4) for i in host_layers}
     pairs = [tuple(apart[i]) if i in apart else tuple(card[i]) for i in range(LAYERS)]
@@ -196,7 +198,11 @@ def served(
         disk = None
         if directory is not None:
             lines: list[str] = []
-            disk = stack.enter_context(DiskWriter(directory, SHAPE, 64 << 20, 1 << 20, queue_pages=dram, warn=lines.append))
+            if read_only:
+                disk = DiskReader(directory, SHAPE, warn=lines.append)
+            else:
+                disk = DiskWriter(directory, SHAPE, 64 << 20, 1 << 20, queue_pages=dram, warn=lines.append)
+            stack.enter_context(disk)
         prefix = stack.enter_context(contextlib.closing(Prefix(SHAPE, plan, memory, disk, **options)))
         yield Served(prefix, memory, pairs, device, host_layers if device else ())
         if device:

@@ -87,6 +87,13 @@ def hold(directory: str) -> None:
     signal.pause()
 
 
+def clear(directory: str) -> None:
+    """Remove every page."""
+    from runtime.kv import upkeep
+
+    upkeep.clear(Path(directory))
+
+
 def _serve() -> None:
     sys.path[0] = str(ROOT)  # not this directory
     importlib.import_module("tests.runtime.kv.pages")
