@@ -24,6 +24,7 @@ from runtime.kv.strips import Strips, gather, scatter
 from runtime.model import open_skeleton
 from runtime.schema import ReuseConfig
 from tests.runtime.fakes import LockingCopier
+from tests.runtime.kv.test_prefix import LateChecks
 from tests.runtime.kv.test_strips import SHAPE, held, one_block, pages_of, same_bits, want
 from tests.support import GPU, decisions, machine, plan_for, save_tiny, workload
 
@@ -90,7 +91,8 @@ def running(card: Card, plan: Plan, checkpoint: Path, directory: Path | None, re
         engine.load(batch_of(PROMPTS), lambda *_: None)
         prefix = None
         if reuse:
-            prefix = stack.enter_context(closing(Prefix(shape, plan, engine.page_memory, disk, read_gbps=1e9, readers=2)))
+            memory, settle = engine.page_memory, engine.outside.settle
+            prefix = stack.enter_context(closing(Prefix(shape, plan, memory, disk, read_gbps=1e9, readers=2, settle=settle)))
         yield Run(engine, prefix, device)
 
 
@@ -129,6 +131,26 @@ def test_what_is_restored_goes_on_as_if_it_had_been_computed(
 def _without(card: Card, plan: Plan, checkpoint: Path, prompts: list[list[int]]) -> Generation:
     with running(card, plan, checkpoint, None, reuse=False) as run:
         return run.said(prompts)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_page_that_proves_bad_once_the_tail_is_launched_changes_nothing_that_is_said(
+    card: Card, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kept: int
+) -> None:
+    """Checks are over only when a pass over the model has begun. Slots of DRAM are taken in order, so the third page lies in the third."""
+    with running(card, plan_of(checkpoint, kept, 60), checkpoint, None) as run:
+        wanted = run.said(PROMPTS)
+        checks, begin_pass = LateChecks(monkeypatch), run.engine.stream.begin_pass
+        monkeypatch.setattr(run.engine.stream, "begin_pass", lambda: checks.begun.set() or begin_pass())
+        view = run.engine.page_memory.view
+        view[2 * (len(view) // run.prefix.facts()["dram_pages"]) + 77] ^= 4
+        close(run.said(PROMPTS), wanted)
+        facts = run.prefix.facts()
+        assert facts["failures"] == 1 and sum(facts["requests"][len(PROMPTS)]["restored_tokens"].values()) == 2 * PAGE
+        close(run.said(PROMPTS), wanted)
+        assert run.prefix.facts()["failures"] == 1
+    assert capfd.readouterr().err.count("checksum") == 1
 
 
 @pytest.mark.parametrize("card", CARDS)
