@@ -170,6 +170,17 @@ def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path) -> N
         assert facts["pages_skipped"] == 0 and facts["pages_captured"] > 6
 
 
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("vram_pages", [0, 40], ids=["in DRAM", "in VRAM"])
+def test_the_tail_is_launched_without_waiting_for_what_is_restored(card: Card, checkpoint: Path, vram_pages: int) -> None:
+    with running(card, plan_of(checkpoint, vram_pages, 60), checkpoint, None) as run, torch.inference_mode():
+        run.said(PROMPTS)
+        sequences = run.engine.sequences(batch_of(PROMPTS), run.prefix)
+        with no_synchronize(run.device):
+            start = run.prefix.restore(PROMPTS, sequences._pairs)
+        assert run.prefix.confirm() == start > 0
+
+
 @contextmanager
 def no_synchronize(device: torch.device) -> Iterator[None]:
     """Inside, torch raises where it would wait for the card."""
