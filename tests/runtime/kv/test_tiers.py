@@ -184,6 +184,17 @@ def test_a_flipped_bit_in_dram_is_found_and_what_follows_is_computed(plan: Plan,
         assert run.prefix.facts()["failures"] == 1 == len(lines)
 
 
+@pytest.mark.parametrize(("choose", "host_layers"), [(None, ()), (first, (1,)), (last, (0, 1, 2))])
+def test_where_kv_lies_in_dram_nothing_is_computed_before_all_is_checked(
+    plan: Plan, card_plan: Plan, choose: Callable | None, host_layers: tuple[int, ...]
+) -> None:
+    with served(card_plan if choose else plan, None, choose, host_layers, bounce=4, warn=lambda line: None) as run:
+        run.batch([STEM])
+        run.memory.view[2 * PAGE + 77] ^= 4
+        assert run.prefix.restore([STEM], [tuple(held[:1] for held in pair) for pair in run.pairs]) == 32
+        assert run.prefix.confirm() == 32 and run.prefix.facts()["failures"] == 1
+
+
 def test_a_bad_page_does_not_stay_in_vram(card_plan: Plan) -> None:
     with served(card_plan, None, first, bounce=4, kept=3, warn=lambda line: None) as run:
         run.batch([STEM[:33]])
