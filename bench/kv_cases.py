@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,7 +29,7 @@ from runtime.kv.index import INDEX
 from runtime.kv.keeping import open_pages, page_shape
 from runtime.kv.pages import Tokens
 from runtime.kv.prefix import Prefix
-from runtime.kv.record import PageShape
+from runtime.kv.record import PageShape, checksum_of
 from runtime.kv.room import page_room
 from runtime.kv.segments import SegmentFiles, aligned
 from runtime.kv.worth import Worth
@@ -48,6 +48,9 @@ class Pretended:
         self._start = start
 
     def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
+        return self._start
+
+    def confirm(self) -> int:
         return self._start
 
     def keep(self, sequences: Tokens) -> None:
@@ -166,9 +169,10 @@ def fill_store(rig: Rig, prefix_tokens: int, nbytes: int, seed: int) -> dict[str
     disk.flush()
     payload, noise = aligned(disk.shape.payload_bytes), os.urandom(1 << 16)
     payload[:] = (noise * (len(payload) // len(noise) + 1))[: len(payload)]
+    checksum = checksum_of(payload)
     held = sum(stat.st_size for stat in SegmentFiles(disk.directory).found().values())
     for _ in range(max(0, nbytes - held) // disk.shape.record_bytes):
-        while not disk.put(os.urandom(16), bytes(16), payload, lambda _: None):
+        while not disk.put(os.urandom(16), bytes(16), payload, checksum, lambda _: None):
             disk.flush()
     disk.flush()
     return disk.counters()
@@ -194,30 +198,33 @@ def measured_restart(rig: Rig, prefix_tokens: int, tail_tokens: int, seed: int) 
 
 
 def measured_writeback(rig: Rig, prefix_tokens: int, new_tokens: int, repeats: int, seed: int) -> dict[str, Any]:
-    """Seconds of decode steps, the time between them included, while the prompt's pages are copied out and written, and without."""
-    without: list[float] = []
-    during: list[float] = []
-    steps = 0
-    for i in range(repeats + 1):
+    """Decode steps and whole batches with their pages copied out and written, and without: ``repeats`` of each in shuffled order, after one
+    of each that warms up. Steps count as long as pages were left to copy out in every repeat, the time between steps included."""
+    draw, runs = random.Random(seed), {False: [], True: []}
+    order = [True, False] * repeats
+    draw.shuffle(order)
+    for i, kept in enumerate([False, True, *order]):
         prompt = _ids(rig, prefix_tokens, seed + i)
-        plain, busy = _step_s(rig, prompt, None, new_tokens), []
-        with rig.prefix() as cache:
-            seconds = _step_s(rig, prompt, cache, new_tokens, busy)
-            facts = cache.facts()
-        copying = max(1, sum(busy))
-        if i:  # the first round warms up
-            without += plain[:copying]
-            during += seconds[:copying]
-            steps = max(steps, copying)
+        if kept:
+            with rig.prefix() as cache:
+                run = _clocked(rig, prompt, cache, new_tokens)
+                facts = cache.facts()  # waits for the disk, so that no batch runs beside the writing of the one before
+        else:
+            run = _clocked(rig, prompt, None, new_tokens)
+        if i > 1:
+            runs[kept].append(run)
+    steps = max(1, min(run.copying for run in runs[True]))
     return {
         "prefix_tokens": prefix_tokens,
+        "repeats": repeats,
         "steps": steps,
         "pages_captured": facts["pages_captured"],
         "pages_skipped": facts["pages_skipped"],
-        "without_s": sum(without) / len(without),
-        "during_s": sum(during) / len(during),
-        "without_median_s": median(without),
-        "during_median_s": median(during),
+        "pages_at_the_end": _spread([run.left for run in runs[True]]),
+        "finish_s": _spread([run.finish_s for run in runs[True]]),
+        "finish_share": _spread([run.finish_s / run.batch_s for run in runs[True]]),
+        "without": {"step_s": _spread(_steps(runs[False], steps)), "batch_s": _spread([run.batch_s for run in runs[False]])},
+        "during": {"step_s": _spread(_steps(runs[True], steps)), "batch_s": _spread([run.batch_s for run in runs[True]])},
     }
 
 
@@ -287,18 +294,44 @@ def _restored(rig: Rig, cache: Prefix, prompt: Sequence[int], tier: str) -> floa
     return seconds
 
 
-def _step_s(rig: Rig, prompt: Sequence[int], cache: Prefix | None, new_tokens: int, busy: list[bool] | None = None) -> list[float]:
-    """Seconds from token to token; ``busy`` is told for each whether pages were still to be copied out at its beginning."""
+class Clocked(NamedTuple):
+    """One batch."""
+
+    step_s: list[float]
+    """From token to token."""
+    batch_s: float
+    """From its beginning until everything that is kept of it lies in DRAM."""
+    finish_s: float
+    """Of that, after the last token."""
+    copying: int
+    """Steps at whose beginning pages were still to be copied out."""
+    left: int
+    """Pages that were, after the last token."""
+
+
+def _clocked(rig: Rig, prompt: Sequence[int], cache: Prefix | None, new_tokens: int) -> Clocked:
     times: list[float] = []
+    pending: list[int] = []
 
     def progress(phase: str, done: int, total: int) -> None:
         if phase == "decode":
             times.append(time.perf_counter())
-            if busy is not None:
-                busy.append(cache.pending > 0)
+            pending.append(cache.pending if cache is not None else 0)
 
+    begun = time.perf_counter()
     rig.generate(prompt, cache, new_tokens, progress)
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    ended = time.perf_counter()
+    step_s = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return Clocked(step_s, ended - begun, ended - times[-1], sum(n > 0 for n in pending[:-1]), pending[-1])
+
+
+def _steps(runs: Iterable[Clocked], steps: int) -> list[float]:
+    """The mean of each one's first ``steps``."""
+    return [sum(run.step_s[:steps]) / steps for run in runs]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": median(values), "least": min(values), "most": max(values)}
 
 
 def _median_gbps(nbytes: int, act: Callable[[], object], times: int = 3) -> float:

@@ -244,6 +244,11 @@ class Engine:
         totals = {name: (t.bytes, t.busy_s) for name, t in self.ledger.totals().items()}
         return {"ssd": (self.pool.meter.bytes, self.pool.meter.busy_seconds), **totals}
 
+    def track_totals(self) -> dict[str, tuple[int, float]]:
+        """The same for the ledger's tracks, of which weights (``h2d``) and KV (``h2d.kv``) have one each on the link."""
+        self.stream.settle()
+        return {name: (t.bytes, t.busy_s) for name, t in self.ledger.tracks().items()}
+
     def facts(self) -> dict[str, Any]:
         """Counters for the report: the cache's hits, loads, evictions and waits, the ring's waits, the reader's retries."""
         return {

@@ -114,30 +114,36 @@ class Sequences:
         self._prefix = prefix
 
     def prefill(self, progress: Callable[[int, int], None] | None = None) -> torch.Tensor:
-        """All prompts, or what of them is not restored, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab]."""
+        """All prompts, or what of them is not restored, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab].
+
+        A card computes while what was restored is still being checked; where some of it is no good, everything from there on is computed
+        once more.
+        """
+        start = self._prefix.restore(self._batch.prompts, self._pairs) if self._prefix else 0
+        logits = self._compute(start, progress)
+        if self._prefix:
+            sound = self._prefix.confirm()
+            if sound < start:
+                logits = self._compute(sound, progress)
+            self._prefix.keep(self._batch.prompts)
+        self._positions = self._positions[:, -1:].clone()
+        return logits
+
+    def _compute(self, start: int, progress: Callable[[int, int], None] | None) -> torch.Tensor:
+        """The prompts from column ``start`` on, over what the cache holds of those before -> logits of the last position."""
         length = self._ids.shape[1]
-        for start in range(self._restore(), length, self._batch.chunk_tokens):
-            end = min(start + self._batch.chunk_tokens, length)
-            logits = self._forward(self._ids[:, start:end], self._mask[:, :end], self._positions[:, start:end])
+        self._pretend(start)
+        for first in range(start, length, self._batch.chunk_tokens):
+            end = min(first + self._batch.chunk_tokens, length)
+            logits = self._forward(self._ids[:, first:end], self._mask[:, :end], self._positions[:, first:end])
             if progress:
                 progress(end, length)
-        self._positions = self._positions[:, -1:].clone()
-        if self._prefix:
-            self._prefix.keep(self._batch.prompts)
         return logits
 
     @cached_property
     def _pairs(self) -> list[Pair]:
         """K and V of all layers: the same list as long as this lives, so that the prefix cache need not look at it at every token."""
         return self._buffers.pairs(len(self._batch.prompts))
-
-    def _restore(self) -> int:
-        """Columns that are held and need not be computed."""
-        if self._prefix is None:
-            return 0
-        held = self._prefix.restore(self._batch.prompts, self._pairs)
-        self._pretend(held)
-        return held
 
     def put_by(self) -> None:
         """Copy some of the prompts' KV pages on their way to the disk, as many as can be written beside what comes next."""

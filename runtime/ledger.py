@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.trace import Span
 
@@ -14,26 +14,34 @@ SPANS_KEPT = 200_000
 
 @dataclass
 class StageTotals:
-    """``busy_s`` is the length of the union of the stage's spans."""
+    """Of a stage or a track; ``busy_s`` is the length of the union of its spans."""
 
     bytes: int = 0
     busy_s: float = 0.0
     count: int = 0
+    until_s: float = 0.0
+    """End of the last span."""
 
     @property
     def mbps(self) -> float | None:
         """MB/s while busy; None before anything was done."""
         return self.bytes / self.busy_s / 1e6 if self.busy_s else None
 
+    def add(self, start: float, end: float, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.count += 1
+        self.busy_s += max(0.0, end - max(start, self.until_s))
+        self.until_s = max(end, self.until_s)
+
 
 class Ledger:
-    """Totals per stage, safe to write from any thread. Spans of one stage must be added in order of their end."""
+    """Totals per stage and per track, safe to write from any thread. Spans of one stage must be added in order of their end."""
 
     def __init__(self, keep_spans: bool = False):
         self._keep = keep_spans
         self._lock = threading.Lock()
         self._totals: dict[str, StageTotals] = {}
-        self._ends: dict[str, float] = {}
+        self._tracks: dict[str, StageTotals] = {}
         self._waits: dict[str, float] = {}
         self.spans: list[Span] = []
         """In the order of their end within each track."""
@@ -43,11 +51,8 @@ class Ledger:
     def add(self, stage: str, name: str, start: float, end: float, nbytes: int = 0, track: str | None = None) -> None:
         """Record work of ``stage`` between two host times, on a ``track`` of its own where several do it at once."""
         with self._lock:
-            totals = self._totals.setdefault(stage, StageTotals())
-            totals.bytes += nbytes
-            totals.count += 1
-            totals.busy_s += max(0.0, end - max(start, self._ends.get(stage, 0.0)))
-            self._ends[stage] = max(end, self._ends.get(stage, 0.0))
+            self._totals.setdefault(stage, StageTotals()).add(start, end, nbytes)
+            self._tracks.setdefault(track or stage, StageTotals()).add(start, end, nbytes)
         if self._keep:
             self.keep(Span(track or stage, name, start, end, nbytes))
 
@@ -78,7 +83,12 @@ class Ledger:
     def totals(self) -> dict[str, StageTotals]:
         """A snapshot per stage."""
         with self._lock:
-            return {stage: StageTotals(t.bytes, t.busy_s, t.count) for stage, t in self._totals.items()}
+            return {stage: replace(t) for stage, t in self._totals.items()}
+
+    def tracks(self) -> dict[str, StageTotals]:
+        """A snapshot per track: of a stage that several do at once the part of each."""
+        with self._lock:
+            return {track: replace(t) for track, t in self._tracks.items()}
 
     def waits(self) -> dict[str, float]:
         """Stage -> seconds in which whoever needs it next stood still for it."""

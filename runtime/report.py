@@ -1,27 +1,23 @@
-"""What a run says of itself: the seeds' benchmark keys, and predicted against measured for every predicted figure."""
+"""What a run writes of itself: the seeds' benchmark keys, and predicted against measured for every predicted figure."""
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 
 from planner.cost import Prediction
 from planner.memory import ssd_use, used_bytes
+from planner.trace import H2D, KV
 from planner.units import show_bytes, show_seconds
-from runtime.account import account, table, total
+from runtime.account import account, total
 from runtime.generate import Generation
 from runtime.job import Job, Served
-from runtime.kv.facts import told
 from runtime.stages import StageClock, StageUse
 
 FIGURES: dict[str, Callable[[Any], str]] = {
@@ -39,9 +35,6 @@ FIGURES: dict[str, Callable[[Any], str]] = {
 """Predicted figures that a run measures, with how each is shown."""
 WORKING = ("prefill", "decode")
 """Phases of which it is said what was waited for."""
-WORTH_SAYING = 0.001
-"""Least share of a phase that a wait is told of."""
-BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 
 @dataclass(frozen=True)
@@ -79,25 +72,26 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
     reuse = outcome.engine["kv_reuse"]
     rows = account(job, outcome.rounds, reuse and reuse["requests"])
     decode = outcome.clock.phases["decode"]
-    streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "h2d", "d2h")}
+    streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "d2h")}
+    weights, kv = (outcome.clock.tracks["decode"].get(track, StageUse()) for track in (H2D, KV))
     cuda = job.device.type == "cuda"
     return {
         **_seeds_keys(outcome, rows),
         "io_bw_MBps": {
-            "weight_h2d_MBps": streams["h2d"].mbps,
+            "weight_h2d_MBps": weights.mbps,
             "weight_ssd_MBps": streams["ssd"].mbps,
-            "kv_h2d_MBps": None,
+            "kv_h2d_MBps": kv.mbps,
             "kv_d2h_MBps": streams["d2h"].mbps,
         },
         "gpu_mem_GB": {
             "allocated_GB": torch.cuda.max_memory_allocated(job.device) / 1e9 if cuda else None,
             "reserved_GB": torch.cuda.max_memory_reserved(job.device) / 1e9 if cuda else None,
         },
-        "mode": "mixed" if streams["ssd"].bytes else "stream" if streams["h2d"].bytes else "full",
+        "mode": "mixed" if streams["ssd"].bytes else "stream" if weights.bytes else "full",
         "batches": len(outcome.generations),
         "device": str(job.device),
         "wsm": {
-            "enabled": bool(streams["ssd"].bytes or streams["h2d"].bytes),
+            "enabled": bool(streams["ssd"].bytes or weights.bytes),
             "ssd_enabled": bool(streams["ssd"].bytes),
             "gpu_max_groups": job.plan.decisions.weights.vram.slots,
         },
@@ -121,47 +115,6 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Path) -> None:
-    """Texts, predicted against measured, stages, checks, and last one JSON line."""
-    for k, (text, row) in enumerate(zip(report["texts"], report["requests"], strict=False)):
-        cut = f" (the prompt's first {row['cut_tokens']} tokens were cut)" if row["cut_tokens"] else ""
-        console.rule(f"text {k}{cut}", align="left", style="dim")
-        console.print(text, markup=False)
-    console.rule(style="dim")
-    console.print(_comparison(outcome.job.plan.predicted, report["measured"], report["ratio"]))
-    if report["kv_reuse"] or len(report["requests"]) > 1:
-        console.print(table(report["requests"], report["requests_total"]))
-    console.print(_stage_table(outcome.clock))
-    for line in _standing_still(outcome.clock):
-        console.print(line)
-    if "busy_share" in report["gpu"]:
-        console.print(_gpu_line(report["gpu"]))
-    cache = report["cache"]
-    console.print(
-        f"DRAM cache: {cache['hits']} hits, {cache['misses']} misses, {cache['loads']} loads,"
-        f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
-    )
-    if report["kv_reuse"]:
-        console.print(told(report["kv_reuse"]), soft_wrap=True)
-    if report["stalls"]["count"]:
-        stalls = (
-            "{count} reads stalled and lost {lost_s:.2f} s beyond the median of {median_s:.3f} s;"
-            " the longest took {longest_s:.2f} s at offset {offset} of {file}, {when}"
-        )
-        console.print(stalls.format(**report["stalls"]), style="yellow", markup=False, soft_wrap=True)
-    if outcome.logits:
-        differ = "relative difference {relative_l2:.2%}, BF16 rounding explains {rounding:.2%}"
-        same = "bit-identical" if outcome.logits["identical"] else differ
-        text = f"logits of {{passes}} passes against the unstreamed model: {same}, same top token {{same_argmax:.1%}}"
-        console.print(text.format(**outcome.logits), style="bold")
-    for line in outcome.rules_broken:
-        console.print(f"rule broken at run time: {line}", style="bold red", markup=False)
-    console.print(f"report: {path}", style="dim", soft_wrap=True)
-    keys = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s")
-    line = {"report": str(path), **{k: report["measured"][k] for k in keys}, "ratio": report["ratio"]}
-    print(json.dumps(line | {"logits": outcome.logits, "rules_broken": outcome.rules_broken}, separators=(",", ":")))
-
-
 def _measured(outcome: Outcome) -> dict[str, Any]:
     """The measured twin of ``Prediction``: medians over batches and steps, bytes per decode step, peak bytes per tier."""
     generations, phases, plan = outcome.generations, outcome.clock.phases, outcome.job.plan
@@ -174,8 +127,8 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
         "prefill_s": median(g.prefill_s for g in generations),
         "decode_s_per_token": step,
         "decode_tokens_per_s": len(generations[0].tokens) / step if step else None,
-        "bottleneck_prefill": _busiest(phases["prefill"]),
-        "bottleneck_decode": _busiest(phases["decode"]) if steps else None,
+        "bottleneck_prefill": busiest(phases["prefill"]),
+        "bottleneck_decode": busiest(phases["decode"]) if steps else None,
         "ssd_bytes_per_token": per_step.get("ssd", 0) if steps else None,
         "h2d_bytes_per_token": per_step.get("h2d", 0) if steps else None,
         "vram_bytes": outcome.vram_bytes,
@@ -218,50 +171,6 @@ def _seeds_keys(outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> dict[str
     }
 
 
-def _comparison(predicted: Prediction, measured: Mapping[str, Any], ratio: Mapping[str, float | None]) -> Table:
-    table = _table("predicted against measured", "predicted", "measured", "ratio")
-    for key, fmt in FIGURES.items():
-        got, r = measured[key], ratio[key]
-        colour = "green" if r is not None and 0.8 <= r <= 1.25 else "yellow"
-        table.add_row(key, fmt(getattr(predicted, key)), "-" if got is None else fmt(got), "-" if r is None else f"[{colour}]{r:.2f}[/]")
-    for key in BOTTLENECKS:
-        table.add_row(key, str(getattr(predicted, key)), measured[key] or "-", "")
-    return table
-
-
-def _stage_table(clock: StageClock) -> Table:
-    table = _table("stages", "bytes", "busy", "MB/s")
-    for phase, stages in clock.phases.items():
-        for stage, use in stages.items():
-            if use.busy_s:
-                rate = "" if use.mbps is None else f"{use.mbps:,.0f}"
-                table.add_row(f"{phase} {stage}", show_bytes(use.bytes) if use.bytes else "", show_seconds(use.busy_s), rate)
-    return table
-
-
-def _standing_still(clock: StageClock) -> Iterator[str]:
-    """The bottleneck of each phase, and for what share of it the stage after it stood still."""
-    for phase in WORKING:
-        stages = {name: use for name, use in clock.phases[phase].items() if use.busy_s}
-        if stages:
-            slowest = _busiest(stages)
-            share = stages[slowest].busy_s / clock.seconds[phase]
-            waited = ", ".join(f"{name} {part:.1%}" for name, part in clock.waited(phase).items() if part >= WORTH_SAYING)
-            yield f"{phase}: bound by {slowest}, busy {min(1.0, share):.1%} of it; waited for {waited or 'nothing'}"
-
-
-def _gpu_line(gpu: Mapping[str, Any]) -> str:
-    told = {"busy_share": "GPU busy {mean:.0%}", "sm_clock_mhz": "SM clock {mean:.0f} MHz", "power_w": "{mean:.0f} W, at most {max:.0f} W"}
-    return ", ".join(text.format(**gpu[key]) for key, text in told.items() if key in gpu)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _busiest(stages: Mapping[str, StageUse]) -> str | None:
+def busiest(stages: Mapping[str, StageUse]) -> str | None:
+    """The stage that had work under way longest."""
     return max(stages, key=lambda name: stages[name].busy_s) if stages else None

@@ -32,10 +32,11 @@ from runtime.nvml import GpuSampler
 from runtime.order import Order
 from runtime.pageable import pageable_note, slowed_by_pageable
 from runtime.progress import PhaseBar
-from runtime.report import Outcome, make_report, show
+from runtime.report import Outcome, make_report
 from runtime.schema import RunConfig, Validation
 from runtime.stages import StageClock
 from runtime.startup import Startup
+from runtime.summary import show
 from runtime.trace import PassMarks, make_timeline, write_trace
 from runtime.validate import broken_at_run_time, compare_logits, load_unstreamed
 

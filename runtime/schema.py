@@ -40,6 +40,8 @@ class ReuseConfig:
     dir: str | None = None
     """Directory of the pages; null: none outlive the process, auto: penstock/kv in the user's cache directory ($XDG_CACHE_HOME or
     ~/.cache). One process at a time writes there."""
+    read_only: bool = False
+    """Only read from the directory, beside whoever writes there: what is computed is kept in this process's memory alone."""
     limit_bytes: int | None = None
     """The pages of all models in it, at most; beyond it the least recently used go. null: the plan's kv.reuse.ssd_bytes, or 10 GiB where
     it has none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,24 +30,38 @@ class StageUse:
         )
 
 
+class Booked:
+    """Uses by phase and name, from counters that only grow."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, dict[str, StageUse]] = {}
+        self._last: dict[str, StageUse] = {}
+
+    def book(self, phase: str, counters: Mapping[str, StageUse]) -> None:
+        """``phase`` gets what was added since the last call."""
+        booked = self.phases.setdefault(phase, {})
+        for name, use in counters.items():
+            booked[name] = booked.get(name, StageUse()).plus(use.plus(self._last.get(name, StageUse()), -1))
+            self._last[name] = use
+
+
 class StageClock:
     """Books the engine's counters to phases: :meth:`book` gives everything since the last call to ``phase``."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._last: dict[str, StageUse] = {}
+        self._stages, self._tracks = Booked(), Booked()
         self._booked_at = time.perf_counter()
-        self.phases: dict[str, dict[str, StageUse]] = {}
+        self.phases = self._stages.phases
+        self.tracks = self._tracks.phases
+        """The same by track, so that on the link weights (``h2d``) and KV (``h2d.kv``) are apart."""
         self.seconds: dict[str, float] = {}
         """Length of each phase."""
 
     def book(self, phase: str) -> None:
         totals, waits, now = self._engine.stage_totals(), self._engine.ledger.waits(), time.perf_counter()
-        booked = self.phases.setdefault(phase, {})
-        for stage, (nbytes, busy_s) in totals.items():
-            use = StageUse(nbytes, busy_s, waits.get(stage, 0.0))
-            booked[stage] = booked.get(stage, StageUse()).plus(use.plus(self._last.get(stage, StageUse()), -1))
-            self._last[stage] = use
+        self._stages.book(phase, {stage: StageUse(*use, waits.get(stage, 0.0)) for stage, use in totals.items()})
+        self._tracks.book(phase, {track: StageUse(*use) for track, use in self._engine.track_totals().items()})
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._booked_at
         self._booked_at = now
 
@@ -57,8 +72,9 @@ class StageClock:
         return {stage: min(1.0, use.waited_s / seconds) if seconds else 0.0 for stage, use in stages.items()}
 
     def as_json(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Phase -> stage -> bytes, seconds, MB/s."""
+        """Phase -> stage, or track that is only a part of one -> bytes, seconds, MB/s."""
+        named = {phase: self.tracks[phase] | stages for phase, stages in self.phases.items()}
         return {
-            phase: {stage: {"bytes": use.bytes, "busy_s": use.busy_s, "mbps": use.mbps} for stage, use in stages.items()}
-            for phase, stages in self.phases.items()
+            phase: {name: {"bytes": use.bytes, "busy_s": use.busy_s, "mbps": use.mbps} for name, use in uses.items()}
+            for phase, uses in named.items()
         }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kv_cases import fill_store, measured_restart, measured_ttft, measured_writeback, opened
+from bench.kv_cases import Rig, fill_store, measured_restart, measured_ttft, measured_writeback, opened
 from bench.kv_reuse import ROWS, Request, run_case, show
 from planner.decisions import KvReuse
 from planner.errors import UserError
@@ -65,9 +65,24 @@ def test_a_restart_reads_what_it_restores_and_nothing_else(checkpoint: Path, tmp
 def test_steps_are_timed_while_pages_are_copied_out(checkpoint: Path, tmp_path: Path, copier: CopyDevice | None) -> None:
     with opened(plan_of(checkpoint, copier is not None), checkpoint, tmp_path / "kv", copier, CPU) as rig:
         got = measured_writeback(rig, PREFIX, 8, repeats=2, seed=3)
-    assert got["pages_captured"] == 4 and got["pages_skipped"] == 0 and 1 <= got["steps"] <= 8
-    assert got["without_s"] > 0 and got["during_s"] > 0
-    assert len(list(ROWS["writeback"](PREFIX, got))) == 1
+    assert got["pages_captured"] == 4 and got["pages_skipped"] == 0 and 1 <= got["steps"] <= 7
+    for spread in (*got["during"].values(), *got["without"].values(), got["finish_s"]):
+        assert 0 < spread["least"] <= spread["median"] <= spread["most"]
+    assert got["pages_at_the_end"]["most"] <= 4 and 0 < got["finish_share"]["most"] < 1
+    assert got["finish_s"]["most"] < got["during"]["batch_s"]["most"]
+    assert len(list(ROWS["writeback"](PREFIX, got))) == 2
+
+
+def test_batches_with_and_without_write_back_alternate_in_an_order_that_is_drawn(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[bool] = []
+    with opened(plan_of(checkpoint, False), checkpoint, tmp_path / "kv", None, CPU) as rig:
+        own = Rig.generate
+        monkeypatch.setattr(Rig, "generate", lambda *given: order.append(given[2] is not None) or own(*given))
+        got = measured_writeback(rig, PREFIX, 3, repeats=4, seed=3)
+    assert order[:2] == [False, True], "one of each warms up"
+    assert sum(order[2:]) == 4 == len(order[2:]) - 4 == got["repeats"] and order[2:] not in ([True] * 4 + [False] * 4, [False, True] * 4)
 
 
 def test_a_case_runs_in_a_process_of_its_own_and_fails_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
@@ -83,13 +98,17 @@ def test_a_case_runs_in_a_process_of_its_own_and_fails_in_one_line(checkpoint: P
 
 
 def test_the_table_says_what_was_measured_and_what_was_not(capsys: pytest.CaptureFixture[str]) -> None:
-    got = {"pages_captured": 4, "steps": 3, "pages_skipped": 0, "during_s": 0.0102, "without_s": 0.01}
-    (row,) = ROWS["writeback"](4096, got)
+    without, during, at_end = ({"median": m, "least": 0.9 * m, "most": 1.1 * m} for m in (0.01, 0.0102, 0.5))
+    got = {"pages_captured": 4, "steps": 3, "pages_skipped": 0, "repeats": 5, "finish_s": at_end, "finish_share": at_end}
+    got |= {"during": {"step_s": during, "batch_s": at_end}, "without": {"step_s": without, "batch_s": at_end}}
+    got["pages_at_the_end"] = {"median": 2}
+    made = list(ROWS["writeback"](4096, got))
     where = {"gpu": None, "cores": 2, "dram_gb": 8.0, "date": "2026-01-01", "torch": "2", "transformers": "5"}
-    rows = [{**vars(row), "ratio": row.ratio}]
+    rows = [{**vars(row), "ratio": row.ratio} for row in made]
     measured = [{"case": "ttft", "prefix_tokens": 4096, "message": "cut after 5 s (limit_s)"}]
     show({"machine": where, "work": {"checkpoint": "8b", "page_tokens": 64, "tail_tokens": 64}, "rows": rows, "measured": measured})
     out = capsys.readouterr().out
+    assert "0.5000 s (50.0%) for 2 of 4 pages, 0.2500 s each" in out
     assert "decode during write-back" in out and "1.020" in out and "ttft with 4096 tokens: cut after 5 s" in out
 
 

@@ -55,7 +55,7 @@ class ReadAhead:
         return taken is not None
 
     def _read(self, key: bytes, slot: int) -> bool:
-        if not self._disk.read(key, self._dram.view(slot)):
-            return False
-        self._dram.seal(slot)
-        return True
+        checksum = self._disk.read(key, self._dram.view(slot))
+        if checksum is not None:
+            self._dram.seal(slot, checksum)
+        return checksum is not None

@@ -6,12 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from runtime.device import Event
 from runtime.kv.facts import Totals
 from runtime.kv.pages import Page
+from runtime.kv.record import checksum_of
 from runtime.kv.strips import Strips, gather_aside
 from runtime.kv.tiers import Tiers
 
@@ -130,14 +132,19 @@ class Capture:
         dram, disk = self._tiers.dram, self._tiers.disk
         for page, slot in zip(pages, slots, strict=True):
             gather_aside(strips.on_host, dram.tensor(slot)[None], *page.rows[0])
-            dram.seal(slot)
+            checksum = checksum_of(dram.view(slot))
+            dram.seal(slot, checksum)
             self._slots.publish(page.key, hold=disk is not None)
-            if disk is not None and not disk.put(page.key, page.parent, dram.view(slot), lambda _, slot=slot: self._slots.release(slot)):
+            written = partial(self._written, slot)
+            if disk is not None and not disk.put(page.key, page.parent, dram.view(slot), checksum, written):
                 self._slots.release(slot)
+
+    def _written(self, slot: int, _stored: bool) -> None:
+        self._slots.release(slot)
 
     def _land(self, key: bytes, slot: int, over: Event) -> None:
         self._tiers.device.host_waits(over)
-        self._tiers.dram.seal(slot)
+        self._tiers.dram.seal(slot, checksum_of(self._tiers.dram.view(slot)))
         self._slots.publish(key)
 
     def _reap(self) -> None:

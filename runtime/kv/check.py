@@ -18,6 +18,8 @@ from runtime.schema import ReuseConfig
 
 def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     """UserError for whatever is wrong with ``cfg``, or keeps the plan's pages from lying on a disk."""
+    if cfg.read_only and cfg.dir is None:
+        raise UserError("kv.read_only=true: there is no directory to read; set kv.dir, or leave it out")
     if not is_reused(cfg, plan):
         return
     if plan.decisions.kv.ssd_pages:
@@ -32,14 +34,17 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
         raise UserError(f"kv.dir: a page of {tokens} tokens is {layer_bytes} bytes a layer, a disk needs multiples of {ALIGN}; {remedy}")
     if cfg.dir is None:
         return
-    limit = limit_bytes(cfg, plan)
-    least = 2 * (ALIGN + plan.model.layers * layer_bytes)
-    if limit < least:
-        raise UserError(f"kv.limit_bytes={limit}: two pages take {least}; raise it")
     if cfg.staging_bytes < 0:
         raise UserError(f"kv.staging_bytes={cfg.staging_bytes}: must be 0 or more; raise it")
     if cfg.read_gbps is not None and not 0 < cfg.read_gbps < math.inf:
         raise UserError(f"kv.read_gbps={cfg.read_gbps}: must be above 0; leave it out to measure it")
+    if cfg.read_only:
+        _refuse_unreadable(directory(cfg.dir))
+        return
+    limit = limit_bytes(cfg, plan)
+    least = 2 * (ALIGN + plan.model.layers * layer_bytes)
+    if limit < least:
+        raise UserError(f"kv.limit_bytes={limit}: two pages take {least}; raise it")
     _refuse_unwritable(directory(cfg.dir))
 
 
@@ -48,6 +53,11 @@ def check_scratch(cfg: ReuseConfig, plan: Plan, checkpoint: Path) -> None:
     place = checkpoint if cfg.scratch_dir is None else Path(cfg.scratch_dir).expanduser()
     if plan.decisions.kv.ssd_pages and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise UserError(f"kv.scratch_dir={place}: not a directory that can be written to, for KV on the SSD; name another one")
+
+
+def _refuse_unreadable(place: Path) -> None:
+    if not place.is_dir() or not os.access(place, os.R_OK | os.X_OK):
+        raise UserError(f"kv.dir={place}: not a directory that can be read; name one that holds pages, or leave kv.read_only out")
 
 
 def _refuse_unwritable(wanted: Path) -> None:

@@ -6,11 +6,11 @@ disk does raises during a run: pages are absent, counted, and the first of each 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -26,26 +26,19 @@ from runtime.kv.segments import SegmentFiles, Transfer
 _NOTE_NS = 1_000_000_000
 """A segment's last use is noted in its file no more often than this."""
 
+_GONE = (errno.ENOENT, errno.ESTALE)
+"""What reading from a file that was removed fails with; the second on NFS, when that was another host."""
+
 Warn = Callable[[str], None]
+Done = Callable[[bool], None]
 
 
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class ReadResult(Enum):
-    """What a read came to; true when the bytes are there. Otherwise the buffer's contents are undefined."""
-
-    hit = "hit"
-    absent = "absent"
-    failed = "failed"
-
-    def __bool__(self) -> bool:
-        return self is ReadResult.hit
-
-
 class DiskPages:
-    """Reading, which readers and the writer share. Thread-safe."""
+    """What readers and the writer share. Thread-safe."""
 
     def __init__(self, files: SegmentFiles, shape: PageShape, warn: Warn):
         self.shape = shape
@@ -70,52 +63,55 @@ class DiskPages:
                 return i
         return len(keys)
 
-    def read(self, key: bytes, into: memoryview, layers: range | None = None) -> ReadResult:
-        """Read a page, or only its consecutive ``layers``, to the front of ``into`` (page-aligned, writable), and check it.
+    def read(self, key: bytes, into: memoryview) -> int | None:
+        """Read a page to the front of ``into`` (page-aligned, writable) and check it -> its checksum; None, and undefined contents, where
+        it is absent or no good, which the counters tell apart.
 
-        One ``preadv``, and another of 4096 bytes when a page is first read and layer 0 is not asked for. Blocks the calling thread; call
-        from several to keep a drive busy. A page that fails is dropped. ValueError for a buffer or layers that do not fit.
+        One ``preadv``. Blocks the calling thread; call from several to keep a drive busy. A page that fails is dropped. ValueError for a
+        buffer that does not fit.
         """
-        layers = range(self.shape.layers) if layers is None else layers
-        if layers.step != 1 or not layers or layers.start < 0 or layers.stop > self.shape.layers:
-            raise ValueError(f"{layers} of {self.shape.layers} layers")
-        target = page_aligned(into)[: len(layers) * self.shape.layer_bytes]
-        if len(target) < len(layers) * self.shape.layer_bytes:
-            raise ValueError(f"a buffer of {len(target)} bytes for {len(layers)} layers of {self.shape.layer_bytes}")
+        target = page_aligned(into)[: self.shape.payload_bytes]
+        if len(target) < self.shape.payload_bytes:
+            raise ValueError(f"a buffer of {len(target)} bytes for a page of {self.shape.payload_bytes}")
         index = self._index
         place = index.places.get(key)
         if place is None:
             self._tally.add(read_absent=1)
-            return ReadResult.absent
+            return None
         try:
-            fetch(self._files, place, key, target, layers)
-        except FileNotFoundError:
-            return self._missing(index, place)
+            checksum = fetch(self._files, place, key, target)
         except OSError as error:
+            if error.errno in _GONE:
+                return self._missing(index, place)
             return self._failed(index, key, place, "failed_error", error.strerror or str(error))
         except Damaged as error:
             return self._failed(index, key, place, error.counter, str(error))
         self._tally.add(read_hits=1, read_bytes=len(target))
         self._use(index, place)
-        return ReadResult.hit
+        return checksum
 
-    def _failed(self, index: Index, key: bytes, place: Place, counter: str, reason: str) -> ReadResult:
+    def put(self, key: bytes, parent: bytes, payload: memoryview, checksum: int, done: Done) -> bool:
+        """See ``DiskWriter``. A reader keeps nothing: False."""
+        return False
+
+    def flush(self) -> None:
+        """Return when all that was ``put`` is on the disk."""
+
+    def _failed(self, index: Index, key: bytes, place: Place, counter: str, reason: str) -> None:
         with self._lock:
             index.drop(key, place)
         where = f"{self._files.path(place.segment.number)}: page at {place.slot * self.shape.record_bytes}"
         self._tally.trouble(counter, f"{where} was not used, {reason}; it will be computed again")
-        return ReadResult.failed
 
-    def _missing(self, index: Index, place: Place) -> ReadResult:
+    def _missing(self, index: Index, place: Place) -> None:
         segment = place.segment
         with self._lock:
             evicted_here = index.segments.get(segment.number) is not segment
             index.forget(segment)
         if evicted_here:
             self._tally.add(read_absent=1)
-            return ReadResult.absent
-        self._tally.trouble("failed_missing", f"{self._files.path(segment.number)}: gone, removed by another process")
-        return ReadResult.failed
+        else:
+            self._tally.trouble("failed_missing", f"{self._files.path(segment.number)}: gone, removed by another process")
 
     def _use(self, index: Index, place: Place) -> None:
         segment = place.segment

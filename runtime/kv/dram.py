@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import xxhash
 
+from runtime.kv.record import checksum_of
 from runtime.kv.slots import Slots
 
 
@@ -12,8 +12,7 @@ class DramPages:
     """Slots of ``page_bytes`` each in ``view``, which ``tensor`` shares: page-aligned, page-locked where the arena is. ``slots`` says which
     page lies where.
 
-    Each page has a checksum of its own here, one for all of it: xxh3 of 64 bits, 31 GB/s a core without the interpreter's lock, where one
-    for each layer would take that lock 32 times a page. It is made when a page enters and compared each time that it leaves.
+    Each page comes with its checksum, which is compared each time that it leaves.
     """
 
     def __init__(self, page_bytes: int, view: memoryview, tensor: torch.Tensor):
@@ -30,10 +29,10 @@ class DramPages:
         """uint8 [page_bytes]"""
         return self._tensor[slot]
 
-    def seal(self, slot: int) -> None:
-        """The slot's bytes are those of its page from now on."""
-        self._sums[slot] = xxhash.xxh3_64_intdigest(self._views[slot])
+    def seal(self, slot: int, checksum: int) -> None:
+        """The slot's bytes are those of its page from now on, whose ``checksum_of`` this is."""
+        self._sums[slot] = checksum
 
-    def sound(self, slot: int) -> bool:
+    def is_sound(self, slot: int) -> bool:
         """Whether they still are."""
-        return self._sums[slot] == xxhash.xxh3_64_intdigest(self._views[slot])
+        return self._sums[slot] == checksum_of(self._views[slot])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.units import ALIGN
 from runtime.kv.index import Place
-from runtime.kv.record import damaged_layer, decode
+from runtime.kv.record import checksum_of, decode
 from runtime.kv.segments import SegmentFiles
 
 
@@ -16,31 +16,28 @@ class Damaged(Exception):
         self.counter = counter
 
 
-def fetch(files: SegmentFiles, place: Place, key: bytes, target: memoryview, layers: range) -> None:
-    """Read ``layers`` of the page ``key`` into ``target``, which they fill, and check them. Damaged, OSError: ``target`` is undefined."""
-    segment, shape, sums = place.segment, place.segment.shape, place.sums
-    offset = place.slot * shape.record_bytes
-    if sums is None and layers.start == 0:  # header and blocks lie side by side
+def fetch(files: SegmentFiles, place: Place, key: bytes, target: memoryview) -> int:
+    """Read the page ``key`` into ``target``, which it fills, and check it -> its checksum. Damaged, OSError: ``target`` is undefined."""
+    segment, offset, checksum = place.segment, place.slot * place.segment.shape.record_bytes, place.checksum
+    if checksum is None:
         page = files.header_page()
         got = files.read(segment.number, [page, target], offset) - ALIGN
-        sums = _sums(place, key, page, got >= 0)
+        checksum = _told(place, key, page, got >= 0)
     else:
-        if sums is None:
-            page = files.header_page()
-            sums = _sums(place, key, page, files.read(segment.number, [page], offset) == ALIGN)
-        got = files.read(segment.number, [target], offset + ALIGN + layers.start * shape.layer_bytes)
+        got = files.read(segment.number, [target], offset + ALIGN)
     if got < len(target):
         raise Damaged("failed_truncated", "its file is too short")
-    layer = damaged_layer(target, layers, shape.layer_bytes, sums)
-    if layer is not None:
-        raise Damaged("failed_checksum", f"the checksum of layer {layer} is wrong")
-    place.sums = sums
+    if checksum_of(target) != checksum:
+        raise Damaged("failed_checksum", "its checksum is wrong")
+    place.checksum = checksum
+    return checksum
 
 
-def _sums(place: Place, key: bytes, page: memoryview, whole: bool) -> bytes:
+def _told(place: Place, key: bytes, page: memoryview, whole: bool) -> int:
+    """The checksum that the header in ``page`` tells."""
     if not whole:
         raise Damaged("failed_truncated", "its file is too short")
     header = decode(page, place.segment.number)
     if header is None or (header.key, header.slot, header.shape) != (key, place.slot, place.segment.shape):
         raise Damaged("failed_header", "its header is damaged")
-    return header.sums
+    return header.checksum

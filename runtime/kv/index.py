@@ -55,14 +55,14 @@ class Segment:
 
 
 class Place:
-    """Where a page is; ``sums`` are its header's checksums once that has been read."""
+    """Where a page is; ``checksum`` is its header's once that has been read."""
 
-    __slots__ = ("segment", "slot", "sums")
+    __slots__ = ("segment", "slot", "checksum")
 
     def __init__(self, segment: Segment, slot: int):
         self.segment = segment
         self.slot = slot
-        self.sums: bytes | None = None
+        self.checksum: int | None = None
 
 
 class Index:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from planner.errors import UserError
 from planner.memory import OVERHEADS, kv_page_bytes
 from planner.plan import Plan
+from runtime.kv.disk import DiskReader
 from runtime.kv.names import record_name
 from runtime.kv.origin import pages_namespace
 from runtime.kv.place import directory
-from runtime.kv.rate import measure
+from runtime.kv.rate import measure, measure_reading
 from runtime.kv.record import PageShape
 from runtime.kv.room import limit_bytes, page_room
 from runtime.kv.writer import DiskWriter
@@ -29,9 +30,11 @@ def page_shape(plan: Plan, checkpoint: Path, model: nn.Module) -> PageShape:
     return PageShape(pages_namespace(checkpoint, str(model.dtype), tokens), tokens, plan.model.layers, kv_page_bytes(plan.model, tokens))
 
 
-def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskWriter:
-    """The directory for pages of ``shape``, locked for this process until it is closed. UserError."""
+def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskReader | DiskWriter:
+    """The directory for pages of ``shape``: locked for this process until it is closed, unless it is only to be read. UserError."""
     place = directory(cfg.dir)
+    if cfg.read_only:
+        return DiskReader(place, shape)
     limit = limit_bytes(cfg, plan)
     segment_bytes = min(max(OVERHEADS.kv_segment_bytes, shape.record_bytes), limit // 2)
     pages = DiskWriter(place, shape, limit, segment_bytes, queue_pages=page_room(cfg, plan).dram_pages)
@@ -40,10 +43,13 @@ def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskWriter:
 
 
 def read_gbps(cfg: ReuseConfig) -> float:
-    """The rate of one thread that reads from the directory, GB/s; infinite without one."""
+    """The rate of one thread that reads from the directory, GB/s; infinite without one, or where one that is only read holds nothing."""
     if cfg.dir is None:
         return math.inf
-    return measure(directory(cfg.dir)).read_gbps if cfg.read_gbps is None else cfg.read_gbps
+    if cfg.read_gbps is not None:
+        return cfg.read_gbps
+    place = directory(cfg.dir)
+    return measure_reading(place) if cfg.read_only else measure(place).read_gbps
 
 
 def _refuse_strange(model: nn.Module) -> None:

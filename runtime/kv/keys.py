@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 KEY_BYTES = 16
-FORMAT = 1
+FORMAT = 2
 """Version of keys and records; pages of another version are never found."""
 ROOT = bytes(KEY_BYTES)
 """Parent of a sequence's first page."""

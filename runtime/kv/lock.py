@@ -20,10 +20,11 @@ class WriterLock:
     """``flock`` on a file that says who holds it. The kernel releases it when the holder dies, however that happens; on NFS (Linux) it is
     a lock on the server, so it holds between hosts. A process forked from the holder shares it until both are gone.
 
-    UserError when another holds it, naming that one, or when it cannot be had here at all.
+    UserError when another holds it, naming that one and, as remedies beside those that always help, ``otherwise``; and when it cannot be
+    had here at all.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, otherwise: str):
         path = directory / LOCK
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -35,7 +36,7 @@ class WriterLock:
             holder = self._holder()
             os.close(self._fd)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise UserError(f"{directory}: {holder} writes there; wait for its end, stop it, or name another directory") from None
+                raise UserError(f"{directory}: {holder} writes there; wait for its end, stop it, {otherwise}") from None
             raise UserError(f"{directory}: cannot be locked ({error.strerror}); name a directory on another disk") from error
         with contextlib.suppress(OSError):  # a full disk: the lock is held all the same, by one who is not named
             os.ftruncate(self._fd, 0)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from planner.decisions import Tier
 from planner.plan import Plan
 from planner.probe.memory import usable_cores
 from runtime.kv.capture import Capture
 from runtime.kv.contiguous import Pair
-from runtime.kv.disk import Warn, to_stderr
+from runtime.kv.disk import DiskPages, Warn, to_stderr
 from runtime.kv.facts import Totals
-from runtime.kv.find import choose, look_up
+from runtime.kv.find import Found, choose, look_up
 from runtime.kv.pages import Tokens, distinct, keys_of, pads_of
 from runtime.kv.record import PageShape
 from runtime.kv.restore import Restore
 from runtime.kv.strips import Strips, clear
 from runtime.kv.tiers import PageMemory, Tiers
 from runtime.kv.worth import Worth
-from runtime.kv.writer import DiskWriter
+
+
+class _Restored(NamedTuple):
+    """What ``restore`` did for a batch, until it is confirmed."""
+
+    prompts: Tokens
+    keys: Sequence[Sequence[bytes]]
+    found: Found
+    declined: bool
+    """More was found than was brought."""
+    start: int
+    tiers: Mapping[bytes, Tier]
 
 
 class Prefix:
@@ -32,7 +45,8 @@ class Prefix:
 
     ``memory`` and ``disk``, for pages of ``shape``, stay their giver's, who needs them until this is closed. Without ``disk`` pages live
     as long as this. ``settle`` returns, on another thread, once the KV that lies in DRAM is as computed.
-    Threads: ``readers`` for the disk, half of the cores for checksums.
+    Threads: two for each of the ``readers`` that the disk wants, so that the drive works while read pages are checked; half of the cores
+    for other checksums.
     """
 
     def __init__(
@@ -40,7 +54,7 @@ class Prefix:
         shape: PageShape,
         plan: Plan,
         memory: PageMemory,
-        disk: DiskWriter | None,
+        disk: DiskPages | None,
         read_gbps: float,
         readers: int,
         settle: Callable[[], None] = lambda: None,
@@ -51,20 +65,27 @@ class Prefix:
         self._tiers = Tiers(shape, memory, disk)
         self._worth = Worth(plan, read_gbps)
         self._totals = Totals(shape.payload_bytes)
-        self._readers = ThreadPoolExecutor(readers, "kv-read")
-        self._aside = ThreadPoolExecutor(max(1, usable_cores() // 2), "kv-check")
         ahead = 2 * readers
+        self._readers = ThreadPoolExecutor(ahead, "kv-read")
+        self._aside = ThreadPoolExecutor(max(1, usable_cores() // 2), "kv-check")
         self._restore = Restore(self._tiers, self._readers, ahead, self._aside, self._totals, warn)
         self._capture = Capture(self._tiers, ahead, self._aside, self._totals, settle)
         self._pads: list[int] = []
         self._strips: Strips | None = None
         self._pairs: Sequence[Pair] | None = None
+        self._restored: _Restored | None = None
 
     def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
         """Fill the rows before the returned one, the first that must be computed; padding there becomes zeros. On a card that is queued,
-        not done: ordered before what is computed next."""
+        not done: ordered before what is computed next, and not all of it is checked; see ``confirm``.
+
+        Where some layers' KV lies in DRAM, and on the CPU, checks are over on return: there the computing thread itself writes pages to
+        their rows, what would compute meanwhile are the cores that check, and layers that stream would be copied for the pass ahead
+        with rows that may have to be taken back.
+        """
         begun = time.perf_counter()
         self._capture.give_up()
+        self._restore.confirm(0)  # of a batch that was broken off
         self._restore.release()
         strips = self._strips_of(pairs)
         self._pads = pads_of(prompts)
@@ -74,10 +95,22 @@ class Prefix:
         wanted = [page for page in found.pages if page.first_row < chosen]
         start, moved = self._restore.bring(wanted, found.tiers, chosen, strips)
         self._clear_padding(start, strips)
+        if strips.on_host:
+            start = self._restore.confirm(start)
+        self._restored = _Restored(prompts, keys, found, chosen < found.start, start, moved)
+        self._totals.restore_s += time.perf_counter() - begun
+        return start
+
+    def confirm(self) -> int:
+        """After ``restore``, once: wait until all of it is checked -> the first row that must be computed, earlier than that of ``restore``
+        where a page was no good. Whatever was computed from that row on is then wrong: nothing of it may be used or kept before this."""
+        begun = time.perf_counter()
+        prompts, keys, found, declined, brought, moved = self._restored
+        start = self._restore.confirm(brought)
         for prompt, own, pad, tokens in zip(prompts, keys, self._pads, found.tokens, strict=True):
             rows = range(pad, start, self._tokens)
             parts = [(moved[key], min(self._tokens, start - row)) for key, row in zip(own, rows, strict=False)]
-            self._totals.request(len(prompt), tokens, parts, declined=tokens > 0 and chosen < found.start)
+            self._totals.request(len(prompt), tokens, parts, declined=declined and tokens > 0)
         self._totals.moved(moved.values())
         self._totals.restore_s += time.perf_counter() - begun
         return start
@@ -85,7 +118,7 @@ class Prefix:
     def keep(self, sequences: Tokens) -> None:
         """Remember the full pages of ``sequences``, the batch's prompts or what they have become, all of whose KV is computed; ``advance``
         and ``finish`` copy out what is neither in VRAM nor in DRAM. A page that the disk alone has was computed because that was faster
-        than reading it, so it is worth room in DRAM. After ``restore`` of the batch, any number of times."""
+        than reading it, so it is worth room in DRAM. After ``confirm`` of the batch, any number of times."""
         pages = distinct(keys_of(self._namespace, sequences, self._tokens), self._pads, self._tokens)
         self._capture.add(page for page in pages if not self._tiers.is_in_memory(page.key))
 
@@ -125,7 +158,7 @@ class Prefix:
         if disk is not None:
             disk.flush()
         return self._totals.facts(disk.counters() if disk is not None else None) | {
-            "read_gbps": self._read_gbps if disk is not None else None,
+            "read_gbps": self._read_gbps if disk is not None and math.isfinite(self._read_gbps) else None,
             "vram_pages": card.slots.count if card is not None else 0,
             "dram_pages": self._tiers.dram.slots.count,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from planner.errors import UserError
 from planner.units import GB
-from runtime.kv.segments import aligned
+from runtime.kv.segments import SegmentFiles, aligned
 
 _BLOCK_BYTES = 4 << 20
 
@@ -43,6 +44,29 @@ def measure(directory: Path, nbytes: int = 64 << 20) -> DriveRate:
             return _measure(path, block, offsets, 0)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({error.strerror}); name another directory") from error
+
+
+def measure_reading(directory: Path, nbytes: int = 64 << 20) -> float:
+    """GB/s at which one thread reads blocks of 4 MiB of the pages that lie in the directory, ``nbytes`` at most; infinite where none do.
+    Writes nothing. UserError. Where the file system refuses O_DIRECT the page cache may help."""
+    files, block = SegmentFiles(directory), aligned(_BLOCK_BYTES)
+    read, begun = 0, time.perf_counter()
+    try:
+        for number in sorted(files.found(), reverse=True):
+            offset, got = 0, len(block)
+            while got == len(block) and read < nbytes:
+                got = _read_if_there(files, number, block, offset)
+                offset, read = offset + got, read + got
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be read ({error.strerror}); name another directory") from error
+    return read / GB / (time.perf_counter() - begun) if read else math.inf
+
+
+def _read_if_there(files: SegmentFiles, number: int, block: memoryview, offset: int) -> int:
+    try:
+        return files.read(number, [block], offset)
+    except FileNotFoundError:  # its writer removed it
+        return 0
 
 
 def _measure(path: Path, block: memoryview, offsets: range, direct: int) -> DriveRate:

@@ -19,7 +19,7 @@ from runtime.kv.tiers import Tiers
 
 class Brought(NamedTuple):
     start: int
-    """Where computing begins: earlier than planned where a page was not to be had or no good."""
+    """Where computing begins: earlier than planned where a page was not to be had."""
     tiers: dict[bytes, Tier]
     """Where each page came from."""
 
@@ -34,23 +34,26 @@ class _Copied(NamedTuple):
 
 class Restore:
     """Brings pages: those in VRAM are written to their rows at once, those in DRAM copied as fast as the link takes them while other
-    threads compare their checksums, those on disk read by ``readers``, several ahead, so that disk and link work side by side."""
+    threads compare their checksums, those on disk read and checked by ``readers``, several ahead, so that disk and link work side by
+    side. A card may compute with pages of DRAM before their checks are over: ``confirm`` waits for these."""
 
     def __init__(self, tiers: Tiers, readers: ThreadPoolExecutor, depth: int, checks: ThreadPoolExecutor, totals: Totals, warn: Warn):
         self._tiers, self._slots = tiers, tiers.dram.slots
         self._readers, self._depth, self._checks = readers, depth, checks
         self._totals, self._warn = totals, warn
         self._copied: deque[_Copied] = deque()
+        self._unsure: list[tuple[Page, Future[bool]]] = []
+        self._wanted: Sequence[Page] = ()
 
     def bring(self, wanted: Sequence[Page], where: dict[bytes, Tier], start: int, strips: Strips) -> Brought:
-        """Bring ``wanted``, all pages that begin before the row ``start``, which lay ``where`` a moment ago. On a card the last copies may
-        still be under way, ordered before what is launched next."""
+        """Bring ``wanted``, all pages that begin before the row ``start``, which lay ``where`` a moment ago; then ``confirm``. On a card
+        copies may still be under way, ordered before what is launched next."""
         card = self._tiers.card
         moved = {page.key: Tier.vram for page in wanted if where[page.key] is Tier.vram}
         if moved:
             card.show([page for page in wanted if page.key in moved], strips)
         far = [page for page in wanted if page.key not in moved]
-        checks: list[tuple[Page, Future[bool]]] = []
+        self._wanted = wanted
         on_disk = (page.key for page in far if where[page.key] is Tier.ssd)
         ahead = ReadAhead(on_disk, self._tiers.disk, self._tiers.dram, self._readers, self._depth)
         try:
@@ -58,8 +61,8 @@ class Restore:
                 self.release()
                 check, tier, slot = None, Tier.dram, self._slots.hold(page.key)
                 if slot is not None:
-                    check = self._checks.submit(self._tiers.dram.sound, slot)
-                    checks.append((page, check))
+                    check = self._checks.submit(self._tiers.dram.is_sound, slot)
+                    self._unsure.append((page, check))
                 else:
                     tier, slot = Tier.ssd, ahead.take(page.key, self._free_one)
                 if slot is None:
@@ -71,16 +74,22 @@ class Restore:
             ahead.close()
         if card is not None:
             card.flush(strips)
-        bad = [page for page, check in checks if not check.result()]
+        return Brought(start, moved)
+
+    def confirm(self, start: int) -> int:
+        """Wait until all that was brought is checked -> ``start``, or the first row of a page that is no good: it and what follows is to be
+        computed. Such pages are dropped; none was given to VRAM yet. A second call finds nothing left to check."""
+        bad = [page for page, check in self._unsure if not check.result()]
+        self._unsure.clear()
         for page in bad:
             self._refuse(page.key)
-            start = min(start, page.first_row)
-        if card is not None:
-            card.confirm({page.key for page in bad})
+        if self._tiers.card is not None:
+            self._tiers.card.confirm({page.key for page in bad})
         self.release()
-        for page in reversed(wanted):  # what a prefix begins with is of use to more prompts than what it ends with
+        for page in reversed(self._wanted):  # what a prefix begins with is of use to more prompts than what it ends with
             self._tiers.nearest(page.key)
-        return Brought(start, moved)
+        self._wanted = ()
+        return min((start, *(page.first_row for page in bad)))
 
     def release(self, wait: bool = False) -> None:
         """Give back the slots whose copies are over; with ``wait`` all."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from planner.units import ALIGN, align_down
-from runtime.kv.record import Header, PageShape, decode
+from runtime.kv.record import Header, PageShape, decode, is_of_other_format
 
 _NAME = re.compile(r"segment-([0-9a-f]{8})\.kv")
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
@@ -135,6 +135,8 @@ class SegmentFiles:
         at = 0
         while at < nbytes:
             got = self.read(number, [buffer[:step]], at)
+            if not at and got == ALIGN and is_of_other_format(buffer[:ALIGN]):
+                return None
             for k in range(0, align_down(got), ALIGN):
                 header = decode(buffer[k : k + ALIGN], number)
                 if header is not None and at + k == header.slot * header.shape.record_bytes:

@@ -9,9 +9,9 @@ import torch
 from planner.decisions import Tier
 from runtime.device import CopyDevice
 from runtime.kv.card import CardPages
+from runtime.kv.disk import DiskPages
 from runtime.kv.dram import DramPages
 from runtime.kv.record import PageShape
-from runtime.kv.writer import DiskWriter
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PageMemory:
 class Tiers:
     """Pages of ``shape`` by tier. ``card`` is None where there is none, ``disk`` where pages live as long as the process."""
 
-    def __init__(self, shape: PageShape, memory: PageMemory, disk: DiskWriter | None):
+    def __init__(self, shape: PageShape, memory: PageMemory, disk: DiskPages | None):
         self.shape, self.disk, self.device = shape, disk, memory.device
         self.dram = DramPages(shape.payload_bytes, memory.view, memory.tensor)
         self.card: CardPages | None = None

@@ -116,7 +116,7 @@ def _verify_segment(files: SegmentFiles, segment: Segment) -> SegmentReport:
 
 def _problem(files: SegmentFiles, segment: Segment, slot: int, key: bytes, buffer: memoryview) -> str | None:
     try:
-        fetch(files, Place(segment, slot), key, buffer, range(segment.shape.layers))
+        fetch(files, Place(segment, slot), key, buffer)
     except FileNotFoundError:
         raise
     except Damaged as error:
@@ -132,7 +132,7 @@ def clear(directory: Path, namespace: bytes | None = None) -> int:
     _load(files)
     if not files.found() and not (directory / INDEX).exists():  # no writer was ever here: leave nothing of ours behind
         return 0
-    lock = WriterLock(directory)
+    lock = WriterLock(directory, "or name another directory")
     try:
         index, _ = _load(files)
         freed = 0

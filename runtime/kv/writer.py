@@ -1,4 +1,4 @@
-"""The one process that adds pages to a directory, from a thread of its own; a second one makes checksums during the write."""
+"""The one process that adds pages to a directory, from a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import errno
 import os
 import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import UserError
 from planner.units import ALIGN, show_bytes
-from runtime.kv.disk import DiskPages, Warn, page_aligned, to_stderr
+from runtime.kv.disk import DiskPages, Done, Warn, page_aligned, to_stderr
 from runtime.kv.index import Segment, save
 from runtime.kv.lock import WriterLock
-from runtime.kv.record import Header, PageShape, checksums
+from runtime.kv.record import Header, PageShape
 from runtime.kv.segments import SegmentFiles, Transfer, aligned
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-Done = Callable[[bool], None]
 
 
 @dataclass(frozen=True)
@@ -30,6 +26,7 @@ class _Page:
     key: bytes
     parent: bytes
     payload: memoryview
+    checksum: int
     done: Done
 
 
@@ -67,7 +64,7 @@ class DiskWriter(DiskPages):
             raise UserError(f"{directory}: cannot be made ({error.strerror}); name a directory that this user may write to") from error
         if not os.access(directory, os.W_OK | os.X_OK):
             raise UserError(f"{directory}: cannot be written (no permission); name a directory that this user may write to")
-        self._writer_lock = WriterLock(directory)
+        self._writer_lock = WriterLock(directory, "set kv.read_only=true to read beside it, or name another directory")
         try:
             super().__init__(SegmentFiles(directory, preadv, pwritev), shape, warn)
             self._remove_unreadable()
@@ -79,7 +76,6 @@ class DiskWriter(DiskPages):
             if isinstance(error, OSError):
                 raise UserError(f"{directory}: cannot be written ({error.strerror}); name another directory") from error
             raise
-        self._hasher = ThreadPoolExecutor(1, "kv-checksums")
         self._header, self._blank = aligned(ALIGN), aligned(ALIGN)
         self._queue: queue.Queue[_Page | None] = queue.Queue(queue_pages)
         self._closing = threading.Lock()
@@ -87,8 +83,9 @@ class DiskWriter(DiskPages):
         self._thread = threading.Thread(target=self._work, name="kv-disk", daemon=True)
         self._thread.start()
 
-    def put(self, key: bytes, parent: bytes, payload: memoryview, done: Done) -> bool:
-        """Queue a page (page-aligned, all layers) and return. False when the queue is full or closed: the page is skipped.
+    def put(self, key: bytes, parent: bytes, payload: memoryview, checksum: int, done: Done) -> bool:
+        """Queue a page (page-aligned, all layers) with its ``checksum_of``, which is not made anew: what became of the payload since shows
+        when it is read. False when the queue is full or closed: the page is skipped.
 
         When True, ``payload`` must not change until ``done(stored)`` is called, once, from the writer's thread: it must return quickly
         and not raise. ``stored`` is True also for a page that was there already. ValueError for a payload that is not a page.
@@ -99,7 +96,7 @@ class DiskWriter(DiskPages):
         with self._closing:
             if not self._closed:
                 with contextlib.suppress(queue.Full):
-                    self._queue.put_nowait(_Page(key, parent, flat, done))
+                    self._queue.put_nowait(_Page(key, parent, flat, checksum, done))
                     return True
         self._tally.add(skipped_queue_full=1)
         return False
@@ -116,7 +113,6 @@ class DiskWriter(DiskPages):
             self._closed = True
         self._queue.put(None)
         self._thread.join()
-        self._hasher.shutdown()
         self._publish()
         self._note_all()
         self._writer_lock.release()
@@ -141,8 +137,8 @@ class DiskWriter(DiskPages):
     def _store_or_skip(self, page: _Page) -> bool:
         try:
             return self._store(page)
-        except (OSError, RuntimeError) as error:  # RuntimeError: no thread for the checksums
-            full = getattr(error, "errno", None) in _FULL
+        except OSError as error:
+            full = error.errno in _FULL
             counter = "skipped_disk_full" if full else "skipped_write_error"
             remedy = "free space on the disk, or lower the limit" if full else "check the disk"
             self._tally.trouble(counter, f"{self.directory}: a page was not kept ({error}); {remedy}")
@@ -167,12 +163,8 @@ class DiskWriter(DiskPages):
         segment = self._active or self._new_segment()
         slot = segment.slots
         offset = slot * self.shape.record_bytes
-        sums = self._hasher.submit(checksums, page.payload, self.shape.layer_bytes)
-        try:
-            self._files.write(segment.number, [self._blank, page.payload], offset)
-        finally:
-            wait([sums])
-        Header(self.shape, segment.number, slot, page.key, page.parent, sums.result()).encode(self._header)
+        self._files.write(segment.number, [self._blank, page.payload], offset)
+        Header(self.shape, segment.number, slot, page.key, page.parent, page.checksum).encode(self._header)
         self._files.write(segment.number, [self._header], offset)
         with self._lock:
             self._index.add(segment, slot, page.key)

@@ -24,6 +24,7 @@ from runtime.kv.strips import Strips, gather, scatter
 from runtime.model import open_skeleton
 from runtime.schema import ReuseConfig
 from tests.runtime.fakes import LockingCopier
+from tests.runtime.kv.test_prefix import LateChecks
 from tests.runtime.kv.test_strips import SHAPE, held, one_block, pages_of, same_bits, want
 from tests.support import GPU, decisions, machine, plan_for, save_tiny, workload
 
@@ -90,7 +91,8 @@ def running(card: Card, plan: Plan, checkpoint: Path, directory: Path | None, re
         engine.load(batch_of(PROMPTS), lambda *_: None)
         prefix = None
         if reuse:
-            prefix = stack.enter_context(closing(Prefix(shape, plan, engine.page_memory, disk, read_gbps=1e9, readers=2)))
+            memory, settle = engine.page_memory, engine.outside.settle
+            prefix = stack.enter_context(closing(Prefix(shape, plan, memory, disk, read_gbps=1e9, readers=2, settle=settle)))
         yield Run(engine, prefix, device)
 
 
@@ -132,6 +134,26 @@ def _without(card: Card, plan: Plan, checkpoint: Path, prompts: list[list[int]])
 
 
 @pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_page_that_proves_bad_once_the_tail_is_launched_changes_nothing_that_is_said(
+    card: Card, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kept: int
+) -> None:
+    """Checks are over only when a pass over the model has begun. Slots of DRAM are taken in order, so the third page lies in the third."""
+    with running(card, plan_of(checkpoint, kept, 60), checkpoint, None) as run:
+        wanted = run.said(PROMPTS)
+        checks, begin_pass = LateChecks(monkeypatch), run.engine.stream.begin_pass
+        monkeypatch.setattr(run.engine.stream, "begin_pass", lambda: checks.begun.set() or begin_pass())
+        view = run.engine.page_memory.view
+        view[2 * (len(view) // run.prefix.facts()["dram_pages"]) + 77] ^= 4
+        close(run.said(PROMPTS), wanted)
+        facts = run.prefix.facts()
+        assert facts["failures"] == 1 and sum(facts["requests"][len(PROMPTS)]["restored_tokens"].values()) == 2 * PAGE
+        close(run.said(PROMPTS), wanted)
+        assert run.prefix.facts()["failures"] == 1
+    assert capfd.readouterr().err.count("checksum") == 1
+
+
+@pytest.mark.parametrize("card", CARDS)
 def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path) -> None:
     plan = plan_of(checkpoint, 4, 60)
     with running(card, plan, checkpoint, None) as run:
@@ -146,6 +168,17 @@ def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path) -> N
             sequences.put_rest_by()
         facts = run.prefix.facts()
         assert facts["pages_skipped"] == 0 and facts["pages_captured"] > 6
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("vram_pages", [0, 40], ids=["in DRAM", "in VRAM"])
+def test_the_tail_is_launched_without_waiting_for_what_is_restored(card: Card, checkpoint: Path, vram_pages: int) -> None:
+    with running(card, plan_of(checkpoint, vram_pages, 60), checkpoint, None) as run, torch.inference_mode():
+        run.said(PROMPTS)
+        sequences = run.engine.sequences(batch_of(PROMPTS), run.prefix)
+        with no_synchronize(run.device):
+            start = run.prefix.restore(PROMPTS, sequences._pairs)
+        assert run.prefix.confirm() == start > 0
 
 
 @contextmanager

@@ -129,6 +129,9 @@ class Kept:
     def restore(self, prompts: Sequence[Sequence[int]], pairs: object) -> int:
         return 0
 
+    def confirm(self) -> int:
+        return 0
+
     def keep(self, sequences: Sequence[Sequence[int]]) -> None:
         self.sequences.append([list(s) for s in sequences])
 

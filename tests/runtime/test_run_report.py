@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from planner.cost import Prediction
-from planner.decisions import CachePolicy
+from planner.decisions import CachePolicy, KvPages
+from tests.runtime.fakes import LockingCopier
+from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny, workload
 
@@ -83,6 +85,24 @@ def test_stages_and_counters_add_up(here: Desk) -> None:
     assert {"waits", "wait_s", "shrinks"} <= set(cache) and report["ssd"]["retries"] == 0 and report["rules_broken"] == []
     assert (report["mode"], report["device"], report["wsm"]["ssd_enabled"]) == ("mixed", "cpu", True)
     assert set(report["versions"]) == {"python", "torch", "transformers"}
+
+
+@pytest.mark.parametrize("resident", [(2, 2, 0), (6, 6, 1)], ids=["weights stream, too", "weights stay"])
+def test_weights_and_kv_on_the_link_are_counted_apart(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resident: tuple[int, int, int]
+) -> None:
+    put_in(monkeypatch, LockingCopier())
+    through_dram = {} if resident == (2, 2, 0) else {"cap": 0, "hwm": 3, "distance": 0, "slots": 2, "vram_distance": 0}
+    made = decisions(gpu=True, resident=resident, head_blocks=1, **through_dram)
+    plan = plan_for(checkpoint, replace(made, kv=KvPages(64, 2, 4, 0)), True, workload(kv_spill=True))
+    report = desk(tmp_path, plan).run()
+    assert report["rules_broken"] == []
+    decode, rates = report["stages"]["decode"], report["io_bw_MBps"]
+    kv = decode["h2d.kv"]
+    assert 0 < kv["bytes"] <= decode["h2d"]["bytes"] and rates["kv_h2d_MBps"] == kv["mbps"] > 0 and rates["kv_d2h_MBps"] > 0
+    assert round(decode["h2d"]["bytes"] / len(report["step_s"])) == report["measured"]["h2d_bytes_per_token"], "the link's bytes are both"
+    streamed = decode["h2d"]["bytes"] > kv["bytes"]
+    assert streamed == (resident == (2, 2, 0)) == (rates["weight_h2d_MBps"] is not None) == report["wsm"]["enabled"]
 
 
 def test_stdout_ends_with_one_json_line(here: Desk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,6 +191,8 @@ def test_shares_are_waits_over_the_length_of_the_phase(monkeypatch: pytest.Monke
         def stage_totals(self) -> dict[str, tuple[int, float]]:
             return {"ssd": (0, 0.0), "compute": (0, 0.0)}
 
+        track_totals = stage_totals
+
     now = iter([0.0, 10.0, 14.0, 15.0])
     monkeypatch.setattr("runtime.stages.time.perf_counter", lambda: next(now))
     clock = StageClock(Played())

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import xxhash
 from planner.plan import Plan
 from runtime.arena import Arena
 from runtime.kv.contiguous import Pair
+from runtime.kv.disk import DiskReader
 from runtime.kv.pages import Tokens, pads_of
 from runtime.kv.prefix import Prefix
 from runtime.kv.record import PageShape
@@ -102,27 +104,39 @@ class Served:
     host_layers: Sequence[int] = ()
 
     def batch(self, prompts: Tokens, answers: Tokens = (), finish: bool = True) -> int:
-        """Restore ``prompts``, compute the rest and the ``answers``, keep everything -> the row that computing began at."""
+        """Restore ``prompts``, compute the rest and the ``answers``, keep everything -> the row that computing had to begin at. Like a run
+        this computes before checks are over, and again from there on where that was too soon."""
         pairs = [tuple(held[: len(prompts)] for held in pair) for pair in self.pairs]
         pads = pads_of(prompts)
         sequences = [[*p, *a] for p, a in zip(prompts, answers or [[]] * len(prompts), strict=True)]
         self._work(lambda held, i, side: held.fill_(SPOILT), pairs)
         start = self.prefix.restore(prompts, pairs)
+        wrong: list[int] = []
 
         def judge(held: torch.Tensor, i: int, side: int) -> None:
+            """Note the rows that are not as they should be when computing begins."""
             for b, (prompt, pad) in enumerate(zip(prompts, pads, strict=True)):
                 assert not held[b, :, : min(pad, start)].any(), "padding is not zeros"
                 restored = prompt[: max(0, start - pad)]
                 if restored:
-                    assert torch.equal(held[b, :, pad:start], kv_of(restored)[i, side]), f"layer {i} of sequence {b} is wrong"
+                    differ = (held[b, :, pad:start] != kv_of(restored)[i, side]).any(-1).any(0)
+                    wrong.extend((pad + differ.nonzero().flatten()).tolist())
 
-        def compute(held: torch.Tensor, i: int, side: int) -> None:
+        def compute(first_row: int, held: torch.Tensor, i: int, side: int) -> None:
             for b, (tokens, pad) in enumerate(zip(sequences, pads, strict=True)):
-                first = max(0, start - pad)
+                first = max(0, first_row - pad)
                 held[b, :, pad + first : pad + len(tokens)] = kv_of(tokens)[i, side][:, first:]
 
         self._work(judge, pairs)
-        self._work(compute, pairs)
+        self._work(partial(compute, start), pairs)
+        sound = self.prefix.confirm()
+        if sound < start:
+            self._work(partial(compute, sound), pairs)
+
+        def conclude(held: torch.Tensor, i: int, side: int) -> None:
+            assert all(row >= sound for row in wrong), f"rows {wrong} are wrong, computing began at {sound}"
+
+        self._work(conclude, pairs)
         self.prefix.keep(prompts)
         with self.no_waiting():
             self.prefix.advance(pairs)
@@ -133,7 +147,7 @@ class Served:
         self.prefix.keep(sequences)
         if finish:
             self.prefix.finish(pairs)
-        return start
+        return sound
 
     def _work(self, on: Callable[[torch.Tensor, int, int], object], pairs: Sequence[Pair]) -> None:
         def run(layers: Iterable[int]) -> None:
@@ -169,10 +183,11 @@ def served(
     kept: int = 0,
     batch: int = 3,
     capacity: int = 160,
+    read_only: bool = False,
     **options: Any,
 ) -> Iterator[Served]:
     """Over ``dram`` pages of DRAM; with ``choose`` on a device of ``bounce`` and ``kept`` pages, without it on the CPU. A ``directory`` is
-    the disk."""
+    the disk, with ``read_only`` one that others write."""
     card = torch.zeros(LAYERS, 2, batch, HEADS, capacity, DIM, dtype=torch.int16)
     apart = {i: torch.zeros(2, capacity, batch, HEADS, DIM, dtype=torch.int16).permute(0, 2, 3, 1, 4) for i in host_layers}
     pairs = [tuple(apart[i]) if i in apart else tuple(card[i]) for i in range(LAYERS)]
@@ -183,7 +198,11 @@ def served(
         disk = None
         if directory is not None:
             lines: list[str] = []
-            disk = stack.enter_context(DiskWriter(directory, SHAPE, 64 << 20, 1 << 20, queue_pages=dram, warn=lines.append))
+            if read_only:
+                disk = DiskReader(directory, SHAPE, warn=lines.append)
+            else:
+                disk = DiskWriter(directory, SHAPE, 64 << 20, 1 << 20, queue_pages=dram, warn=lines.append)
+            stack.enter_context(disk)
         prefix = stack.enter_context(contextlib.closing(Prefix(SHAPE, plan, memory, disk, **options)))
         yield Served(prefix, memory, pairs, device, host_layers if device else ())
         if device:

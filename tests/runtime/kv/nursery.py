@@ -45,13 +45,15 @@ class Nursery:
 
 def write_forever(directory: str, start: int, universe: int, pages: int, segment_pages: int) -> None:
     """Put the pages 0..universe-1 in turn, over and over, as fast as the queue takes them."""
+    from runtime.kv.record import checksum_of
     from tests.runtime.kv.pages import key_of, open_writer
 
     buffers = _buffers(universe)
+    sums = [checksum_of(buffer) for buffer in buffers]
     writer = open_writer(Path(directory), pages=pages, segment_pages=segment_pages, warn=lambda line: None)
     i = start
     while True:
-        i += writer.put(key_of(i % universe), bytes(16), buffers[i % universe], lambda stored: None)
+        i += writer.put(key_of(i % universe), bytes(16), buffers[i % universe], sums[i % universe], lambda stored: None)
 
 
 @functools.cache
@@ -83,6 +85,13 @@ def hold(directory: str) -> None:
 
     open_writer(Path(directory))
     signal.pause()
+
+
+def clear(directory: str) -> None:
+    """Remove every page."""
+    from runtime.kv import upkeep
+
+    upkeep.clear(Path(directory))
 
 
 def _serve() -> None:

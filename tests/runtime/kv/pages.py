@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from runtime.kv.disk import DiskPages
 from runtime.kv.keys import ROOT
-from runtime.kv.record import PageShape
+from runtime.kv.record import PageShape, checksum_of
 from runtime.kv.segments import aligned
 from runtime.kv.writer import DiskWriter
 
@@ -36,18 +37,23 @@ def open_writer(directory: Path, shape: PageShape = SHAPE, pages: int = 64, segm
     return DiskWriter(directory, shape, **sizes, **options)
 
 
+def offer(writer: DiskWriter, number: int, done: Callable[[bool], None]) -> bool:
+    """Queue a page; whether it was taken."""
+    payload = buffer_of(key_of(number), writer.shape)
+    return writer.put(key_of(number), ROOT, payload, checksum_of(payload), done)
+
+
 def put(writer: DiskWriter, *numbers: int) -> list[bool]:
     """Write pages one after the other; whether each was stored."""
     results = []
     for i in numbers:
         done = threading.Event()
-        key = key_of(i)
 
         def note(stored: bool, done: threading.Event = done) -> None:
             results.append(stored)
             done.set()
 
-        assert writer.put(key, ROOT, buffer_of(key, writer.shape), note)
+        assert offer(writer, i, note)
         assert done.wait(30)
     return results
 
@@ -58,7 +64,7 @@ def served(pages: DiskPages, *numbers: int) -> list[int]:
     found = []
     for i in numbers:
         key = key_of(i)
-        if pages.read(key, into):
+        if pages.read(key, into) is not None:
             assert into == payload_of(key, pages.shape), f"page {i}: wrong bytes"
             found.append(i)
     return found

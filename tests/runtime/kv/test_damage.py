@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from planner.units import ALIGN
-from runtime.kv.disk import DiskReader, ReadResult
+from runtime.kv.disk import DiskReader
 from runtime.kv.index import INDEX
+from runtime.kv.keys import FORMAT
 from runtime.kv.segments import aligned
 from tests.runtime.kv.pages import SHAPE, failures, flip, key_of, open_writer, put, served
 
@@ -41,7 +42,7 @@ def test_a_flipped_bit_of_the_payload_costs_that_page(store: Path, offset: int) 
     assert failures(reader) == {"failed_checksum": 1}
     assert len(lines) == 1 and "segment-00000001.kv" in lines[0] and "checksum" in lines[0]
     assert reader.lookup([key_of(4), key_of(5)]) == 1, "dropped"
-    assert reader.read(key_of(5), aligned(SHAPE.payload_bytes)) is ReadResult.absent
+    assert reader.read(key_of(5), aligned(SHAPE.payload_bytes)) is None and reader.counters()["read_absent"] == 1
     assert failures(reader) == {"failed_checksum": 1}
 
 
@@ -50,14 +51,6 @@ def test_damage_that_comes_after_the_header_was_read_is_seen(store: Path) -> Non
     assert served(reader, 5) == [5]
     flip(second(store), RECORD + ALIGN + 7)
     assert served(reader, 5) == []
-
-
-def test_layers_beside_a_damaged_one_are_served(store: Path) -> None:
-    flip(second(store), RECORD + ALIGN + 2 * SHAPE.layer_bytes)
-    reader = DiskReader(store, SHAPE, warn=lambda line: None)
-    into = aligned(SHAPE.payload_bytes)
-    assert reader.read(key_of(5), into, range(0, 2)) is ReadResult.hit
-    assert reader.read(key_of(5), into, range(2, 3)) is ReadResult.failed
 
 
 @pytest.mark.parametrize("offset", [0, 9, 40, 60, 130, ALIGN - 1])
@@ -91,6 +84,24 @@ def test_every_damaged_index_is_made_anew(store: Path) -> None:
     with open_writer(store, warn=lambda line: None):
         pass
     assert (store / INDEX).read_bytes() == sound, "the writer saves what it found"
+
+
+def test_a_store_of_another_format_is_told_of_and_left_until_a_writer_comes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("record", "index"):
+        monkeypatch.setattr(f"runtime.kv.{module}.FORMAT", FORMAT + 1)
+    lines: list[str] = []
+    reads: list[int] = []
+
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        reads.append(offset)
+        return os.preadv(fd, views, offset)
+
+    reader = DiskReader(store, SHAPE, warn=lines.append, preadv=preadv)
+    assert served(reader, *TEN) == [] and reads == [0, 0, 0], "the first header of each segment is enough"
+    assert len(lines) == 1 and f"format {FORMAT}, this is format {FORMAT + 1}" in lines[0]
+    with open_writer(store, warn=lambda line: None) as writer:
+        assert not list(store.glob("segment-*")) and put(writer, 3) == [True]
+        assert served(writer, *TEN) == [3]
 
 
 def test_a_missing_index_is_made_anew_but_a_new_directory_is_no_trouble(store: Path, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UserError
-from runtime.kv.disk import DiskReader, ReadResult
+from runtime.kv.disk import DiskReader
 from runtime.kv.keys import ROOT
 from runtime.kv.segments import aligned
-from tests.runtime.kv.pages import OTHER, SHAPE, buffer_of, failures, key_of, open_writer, payload_of, put, served
+from tests.runtime.kv.pages import OTHER, SHAPE, failures, key_of, offer, open_writer, put, served
 
 
 def keys(*numbers: int) -> list[bytes]:
@@ -42,21 +42,6 @@ def test_lookup_counts_leading_pages(tmp_path: Path) -> None:
         assert writer.lookup([]) == 0
 
 
-def test_layers_are_read_alone_whether_or_not_the_header_was_read_before(tmp_path: Path) -> None:
-    with open_writer(tmp_path) as writer:
-        put(writer, 0)
-    payload, size = payload_of(key_of(0)), SHAPE.layer_bytes
-    into = aligned(SHAPE.payload_bytes)
-    for layers in (range(0, 1), range(1, 2), range(2, 3), range(1, 3), range(0, 2), range(3)):
-        reader = DiskReader(tmp_path, SHAPE)
-        for _ in range(2):
-            into[:] = bytes(SHAPE.payload_bytes)
-            assert reader.read(key_of(0), into, layers) is ReadResult.hit
-            wanted = payload[layers.start * size : layers.stop * size]
-            assert into[: len(wanted)] == wanted
-            assert into[len(wanted) :] == bytes(SHAPE.payload_bytes - len(wanted))
-
-
 def test_a_whole_page_takes_one_read(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
         put(writer, 0)
@@ -73,18 +58,12 @@ def test_a_whole_page_takes_one_read(tmp_path: Path) -> None:
         assert calls == expected
 
 
-@pytest.mark.parametrize("layers", [range(0), range(2, 4), range(0, 3, 2), range(-1, 2)])
-def test_layers_that_do_not_exist_are_an_error(tmp_path: Path, layers: range) -> None:
-    with open_writer(tmp_path) as writer, pytest.raises(ValueError, match="layers"):
-        writer.read(key_of(0), aligned(SHAPE.payload_bytes), layers)
-
-
 def test_buffers_must_be_aligned_and_large_enough(tmp_path: Path) -> None:
     room = aligned(2 * SHAPE.payload_bytes)
     with open_writer(tmp_path) as writer:
         for view in (room[8 : SHAPE.payload_bytes + 8], room[: SHAPE.payload_bytes - 4096]):
             with pytest.raises(ValueError, match="buffer|payload"):
-                writer.put(key_of(0), ROOT, view, lambda stored: None)
+                writer.put(key_of(0), ROOT, view, 0, lambda stored: None)
             with pytest.raises(ValueError, match="buffer"):
                 writer.read(key_of(0), view)
 
@@ -107,12 +86,12 @@ def test_a_full_queue_skips_pages_and_says_so(tmp_path: Path) -> None:
     results: dict[int, bool] = {}
     with open_writer(tmp_path, queue_pages=2, pwritev=pwritev) as writer:
 
-        def offer(i: int) -> bool:
-            return writer.put(key_of(i), ROOT, buffer_of(key_of(i)), lambda stored: results.update({i: stored}))
+        def taken(i: int) -> bool:
+            return offer(writer, i, lambda stored: results.update({i: stored}))
 
-        assert offer(0)
+        assert taken(0)
         assert blocked.wait(30)
-        assert [offer(i) for i in (1, 2, 3)] == [True, True, False]
+        assert [taken(i) for i in (1, 2, 3)] == [True, True, False]
         assert results == {}, "the payload belongs to the writer until it is written"
         gate.set()
         writer.flush()
@@ -125,11 +104,11 @@ def test_what_is_queued_is_written_at_close_and_nothing_after(tmp_path: Path) ->
     writer = open_writer(tmp_path)
     stored: list[bool] = []
     for i in range(6):
-        assert writer.put(key_of(i), ROOT, buffer_of(key_of(i)), stored.append)
+        assert offer(writer, i, stored.append)
     writer.close()
     writer.close()
     assert stored == [True] * 6
-    assert not writer.put(key_of(9), ROOT, buffer_of(key_of(9)), stored.append)
+    assert not offer(writer, 9, stored.append)
     assert served(DiskReader(tmp_path, SHAPE), *range(10)) == list(range(6))
 
 
@@ -140,7 +119,7 @@ def test_a_callback_that_raises_does_not_stop_the_writer(tmp_path: Path) -> None
         raise RuntimeError("broken")
 
     with open_writer(tmp_path, warn=lines.append) as writer:
-        assert writer.put(key_of(0), ROOT, buffer_of(key_of(0)), raises)
+        assert offer(writer, 0, raises)
         assert put(writer, 1) == [True]
         assert writer.counters()["broken_callbacks"] == 1
     assert len(lines) == 1 and "broken" in lines[0]
@@ -151,7 +130,8 @@ def test_another_models_pages_are_never_met(tmp_path: Path) -> None:
         put(writer, 0, 1)
     with open_writer(tmp_path, OTHER) as writer:
         assert writer.lookup(keys(0, 1)) == 0
-        assert writer.read(key_of(0), aligned(OTHER.payload_bytes)) is ReadResult.absent
+        assert writer.read(key_of(0), aligned(OTHER.payload_bytes)) is None
+        assert writer.counters()["read_absent"] == 1
         assert put(writer, 1, 2) == [True, True]
         assert served(writer, 0, 1, 2) == [1, 2]
     assert served(DiskReader(tmp_path, SHAPE), 0, 1, 2) == [0, 1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,12 @@ from planner.decisions import KvPages
 from planner.plan import Plan
 from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from runtime.kv.contiguous import KvBuffers
+from runtime.kv.dram import DramPages
+from runtime.kv.keys import page_keys
 from runtime.kv.prefix import Prefix
 from runtime.kv.record import PageShape
+from runtime.kv.slots import Slots
+from runtime.kv.upkeep import verify
 from runtime.kv.writer import DiskWriter
 from tests.runtime.kv.batches import page_memory
 from tests.support import GPU, HostCopier, decisions, machine, plan_for, save_tiny
@@ -40,29 +45,30 @@ class Case:
     directory: Path | None
     kept: int | None = None
     namespace: bytes = bytes(16)
+    begin_pass: Callable[[], None] = lambda: None
 
     def run(self, *batches: Sequence[Sequence[int]], use: bool = True, chunk: int = 1 << 20) -> tuple[list[Generation], dict[str, Any]]:
         """What is generated for each batch by fresh objects, in buffers that are full of NaN before it, and the reuse's own facts."""
         with ExitStack() as stack:
-            prefix = stack.enter_context(closing(self._prefix(stack))) if use else None
-            made = [self._generate(prompts, chunk, prefix) for prompts in batches]
+            prefix = stack.enter_context(closing(self.prefix(stack))) if use else None
+            made = [self.generate(prompts, chunk, prefix) for prompts in batches]
             return made, prefix.facts() if prefix else {}
 
-    def _prefix(self, stack: ExitStack) -> Prefix:
+    def prefix(self, stack: ExitStack) -> Prefix:
         shape = PageShape(self.namespace, PAGE, 3, PAGE * 2 * 2 * 16 * 4)
         device = None if self.kept is None else HostCopier()
         memory = page_memory(shape.payload_bytes, 32, device, 3, self.kept or 0)
         disk = stack.enter_context(DiskWriter(self.directory, shape, 64 << 20, 1 << 20, 32)) if self.directory else None
         return Prefix(shape, self.plan, memory, disk, read_gbps=1e9, readers=3)
 
-    def _generate(self, prompts: Sequence[Sequence[int]], chunk: int, prefix: Prefix | None) -> Generation:
+    def generate(self, prompts: Sequence[Sequence[int]], chunk: int, prefix: Prefix | None) -> Generation:
         batch = Batch(prompts, 6, capacity=96, chunk_tokens=chunk)
         buffers = KvBuffers(self.model.config, batch.capacity)
         with torch.inference_mode():
             Sequences(self.model, CPU, batch, lambda: None, buffers).prefill()
             for held in (held for pair in buffers.pairs(len(prompts)) for held in pair):
                 held.fill_(math.nan)
-        sequences = Sequences(self.model, CPU, batch, lambda: None, buffers, prefix)
+        sequences = Sequences(self.model, CPU, batch, self.begin_pass, buffers, prefix)
         return generate(sequences, batch, Sampler(Sampling(), CPU), keep_logits=True)
 
 
@@ -76,11 +82,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Plan]:
 @pytest.fixture(params=[None, 0, 3], ids=["cpu", "card", "card with L1"])
 def case(tiny: tuple[nn.Module, Plan], tmp_path: Path, request: pytest.FixtureRequest) -> Case:
     model, plan = tiny
-    if request.param is not None:
-        slow = replace(GPU, dense_tflops=1e-6)
-        made = replace(plan.decisions, kv=KvPages(PAGE, 54, 0, 0))
-        plan = replace(plan, hardware=replace(machine(True), gpu=slow), decisions=made)
-    return Case(model, plan, tmp_path / "kv", request.param)
+    return Case(model, plan if request.param is None else on_card(plan), tmp_path / "kv", request.param)
+
+
+def on_card(plan: Plan) -> Plan:
+    """``plan`` for a card so slow that every page is worth its way."""
+    slow = replace(GPU, dense_tflops=1e-6)
+    made = replace(plan.decisions, kv=KvPages(PAGE, 54, 0, 0))
+    return replace(plan, hardware=replace(machine(True), gpu=slow), decisions=made)
 
 
 def same(got: Generation, want: Generation) -> None:
@@ -156,3 +165,95 @@ def test_another_namespace_never_hits(case: Case) -> None:
     case.run(ALIKE)
     _, facts = replace(case, namespace=bytes([1] * 16)).run(ALIKE)
     assert not any(of(facts)) and all(r["found_tokens"] == 0 for r in facts["requests"])
+
+
+class LateChecks:
+    """Checks of pages in DRAM, which are not over before a pass over the model has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.begun = threading.Event()
+        is_sound = DramPages.is_sound
+
+        def late(pages: DramPages, slot: int) -> bool:
+            assert self.begun.wait(30), "nothing was computed before the checks were over"
+            return is_sound(pages, slot)
+
+        monkeypatch.setattr(DramPages, "is_sound", late)
+
+
+def kept_bytes(prefix: Prefix, prompt: Sequence[int]) -> dict[str, bytes]:
+    """What L1 and L2 would give for the pages of ``prompt``."""
+    tiers, found = prefix._tiers, {}
+    for i, key in enumerate(page_keys(bytes(16), prompt, PAGE)):
+        for name, slots, page in (("L1", tiers.card.slots, tiers.card._kept), ("L2", tiers.dram.slots, tiers.dram._tensor)):
+            slot = slots.find(key)
+            if slot is not None:
+                found[f"{name} {i}"] = page[slot].numpy().tobytes()
+    return found
+
+
+@pytest.mark.parametrize(("kept", "bad", "sound"), [(0, 0, 0), (0, 2, 32), (0, 3, 48), (3, 0, 0)])
+@pytest.mark.parametrize("others", [[], ALIKE[1:]], ids=["one", "unequal"])
+def test_a_page_that_proves_bad_while_the_tail_is_computed_changes_nothing_that_is_said_or_kept(
+    tiny: tuple[nn.Module, Plan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    others: list[list[int]],
+    kept: int,
+    bad: int,
+    sound: int,
+) -> None:
+    """Chunks are pages, so that passes from a page's border on have the shapes of those of a run without reuse."""
+    model, plan = tiny
+    checks = LateChecks(monkeypatch)
+    case = Case(model, on_card(plan), None, kept, begin_pass=checks.begun.set)
+    first, longer = [STEM, *others], [[*STEM, *range(2, 22)], *others]
+    (_, want), _ = case.run(first, longer, use=False, chunk=PAGE)
+    honest: dict[str, bytes] = {}
+    for flipped in (False, True):
+        own = replace(case, directory=tmp_path / f"kv {flipped}")
+        with ExitStack() as stack:
+            prefix = stack.enter_context(closing(own.prefix(stack)))
+            own.generate(first, PAGE, prefix)
+            assert prefix.facts()["pages_written"] == 4
+            if flipped:
+                key = page_keys(bytes(16), STEM, PAGE)[bad]
+                prefix._tiers.dram.view(prefix._tiers.dram.slots.find(key))[77] ^= 4
+            checks.begun.clear()
+            got = own.generate(longer, PAGE, prefix)
+            facts = prefix.facts()
+            assert got.tokens == want.tokens and facts["failures"] == flipped
+            assert sum(facts["requests"][len(first)]["restored_tokens"].values()) == (sound if flipped else 64)
+            there = kept_bytes(prefix, longer[0])
+            if flipped and (not others or not sound):  # else KV that was computed in a batch of other shapes goes before
+                assert all(torch.equal(a, b) for a, b in zip(got.logits, want.logits, strict=True)), "not the very same logits"
+                assert others or all(data == honest.get(name, data) for name, data in there.items()), "something bad was kept"
+            same(got, want)
+            assert {f"L2 {i}" for i in range(5)} <= set(there)
+            honest = honest or there
+            same(own.generate(longer, PAGE, prefix), want)
+            assert prefix.facts()["failures"] == flipped
+        assert verify(own.directory).exit_status == 0
+        (later,), facts = own.run(longer, chunk=PAGE)
+        same(later, want)
+        assert facts["failures"] == 0 and facts["requests"][0]["restored_tokens"]["ssd"] == (79 if others else 80)
+    assert capfd.readouterr().err.count("checksum") == 1
+
+
+def test_a_batch_that_breaks_off_before_its_pages_are_confirmed_leaves_nothing_unsure(
+    tiny: tuple[nn.Module, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plan = tiny
+    case = Case(model, on_card(plan), None, kept=6)
+    with ExitStack() as stack:
+        prefix = stack.enter_context(closing(case.prefix(stack)))
+        case.generate([STEM], PAGE, prefix)
+        prefix._tiers.dram.view(prefix._tiers.dram.slots.find(page_keys(bytes(16), STEM, PAGE)[1]))[9] ^= 1
+        prefix._tiers.card.slots = Slots(6)  # L1 has forgotten all
+        broken = replace(case, begin_pass=lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            broken.generate([STEM], PAGE, prefix)
+        (want,), _ = case.run([STEM], use=False, chunk=PAGE)
+        same(case.generate([STEM], PAGE, prefix), want)
+        assert prefix.facts()["failures"] == 1 and of(prefix.facts()) == [0, 16]

@@ -13,6 +13,7 @@ import pytest
 
 from planner.decisions import KvPages
 from planner.plan import Plan
+from runtime.kv.record import checksum_of
 from tests.runtime.kv.batches import SHAPE, TOKENS, served
 from tests.runtime.kv.pages import flip
 from tests.support import decisions, machine, plan_for, save_tiny, workload
@@ -138,6 +139,37 @@ def test_layers_in_dram_take_their_part_of_each_page(card_plan: Plan, tmp_path: 
     assert settled
 
 
+@pytest.mark.parametrize("choose", [None, first])
+def test_a_page_is_hashed_once_each_time_it_enters_or_leaves_a_tier(
+    plan: Plan, card_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choose: Callable | None
+) -> None:
+    hashed: list[str] = []
+
+    def counting(module: str) -> Callable[[memoryview], int]:
+        return lambda payload: hashed.append(module) or checksum_of(payload)
+
+    for module in ("capture", "dram", "fetch"):
+        monkeypatch.setattr(f"runtime.kv.{module}.checksum_of", counting(module))
+    made = card_plan if choose else plan
+    with served(made, tmp_path / "kv", choose) as run:
+        run.batch([STEM])
+        assert run.prefix.facts()["pages_written"] == 6 and hashed == ["capture"] * 6
+    hashed.clear()
+    with served(made, tmp_path / "kv", choose) as run:
+        assert run.batch([STEM]) == 96 and hashed == ["fetch"] * 6
+        assert run.batch([STEM]) == 96 and hashed == ["fetch"] * 6 + ["dram"] * 6
+
+
+def test_what_came_from_disk_is_checked_when_dram_gives_it(plan: Plan, tmp_path: Path) -> None:
+    with served(plan, tmp_path / "kv") as run:
+        run.batch([STEM])
+    lines: list[str] = []
+    with served(plan, tmp_path / "kv", warn=lines.append, readers=1) as run:
+        assert run.batch([STEM]) == 96
+        run.memory.view[2 * PAGE + 77] ^= 4
+        assert run.batch([STEM]) == 32 and len(lines) == 1 and "checksum" in lines[0]
+
+
 @pytest.mark.parametrize("choose", [None, first, last])
 def test_a_flipped_bit_in_dram_is_found_and_what_follows_is_computed(plan: Plan, card_plan: Plan, choose: Callable | None) -> None:
     """Slots of DRAM are taken in order, so the third page lies in the third one. VRAM kept the first two."""
@@ -150,6 +182,17 @@ def test_a_flipped_bit_in_dram_is_found_and_what_follows_is_computed(plan: Plan,
         assert run.prefix.facts()["failures"] == 1 == len(lines) and "checksum" in lines[0]
         assert run.batch([STEM]) == 96, "it was computed and kept anew"
         assert run.prefix.facts()["failures"] == 1 == len(lines)
+
+
+@pytest.mark.parametrize(("choose", "host_layers"), [(None, ()), (first, (1,)), (last, (0, 1, 2))])
+def test_where_kv_lies_in_dram_nothing_is_computed_before_all_is_checked(
+    plan: Plan, card_plan: Plan, choose: Callable | None, host_layers: tuple[int, ...]
+) -> None:
+    with served(card_plan if choose else plan, None, choose, host_layers, bounce=4, warn=lambda line: None) as run:
+        run.batch([STEM])
+        run.memory.view[2 * PAGE + 77] ^= 4
+        assert run.prefix.restore([STEM], [tuple(held[:1] for held in pair) for pair in run.pairs]) == 32
+        assert run.prefix.confirm() == 32 and run.prefix.facts()["failures"] == 1
 
 
 def test_a_bad_page_does_not_stay_in_vram(card_plan: Plan) -> None:

@@ -57,7 +57,7 @@ def test_verify_names_what_is_damaged(store: Path) -> None:
     first, second, third = report.segments
     assert first.pages == 2 and second.pages == 1 and third.pages == 2
     assert first.damaged == (
-        f"page at {SHAPE.record_bytes}: the checksum of layer 1 is wrong",
+        f"page at {SHAPE.record_bytes}: its checksum is wrong",
         f"page at {2 * SHAPE.record_bytes}: its header is damaged",
     )
     assert second.damaged == ("1 pages are missing, the file is too short",)

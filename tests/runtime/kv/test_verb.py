@@ -81,7 +81,7 @@ def test_verify_says_per_segment_what_is_damaged_and_ends_with_status_1(store: P
     assert status == 1
     assert said[:4] == [
         f"segment-00000000.kv: namespace {FIRST}, 3 pages are sound",
-        f"  page at {SHAPE.record_bytes}: the checksum of layer 1 is wrong",
+        f"  page at {SHAPE.record_bytes}: its checksum is wrong",
         f"segment-00000002.kv: namespace {SECOND}, 1 pages are sound",
         "  page at 0: its header is damaged",
     ]
