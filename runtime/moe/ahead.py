@@ -18,8 +18,8 @@ class Ahead(Protocol):
     """Is shown every MoE layer's input in turn, and scores the experts of the layer after it."""
 
     def scores(self, layer: int, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
-        """``hidden`` [tokens, width] is routed to ``index`` [tokens, top_k] in ``layer`` -> [tokens, experts] of the MoE layer after it: more
-        is likelier, all alike while nothing is known of that. None behind the last one."""
+        """``hidden`` [tokens, width] is routed to ``index`` [tokens, top_k] in ``layer`` -> [tokens, experts] of the MoE layer after it.
+        More is likelier; all are alike while nothing is known of that. None behind the last layer."""
 
 
 class RouterAhead:

@@ -53,7 +53,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return directory
 
 
-def run(checkpoint: Path, experts: ExpertSlots, gpu: bool = False, batch: Batch = BATCH, record: Path | None = None) -> tuple[Generation, dict]:
+def run(
+    checkpoint: Path, experts: ExpertSlots, gpu: bool = False, batch: Batch = BATCH, record: Path | None = None
+) -> tuple[Generation, dict]:
     plan = plan_for(checkpoint, decisions(gpu=gpu, batch=len(batch.prompts), experts=experts), gpu)
     engine = Engine(plan, open_skeleton(checkpoint), HostCopier() if gpu else None, CPU, EngineOptions(record=record))
     try:
@@ -88,7 +90,9 @@ def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, dram: str) -> No
     assert (facts["dram"]["hit_rate"] == 1) == (dram == "all") and facts["vram"] is None
 
 
-@pytest.mark.parametrize(("vram", "dram"), [("few", "few"), ("few", "all"), ("some", "few"), ("some", "some"), ("all", "all"), ("all", "none")])
+@pytest.mark.parametrize(
+    ("vram", "dram"), [("few", "few"), ("few", "all"), ("some", "few"), ("some", "some"), ("all", "all"), ("all", "none")]
+)
 def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, vram: str, dram: str) -> None:
     got, facts = run(checkpoint, slots(checkpoint, vram, dram, prefetch=2), gpu=True)
     same(got, expect(checkpoint))
