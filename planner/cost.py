@@ -13,7 +13,8 @@ from planner.misses import misses, visit
 from planner.model import ModelSpec
 from planner.placement import place
 from planner.reuse import expected
-from planner.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, routed_s, ssd_gbps, table_is_far
+from planner.routed import routed_s
+from planner.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, ssd_gbps, table_is_far
 from planner.units import GB
 from planner.workload import Objective, Workload
 

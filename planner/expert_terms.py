@@ -14,7 +14,8 @@ from planner.memory import expert_dram_bytes, expert_vram_bytes
 from planner.menu import SsdChoice, expert_chunk_bytes
 from planner.misses import SECOND_TIER, Visit, visit
 from planner.problem import Problem
-from planner.stages import Routed, expert_copy_s
+from planner.routed import Routed
+from planner.stages import expert_copy_s
 from planner.units import GB
 
 

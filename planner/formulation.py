@@ -3,7 +3,7 @@
 Bytes are in MB, times in units of one decode step's compute (``tick_s``), so that the solver's tolerances suit models of any
 size. Products of a choice and a quantity are written as one copy of the quantity per choice, zero where the choice is not taken,
 so that constraints stay tight; the few big-M terms carry the largest value that can occur. Layers are taken as equal, each as
-large as the largest in memory and as the mean in traffic: exact for uniform models, safe for others.
+large as the largest in memory, unless all are resident, and as the mean in traffic: exact for uniform models, safe for others.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Formulation(LinearProgram):
         force, n, h = self.problem.force, self.layers, self.head_blocks
         most = n if self.gpu else 0
         self.attn = self.integer("attn", 0, most, force.resident_attn)
-        self.ffn = self.integer("ffn", 0, most, force.resident_ffn)
+        self.ffn = self.integer("ffn", most if self._routers_stay() else 0, most, force.resident_ffn)
         self.head = self.integer("head", 0, h if self.gpu else 0, force.resident_head)
         kinds = list(product((0, 1), repeat=3))
         self.ring_options = [(k, slots) for k in kinds for slots in (self.ring_choices if any(k) else self.ring_choices[:1])]
@@ -89,6 +89,11 @@ class Formulation(LinearProgram):
         self.add(self.only_ffn_out <= n * self.attn_heavier)
         self.add(self.only_attn_out <= n * (1 - self.attn_heavier))
         self.through_dram = n - self.attn + self.only_ffn_out
+
+    def _routers_stay(self) -> bool:
+        """Whether FFN units are too small to stream, since their experts are units of their own: no larger than any measured copy."""
+        model = self.problem.model
+        return self.gpu is not None and model.experts is not None and model.ffn_max <= self.gpu.h2d.points[0][0]
 
     def _streams(self, kind: int) -> pulp.LpAffineExpression:
         return pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if streams[kind])
@@ -272,11 +277,11 @@ class Formulation(LinearProgram):
         if self.gpu:
             ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
             fixed = self.gpu.context_bytes + OVERHEADS.cuda_workspace_bytes + model.norm_bytes + p.workload.vram_guard_bytes
-            residents = (
-                self.attn * (unit_vram_bytes(model.attn_max) / MB)
-                + self.ffn * (unit_vram_bytes(model.ffn_max) / MB)
-                + self.head * (unit_vram_bytes(self.block) / MB)
-            )
+            kinds = ((self.attn, model.attn_bytes), (self.ffn, model.ffn_bytes))
+            residents = self.head * (unit_vram_bytes(self.block) / MB)
+            for kind, (count, sizes) in enumerate(kinds):
+                largest, taken = unit_vram_bytes(max(sizes)), sum(map(unit_vram_bytes, sizes))
+                residents += count * (largest / MB) - (1 - self._streams(kind)) * ((self.layers * largest - taken) / MB)
             self.vram_mb = ring + residents + self.tables_vram_mb + self.kv.mb(Tier.vram) + self.kv.ring_mb + activations + fixed / MB
             self.vram_mb += self.kept.vram_mb + self.experts.vram_mb
         else:

@@ -48,7 +48,7 @@ class Preferences:
     """The whole workload's seconds."""
     streaming: float = 1.0
     """Streaming at all over a link, where memory holds everything: that it hides behind compute is only a prediction, and so is that DRAM
-    keeps the experts which VRAM does not. Routers count by the layer: too small to be worth their copies."""
+    keeps the experts which VRAM does not."""
     traffic: float = 1e-4
     """Seconds of the links, also of those that nothing waits for."""
     passes: float = 1e-3
@@ -159,8 +159,6 @@ def _least_memory(program: Formulation) -> Decisions:
     links = program.ssd_t + program.h2d_t + program.expert_ssd_t + program.expert_h2d_t
     links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best
     streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
-    if p.model.experts:
-        streaming += (program.layers - program.ffn) * (1 / program.layers)
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
     slots = PREFERENCES.headroom * program.spare_slots
     kept = program.kept.pages * (PREFERENCES.kept / max(1, program.kept.set.pages))

@@ -8,12 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from planner.cost import predict
-from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
 from planner.expert_notes import expert_notes
 from planner.force import Force
-from planner.hits import default_hit_rates
-from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.program import solve
@@ -21,6 +18,7 @@ from planner.render import make_console, print_plan, summary
 from planner.resolve import hardware_from, model_from, workload_from
 from planner.reuse_notes import reuse_notes
 from planner.schema import SolveConfig
+from planner.traced_hits import with_hits
 
 
 def make_plan(cfg: SolveConfig) -> Plan:
@@ -31,39 +29,11 @@ def make_plan(cfg: SolveConfig) -> Plan:
     if workload.kept_tokens and hardware.gpu is None and not hardware.dram_copy_gbps:
         raise UserError("hardware.dram.copy_gbps=0: KV that is restored is copied in DRAM; set its rate, or workload.kept_tokens=0")
     force = Force.from_config(cfg.force, cfg.moe)
-    curve, policy = None, cfg.moe.policy or ExpertPolicyName.mix
-    if cfg.moe.traces is not None:
-        model, curve = with_traced_hits(model, Path(cfg.moe.traces), policy)
-    elif model.experts:
-        model = with_hits(model, default_hit_rates(model.experts.count, model.experts.top_k, policy))
+    model, curve = with_hits(model, cfg.moe)
     decisions = solve(hardware, model, workload, force)
     predicted = predict(hardware, model, workload, decisions)
     plan = Plan(hardware, model, workload, decisions, predicted, tuple(cfg.notes))
     return replace(plan, notes=(*plan.notes, *reuse_notes(plan, force), *expert_notes(plan, curve)))
-
-
-def with_traced_hits(model: ModelSpec, path: Path, policy: ExpertPolicyName) -> tuple[ModelSpec, str]:
-    """``model`` with the hits of ``policy`` on the trace at ``path``, and where they come from, in words. Raises UserError for a trace of
-    another model."""
-    from planner.replay import hit_curve
-    from planner.traces import read_trace
-
-    experts = model.experts
-    if experts is None:
-        raise UserError(f"moe.traces={path}: {model.name} has no routed experts; drop it, or choose a MoE model")
-    trace = read_trace(path, experts.count)
-    if trace.top_k != experts.top_k:
-        raise UserError(
-            f"moe.traces={path}: its tokens use {trace.top_k} experts a layer, those of {model.name} {experts.top_k}; name a trace of this "
-            "model"
-        )
-    return with_hits(model, hit_curve(trace, policy)), f"{policy} on {path.name}"
-
-
-def with_hits(model: ModelSpec, hit_rates: tuple[float, ...]) -> ModelSpec:
-    """``model`` with this curve of its experts' hits."""
-    assert model.experts is not None
-    return replace(model, experts=replace(model.experts, hit_rates=hit_rates))
 
 
 def solve_plan(cfg: SolveConfig) -> None:

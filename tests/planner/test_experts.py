@@ -21,9 +21,10 @@ from planner.misses import misses, visit
 from planner.model import Experts
 from planner.plan import Plan
 from planner.program import search, solve
+from planner.routed import Routed
 from planner.rules import broken_rules
 from planner.schema import ForceConfig, MoeConfig
-from planner.stages import Routed, decode_compute_s, expert_copy_s, ssd_gbps
+from planner.stages import decode_compute_s, expert_copy_s, ssd_gbps
 from planner.units import align_up
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
@@ -229,6 +230,18 @@ class TestProgram:
         for hardware in (machine(vram=GB, dram=900 * MB), machine(vram=0, dram=900 * MB)):
             made = solve(hardware, m, work())
             assert broken_rules(hardware, m, work(), made) == [] and made.experts.dram_slots <= 48
+
+    def test_a_card_that_holds_unequal_layers_to_the_byte_keeps_them_all(self):
+        m = moe()
+        m = replace(m, ffn_bytes=(120 * MB, *m.ffn_bytes[1:]), experts=replace(m.experts, layers=tuple(range(1, 8))))
+        roomy = solve(machine(), m, work())
+        tight = machine(vram=sum(vram_use(machine(), m, work(), roomy).values()) + 2 * 4096)
+        made = solve(tight, m, work())
+        assert made.weights.vram.resident_units == roomy.weights.vram.resident_units and made.experts.vram_slots == 56
+
+    def test_routers_stay_where_they_are_smaller_than_any_measured_copy(self):
+        made = solve(machine(vram=450 * MB), moe(), work())
+        assert made.weights.vram.resident_units.ffn == 8 > made.weights.vram.resident_units.attn
 
     def test_what_the_user_fixes_is_kept(self):
         moe_config = MoeConfig(policy=ExpertPolicyName.lru, prefetch=2, in_flight=1, chunk_bytes=2**22)

@@ -112,16 +112,18 @@ def test_more_memory_or_bandwidth_never_predicts_slower(data):
 
 
 def every_decision(hardware, m, w, base: Decisions):
-    """All that the program could choose for a small instance: residents, caches, reads, tables, passes and KV tiers."""
+    """All that the program could choose for a small instance: residents, caches, reads, tables, passes, KV tiers, and as many expert slots
+    as fit. Routers stay in VRAM."""
     n, on_gpu = m.layers, hardware.gpu is not None
     blocks = head_blocks(m) if on_gpu else 1
     counts = range(n + 1) if on_gpu else [0]
+    ffns = [n] if on_gpu and m.experts else counts
     heads = range(blocks + 1) if on_gpu else [0]
     tables = (Tier.vram, Tier.dram) if on_gpu else (Tier.dram,)
     reads = [(p.block_bytes, p.queue_depth) for p in hardware.ssd_read]
     chunks = {w.prompt_tokens, -(-w.prompt_tokens // 2)} if w.prompt_tokens >= 512 else {w.prompt_tokens}
     chunks.add(base.prefill_chunk_tokens)
-    for attn, ffn, head, embedding in product(counts, counts, heads, tables):
+    for attn, ffn, head, embedding in product(counts, ffns, heads, tables):
         through = n - min(attn, ffn)
         for cap, (block, depth), chunk, kv in product(range(through + 1), reads, chunks, kv_choices(w, base, on_gpu)):
             v = base.weights
