@@ -13,7 +13,7 @@ import transformers
 
 from planner.cost import Prediction
 from planner.memory import ssd_use, used_bytes
-from planner.trace import H2D, KV
+from planner.trace import EXPERTS, H2D, KV
 from planner.units import show_bytes, show_seconds
 from runtime.account import account, total
 from runtime.generate import Generation
@@ -31,6 +31,8 @@ FIGURES: dict[str, Callable[[Any], str]] = {
     "vram_bytes": show_bytes,
     "dram_bytes": show_bytes,
     "ssd_bytes": show_bytes,
+    "experts_missed_vram": "{:.1%}".format,
+    "experts_missed_dram": "{:.1%}".format,
 }
 """Predicted figures that a run measures, with how each is shown."""
 WORKING = ("prefill", "decode")
@@ -73,7 +75,8 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
     rows = account(job, outcome.rounds, reuse and reuse["requests"])
     decode = outcome.clock.phases["decode"]
     streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "d2h")}
-    weights, kv = (outcome.clock.tracks["decode"].get(track, StageUse()) for track in (H2D, KV))
+    units, experts, kv = (outcome.clock.tracks["decode"].get(track, StageUse()) for track in (H2D, EXPERTS, KV))
+    weights = units.plus(experts)
     cuda = job.device.type == "cuda"
     return {
         **_seeds_keys(outcome, rows),
@@ -134,7 +137,14 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
         "vram_bytes": outcome.vram_bytes,
         "dram_bytes": outcome.dram_bytes,
         "ssd_bytes": used_bytes(ssd_use(plan.hardware, plan.model, plan.workload, plan.decisions)),
+        **_missed(outcome.engine["experts"]),
     }
+
+
+def _missed(experts: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Shares of a decode step's experts; 0 for a dense model and, of VRAM, without a GPU."""
+    missed = experts["missed"] if experts else {"vram": 0.0, "dram": 0.0}
+    return {"experts_missed_vram": missed["vram"] if experts is None or experts["vram"] else 0.0, "experts_missed_dram": missed["dram"]}
 
 
 def _ratios(predicted: Prediction, measured: Mapping[str, Any]) -> dict[str, float | None]:

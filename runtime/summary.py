@@ -42,6 +42,9 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         f"DRAM cache: {cache['hits']} hits, {cache['misses']} misses, {cache['loads']} loads,"
         f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
     )
+    for name, tier in (report["experts"] or {}).items():
+        if name != "missed" and tier:
+            console.print(_expert_line(name, tier))
     if report["kv_reuse"]:
         console.print(told(report["kv_reuse"]), soft_wrap=True)
     if report["stalls"]["count"]:
@@ -63,9 +66,19 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
     print(json.dumps(line | {"logits": outcome.logits, "rules_broken": outcome.rules_broken}, separators=(",", ":")))
 
 
+def _expert_line(tier: str, facts: Mapping[str, Any]) -> str:
+    """Decode steps alone, but for the time that decisions took."""
+    line = f"experts in {tier.upper()}: {facts['hits']} hits, {facts['misses']} misses"
+    if facts["ahead"]:
+        line += f", {facts['ahead_used']} of {facts['ahead']} fetched ahead were used"
+    return line + (f"; decided in {facts['decide_s_per_visit'] * 1e6:.0f} us a layer" if facts["visits"] else "")
+
+
 def _comparison(predicted: Prediction, measured: Mapping[str, Any], ratio: Mapping[str, float | None]) -> Table:
     table = _table("predicted against measured", "predicted", "measured", "ratio")
     for key, fmt in FIGURES.items():
+        if not getattr(predicted, key) and not measured[key]:
+            continue
         got, r = measured[key], ratio[key]
         colour = "green" if r is not None and 0.8 <= r <= 1.25 else "yellow"
         table.add_row(key, fmt(getattr(predicted, key)), "-" if got is None else fmt(got), "-" if r is None else f"[{colour}]{r:.2f}[/]")

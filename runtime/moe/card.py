@@ -14,13 +14,15 @@ import torch
 from planner.expert_cache import ExpertCache, Routing
 from planner.interrupt import uninterrupted
 from planner.placement import Unit
+from planner.trace import EXPERTS
 from runtime.booking import Booking, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
 from runtime.model import parameters
-from runtime.moe.dram import DramExperts, Key, TierStats
+from runtime.moe.dram import DramExperts, Key
 from runtime.moe.forward import Arrived
 from runtime.moe.host import ComputeClock
+from runtime.moe.stats import TierStats
 from runtime.pieces import Segment, cut, within
 from runtime.vram import DeviceLayout
 
@@ -62,7 +64,7 @@ class CardExperts:
         self._layouts, self._slots, self._cache, self._dram = layouts, slots, cache, dram
         self._device, self._clock = device, clock
         self._chunk_bytes, self._in_flight, self._prefetch = chunk_bytes, in_flight, prefetch
-        self._booking = Booking(device, ledger, "experts")
+        self._booking = Booking(device, ledger, EXPERTS)
         self._cond = threading.Condition()
         self._queued: deque[Queued] = deque()
         self._arrived: dict[int, Event] = {}
@@ -113,9 +115,9 @@ class CardExperts:
             if self._error is not None:
                 raise self._error
             self._wanted.clear()
-            seen = self._cache.visit(layer, routing, routing.experts)
-            self.stats.hits += len(seen.hits)
-            self.stats.misses += len(seen.misses)
+            with self.stats.deciding():
+                seen = self._cache.visit(layer, routing, routing.experts)
+            self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
             self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
             self._ahead.clear()
             for slot in seen.dropped:
@@ -207,7 +209,8 @@ class CardExperts:
 
     def _look_ahead(self, layer: int, touched: int) -> None:
         with self._cond:
-            after, wanted = self._cache.coming(layer, touched, self._prefetch)
+            with self.stats.deciding():
+                after, wanted = self._cache.coming(layer, touched, self._prefetch)
             self._wanted.extend((after, expert) for expert in wanted)
             self._cond.notify_all()
 

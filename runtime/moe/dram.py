@@ -16,32 +16,13 @@ from planner.expert_cache import ExpertCache, Routing
 from planner.units import align_up
 from runtime.arena import Arena
 from runtime.load import Arrival
+from runtime.moe.stats import TierStats
 from runtime.store.base import Extent, UnitLayout
 from runtime.store.blocks import pieces_of
 from runtime.store.reader import ReadPool, Reads
 
 Key = tuple[int, int]
 """(decoder layer, expert)."""
-
-
-@dataclass
-class TierStats:
-    """What a tier did. ``ahead`` are experts fetched before their layer asked, ``ahead_used`` those of them that it then used."""
-
-    hits: int = 0
-    misses: int = 0
-    ahead: int = 0
-    ahead_used: int = 0
-    waits: int = 0
-    wait_s: float = 0.0
-
-    def report(self) -> dict[str, float | None]:
-        """The counters, and the shares that follow from them."""
-        asked = self.hits + self.misses
-        return vars(self) | {
-            "hit_rate": self.hits / asked if asked else None,
-            "prefetch_precision": self.ahead_used / self.ahead if self.ahead else None,
-        }
 
 
 @dataclass(eq=False)
@@ -123,9 +104,9 @@ class DramExperts:
         """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that are not here begin to come, as
         far as there are slots. ``wanted`` in the order in which what is here must be used."""
         with self._cond:
-            seen = self._cache.visit(layer, routing, wanted)
-            self.stats.hits += len(seen.hits)
-            self.stats.misses += len(seen.misses)
+            with self.stats.deciding():
+                seen = self._cache.visit(layer, routing, wanted)
+            self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
             under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
             for slot in seen.dropped:
                 self._drop(slot, under_way.get(slot))
@@ -201,7 +182,8 @@ class DramExperts:
             self._todo.popleft()
         if self._todo:
             return
-        after, wanted = self._cache.coming(*self._visited, self._prefetch)
+        with self.stats.deciding():
+            after, wanted = self._cache.coming(*self._visited, self._prefetch)
         for expert in wanted:
             if self._cache.free <= 1 or not self._begin((after, expert), demanded=False):
                 return

@@ -89,8 +89,12 @@ class Experts:
             self._recorder.begin([len(prompt) for prompt in prompts])
 
     def facts(self) -> dict[str, Any]:
-        """Counters of both tiers."""
-        return {"vram": self.card.stats.report() if self.card else None, "dram": self.dram.stats.report()}
+        """Counters of both tiers, and the shares of a decode step's experts that VRAM missed, None without a GPU, and that DRAM missed too."""
+        tiers = {"vram": self.card.stats if self.card else None, "dram": self.dram.stats}
+        first = tiers["vram"] or tiers["dram"]
+        asked = first.hits + first.misses
+        missed = {name: stats.misses / asked if stats and asked else None for name, stats in tiers.items()}
+        return {name: stats and stats.report() for name, stats in tiers.items()} | {"missed": missed}
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""

@@ -1,0 +1,57 @@
+"""What a tier of experts did, for the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class TierStats:
+    """``hits`` and ``misses`` are of decode steps: experts that a layer found, or did not, in this tier. ``ahead`` are experts fetched
+    before their layer asked, ``ahead_used`` those of them that it then used. ``waits`` are the host's, for the SSD."""
+
+    hits: int = 0
+    misses: int = 0
+    prompt_hits: int = 0
+    prompt_misses: int = 0
+    ahead: int = 0
+    ahead_used: int = 0
+    waits: int = 0
+    wait_s: float = 0.0
+    visits: int = 0
+    decide_s: float = 0.0
+    """Host time that the policy and the bookkeeping of slots took."""
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Inside, the tier decides what it holds."""
+        begun = time.perf_counter()
+        yield
+        self.decide_s += time.perf_counter() - begun
+
+    def visited(self, prompt: bool, hits: int, misses: int) -> None:
+        """A layer was visited."""
+        self.visits += 1
+        if prompt:
+            self.prompt_hits += hits
+            self.prompt_misses += misses
+        else:
+            self.hits += hits
+            self.misses += misses
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of decode steps; None where nothing was asked for."""
+        return _share(self.hits, self.hits + self.misses)
+
+    def report(self) -> dict[str, float | None]:
+        """The counters, and the shares that follow from them."""
+        shares = {"ahead_precision": _share(self.ahead_used, self.ahead), "decide_s_per_visit": _share(self.decide_s, self.visits)}
+        return vars(self) | {"hit_rate": self.hit_rate} | shares
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
