@@ -32,7 +32,8 @@ _COMMENTS = {
     "kv": "KV cache pages of page_tokens tokens of one layer, per tier; a layer's pages lie in one tier.",
     "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
     "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
-    "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest.",
+    "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest, and a "
+    "decode step longer where experts are known late.",
     "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
     "hardware": "What was assumed of the machine.",
     "model": "The model: bytes of each layer's attention and FFN, routed experts apart (a list when layers differ).",
