@@ -52,8 +52,9 @@ class ExpertCache:
 
     A visit runs so: :meth:`visit`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used. ``settle``
     keeps the most worthy of those held and those just used: an expert that came through a passing slot stays where it is and the one that
-    goes gives its slot. Slots that are let go are not used again until :meth:`give_back`. What the tier ``above`` keeps is of no worth,
-    so that the two have different experts.
+    goes gives its slot. Slots that are let go are not used again until :meth:`give_back`. What the tier ``above`` keeps is of no worth
+    here, but for the one that goes next there, where this tier is the larger: it would be lost to both. Of S and L slots a layer, L the
+    larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_traced_hits.py.
     """
 
     def __init__(self, quotas: Mapping[int, int], slots: int, policy: ExpertPolicy, above: ExpertCache | None = None):
@@ -118,7 +119,7 @@ class ExpertCache:
         if expert in kept:
             return None
         if len(kept) >= self._quotas[layer]:
-            least = min(kept, key=lambda other: (self._worth_of(layer, other), -other), default=expert)
+            least = self._least(layer, expert)
             if self._worth_of(layer, least) >= self._worth_of(layer, expert):
                 return passing.pop(expert)
             slot = kept.pop(least)
@@ -127,13 +128,16 @@ class ExpertCache:
         kept[expert] = passing.pop(expert)
         return None
 
-    def _worth_of(self, layer: int, expert: int) -> float:
-        held = self._above is not None and self._above.keeps(layer, expert)
-        return -np.inf if held else self._worth[expert]
+    def _least(self, layer: int, otherwise: int) -> int:
+        """Of those that are kept, the one of least worth; of equals the one with the highest number."""
+        return min(self._kept[layer], key=lambda e: (self._worth_of(layer, e), -e), default=otherwise)
 
-    def keeps(self, layer: int, expert: int) -> bool:
-        """Whether it is kept, not only passing."""
-        return expert in self._kept[layer]
+    def _worth_of(self, layer: int, expert: int) -> float:
+        above = self._above
+        if above is None or expert not in above._kept[layer]:
+            return self._worth[expert]
+        spare = self._quotas[layer] > above._quotas[layer] > 1 and above._least(layer, expert) == expert
+        return self._worth[expert] if spare else -np.inf
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""

@@ -89,7 +89,7 @@ class Experts:
             self._recorder.begin([len(prompt) for prompt in prompts])
 
     def facts(self) -> dict[str, Any]:
-        """Counters of both tiers, and the shares of a decode step's experts that VRAM missed, None without a GPU, and that DRAM missed too."""
+        """Counters of both tiers, and the shares of a decode step's experts that VRAM missed (None without a GPU) and that both did."""
         tiers = {"vram": self.card.stats if self.card else None, "dram": self.dram.stats}
         first = tiers["vram"] or tiers["dram"]
         asked = first.hits + first.misses

@@ -12,6 +12,7 @@ import pytest
 from planner.cost import predict
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
+from planner.expert_cache import ExpertCache, Routing
 from planner.hits import default_hit_rates, flaw
 from planner.misses import SECOND_TIER
 from planner.program import solve
@@ -66,31 +67,40 @@ def test_a_dense_model_has_no_use_for_a_trace(tmp_path):
         with_hits(model(), MoeConfig(traces=trace_file(tmp_path, [[0, 1]])))
 
 
+def use(cache: ExpertCache, layer: int, routing: Routing, wanted: list[int]) -> list[int]:
+    """A layer's visit of one tier; what it did not have."""
+    seen = cache.visit(layer, routing, wanted)
+    for expert in seen.misses:
+        cache.take(layer, expert)
+    for expert in (*seen.hits, *seen.misses):
+        let_go = cache.settle(layer, expert)
+        if let_go is not None:
+            cache.give_back(let_go)
+    return list(seen.misses)
+
+
 def missed_by_both(trace, policy: ExpertPolicyName, in_vram: int, in_dram: int) -> float:
-    """Share of the experts visited that neither tier has, DRAM's policy observing what VRAM misses."""
+    """Share of the experts visited in decode steps that neither tier has."""
     from planner.policy.experts import make_expert_policy
 
-    def keep(judge, layer, held, used, slots):
-        judge.observe(layer, used)
-        worth = judge.worth(layer)
-        return set(sorted(held | set(used), key=lambda e: (-worth[e], e))[:slots])
+    def tier(slots: int, above: ExpertCache | None) -> ExpertCache:
+        quotas = dict.fromkeys(range(trace.layers), slots)
+        policy_of_its_own = make_expert_policy(policy, trace.layers, trace.count, trace.top_k)
+        return ExpertCache(quotas, slots * trace.layers + trace.count, policy_of_its_own, above)
 
-    judges = [make_expert_policy(policy, trace.layers, trace.count, trace.top_k) for _ in range(2)]
-    kept = [[set() for _ in range(trace.layers)] for _ in range(2)]
+    vram = tier(in_vram, None)
+    dram = tier(in_dram, vram)
     missed = 0
-    for token in trace.experts[trace.decode].tolist():
-        for layer, used in enumerate(token):
-            vram = [e for e in used if e not in kept[0][layer]]
-            missed += sum(e not in kept[1][layer] for e in vram)
-            kept[0][layer] = keep(judges[0], layer, kept[0][layer], used, in_vram)
-            if vram:
-                kept[1][layer] = keep(judges[1], layer, kept[1][layer], vram, in_dram)
+    for token in trace.experts[trace.decode]:
+        for layer, chosen in enumerate(token):
+            routing = Routing(chosen[None], prompt=False)
+            missed += len(use(dram, layer, routing, use(vram, layer, routing, routing.experts)))
     return missed / trace.experts[trace.decode].size
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
-@pytest.mark.parametrize("in_vram, in_dram", [(2, 4), (3, 3), (4, 2), (1, 5)])
-def test_a_slot_of_the_smaller_tier_counts_for_half(in_vram, in_dram):
+@pytest.mark.parametrize("in_vram, in_dram", [(1, 3), (2, 2), (2, 4), (3, 3), (4, 2), (2, 5)])
+def test_a_slot_of_the_smaller_tier_counts_for_half_at_least(in_vram, in_dram):
     from planner.traces import read_trace
 
     whole = read_trace(TRACE)
@@ -99,4 +109,4 @@ def test_a_slot_of_the_smaller_tier_counts_for_half(in_vram, in_dram):
     slots = max(in_vram, in_dram) + SECOND_TIER * min(in_vram, in_dram)
     expected, larger, both = (1 - np.interp(n, range(9), one) for n in (slots, max(in_vram, in_dram), in_vram + in_dram))
     missed = missed_by_both(trace, ExpertPolicyName.mix, in_vram, in_dram)
-    assert both < missed < larger and missed == pytest.approx(expected, abs=0.02)
+    assert both < missed < larger and missed <= expected + 0.01
