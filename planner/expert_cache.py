@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,7 +48,7 @@ class Visit:
 
 
 class ExpertCache:
-    """Slots of one tier. Every layer keeps up to its quota of experts; the other slots are for those that pass through.
+    """``slots`` of one tier. Every layer keeps up to its quota of its ``count`` experts; the other slots are for those that pass through.
 
     A visit runs so: :meth:`visit`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used. ``settle``
     keeps the most worthy of those held and those just used: an expert that came through a passing slot stays where it is and the one that
@@ -57,8 +57,9 @@ class ExpertCache:
     larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_traced_hits.py.
     """
 
-    def __init__(self, quotas: Mapping[int, int], slots: int, policy: ExpertPolicy, above: ExpertCache | None = None):
+    def __init__(self, quotas: Mapping[int, int], slots: int, count: int, policy: ExpertPolicy, above: ExpertCache | None = None):
         self._quotas = dict(quotas)
+        self._count = count
         self._policy = policy
         self._above = above
         self._order = tuple(quotas)
@@ -67,7 +68,7 @@ class ExpertCache:
         self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._free = deque(range(slots))
         self._whole = sum(quotas.values()) == slots
-        self._worth: np.ndarray = np.zeros(0)
+        self._worth: list[float] = []
 
     @property
     def free(self) -> int:
@@ -97,7 +98,7 @@ class ExpertCache:
             self._policy.study(place, routing.chosen)
         else:
             self._policy.observe(place, routing.experts, routing.ahead)
-        self._worth = self._policy.worth(place)
+        self._worth = self._policy.worth(place).tolist()
 
     def take(self, layer: int, expert: int) -> int | None:
         """A slot for ``expert``, which is not held; None while none is free."""
@@ -149,11 +150,13 @@ class ExpertCache:
         after = self._order[(self._place[layer] + 1) % len(self._order)]
         if after == layer:
             return after, []
+        if not most and touched < DENSE * self._count:
+            return after, []
         held = self._held(after) | (self._above._held(after) if self._above else set())
+        if touched >= DENSE * self._count:
+            return after, [e for e in range(self._count) if e not in held]
         odds = self._policy.foresee(self._place[after])
-        if touched >= DENSE * len(odds):
-            return after, [e for e in range(len(odds)) if e not in held]
-        likeliest: Iterable[int] = np.argsort(-odds, kind="stable")[: most + len(held)].tolist() if most else ()
+        likeliest = np.argsort(-odds, kind="stable")[: most + len(held)].tolist()
         return after, [e for e in likeliest if e not in held and odds[e] >= LIKELY][:most]
 
     def _held(self, layer: int) -> set[int]:

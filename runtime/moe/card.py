@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from planner.expert_cache import ExpertCache, Routing
 from planner.interrupt import uninterrupted
-from planner.placement import Unit
-from planner.trace import EXPERTS
-from runtime.booking import Booking, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
 from runtime.model import parameters
+from runtime.moe.copies import ExpertCopies
 from runtime.moe.dram import DramExperts, Key
 from runtime.moe.forward import Arrived
 from runtime.moe.host import ComputeClock
@@ -27,8 +24,18 @@ from runtime.pieces import Segment, cut, within
 from runtime.vram import DeviceLayout
 
 
+@dataclass
+class _Misses:
+    """What a visit still has to bring: experts in DRAM, those whose copies are queued, those on their way from the SSD."""
+
+    near: deque[int]
+    far: dict[int, None]
+    started: deque[int] = field(default_factory=deque)
+    looked_ahead: bool = False
+
+
 @dataclass(eq=False)
-class _Coming:
+class _Ahead:
     """An expert that is fetched ahead from a slot in DRAM: what of it is still to be queued."""
 
     key: Key
@@ -60,16 +67,12 @@ class CardExperts:
         prefetch: int,
     ):
         self.stats = TierStats()
-        self.bytes = 0
-        self._layouts, self._slots, self._cache, self._dram = layouts, slots, cache, dram
+        self._layouts, self._cache, self._dram = layouts, cache, dram
+        self._copies = ExpertCopies(slots, device, ledger)
         self._device, self._clock = device, clock
         self._chunk_bytes, self._in_flight, self._prefetch = chunk_bytes, in_flight, prefetch
-        self._booking = Booking(device, ledger, EXPERTS)
         self._cond = threading.Condition()
-        self._queued: deque[Queued] = deque()
-        self._arrived: dict[int, Event] = {}
-        self._left: dict[int, Event] = {}
-        self._coming: dict[Key, _Coming] = {}
+        self._coming: dict[Key, _Ahead] = {}
         self._ahead: set[Key] = set()
         self._wanted: deque[Key] = deque()
         self._views: dict[tuple[Key, int], Mapping[str, torch.Tensor]] = {}
@@ -80,8 +83,7 @@ class CardExperts:
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""
         with self._cond:
-            while self._queued and self._device.done(self._queued[0].end):
-                self._booking.book(self._queued.popleft())
+            self._copies.settle()
 
     def keep_first(self) -> dict[Key, torch.Tensor]:
         """The slots that layers keep, given to their first experts: whoever calls this fills them before :meth:`start`."""
@@ -89,20 +91,17 @@ class CardExperts:
         for layer, expert in self._layouts:
             slot = self._cache.keep(layer, expert)
             if slot is not None:
-                places[layer, expert] = self._slots[slot]
+                places[layer, expert] = self._copies.slots[slot]
         return places
 
     def start(self) -> None:
         """Fill from DRAM the slots that layers keep and that nobody filled, and begin to fetch ahead where a visit says so."""
-        filled = self._device.copy_event()
-        for layer, expert in self._layouts:
-            slot = self._cache.slot(layer, expert)
+        held = {key: self._cache.slot(*key) for key in self._layouts}
+        self._copies.lies_in(slot for slot in held.values() if slot is not None)
+        for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
+            slot = self._cache.keep(*key)
             if slot is not None:
-                self._arrived[slot] = filled
-            elif self._dram.here(layer, expert):
-                slot = self._cache.keep(layer, expert)
-                if slot is not None:
-                    self._copy_all(layer, expert, slot)
+                self._copy_all(*key, slot)
         with uninterrupted():
             self._thread.start()
 
@@ -127,44 +126,53 @@ class CardExperts:
                 if coming.key[0] == layer and coming.key[1] in seen.hits:
                     self._queue(coming, len(coming.chunks))
             misses = self._dram.visit(layer, routing, seen.misses)
+        coming = _Misses(deque(e for e in misses if self._dram.here(layer, e)), dict.fromkeys(misses))
+        for expert in coming.near:
+            del coming.far[expert]
+        self._start(layer, coming, routing)
         partly = [e for e in seen.hits if (layer, e) in begun]
         for expert in sorted(seen.hits, key=partly.__contains__):
             yield from self._use(layer, expert, late=expert in partly)
-        yield from self._bring(layer, misses, len(routing.experts))
+        while coming.near or coming.started:
+            self._start(layer, coming, routing)
+            yield from self._use(layer, coming.started.popleft(), late=True)
+        while coming.far:
+            expert = self._bring_part(layer, coming)
+            if expert is not None:
+                self._start(layer, coming, routing)
+                yield from self._use(layer, expert, late=True)
 
-    def _bring(self, layer: int, misses: Sequence[int], touched: int) -> Iterator[Arrived]:
-        """Each of ``misses``, those in DRAM first; once the last copy is queued, those of the coming layer may begin."""
-        near = [e for e in misses if self._dram.here(layer, e)]
-        far = dict.fromkeys(e for e in misses if e not in near)
-        if not misses:
-            self._look_ahead(layer, touched)
-        for expert in near:
+    def _start(self, layer: int, coming: _Misses, routing: Routing) -> None:
+        """Queue the copies of what lies in DRAM, as far as there are slots; behind the last one, those of the coming layer may begin."""
+        while coming.near and self._cache.free:
+            expert = coming.near.popleft()
             self._copy_all(layer, expert, self._take(layer, expert))
             self._dram.release(layer, expert)
-            if not far and expert == near[-1]:
-                self._look_ahead(layer, touched)
-            yield from self._use(layer, expert, late=True)
-        parts = {expert: self._dram.parts(layer, expert) for expert in far}
-        while far:
-            expert, number, over = self._dram.next_part(layer, far)
-            slot = self._cache.slot(layer, expert)
-            if slot is None:
-                slot = self._take(layer, expert)
-            dram_slot, source = self._dram.place(layer, expert)
-            with self._cond, self._device.copying():
-                for extent in parts[expert][number]:
-                    self._issue((layer, expert), slot, source, within(self._layouts[layer, expert].segments, extent.dest, extent.nbytes))
-                self._dram.read_until(dram_slot, partial(self._device.host_waits, self._arrived[slot]))
-            if over:
-                del far[expert]
-                self._dram.release(layer, expert)
-                if not far:
-                    self._look_ahead(layer, touched)
-                yield from self._use(layer, expert, late=True)
+            coming.started.append(expert)
+        if not (coming.near or coming.far or coming.looked_ahead):
+            coming.looked_ahead = True
+            self._look_ahead(layer, len(routing.experts))
+
+    def _bring_part(self, layer: int, coming: _Misses) -> int | None:
+        """Wait for a part of an expert from the SSD, for which there is a slot, and queue its copies. The expert, if that was the last."""
+        placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
+        expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed)
+        slot = self._cache.slot(layer, expert)
+        if slot is None:
+            slot = self._take(layer, expert)
+        dram_slot, source = self._dram.place(layer, expert)
+        segments = self._layouts[layer, expert].segments
+        arrived = [s for extent in self._dram.parts(layer, expert)[number] for s in within(segments, extent.dest, extent.nbytes)]
+        self._copy(layer, expert, slot, dram_slot, source, arrived)
+        if not over:
+            return None
+        del coming.far[expert]
+        self._dram.release(layer, expert)
+        return expert
 
     def _use(self, layer: int, expert: int, late: bool) -> Iterator[Arrived]:
         key, slot = (layer, expert), self._cache.slot(layer, expert)
-        arrival = self._arrived[slot]
+        arrival = self._copies.arrival(slot)
         if late:
             self._clock.pause()
         self._device.compute_waits(arrival)
@@ -172,10 +180,10 @@ class CardExperts:
             self._clock.resume(arrival)
         views = self._views.get((key, slot))
         if views is None:
-            views = self._views[key, slot] = parameters(self._layouts[key].tensors, self._slots[slot])
+            views = self._views[key, slot] = parameters(self._layouts[key].tensors, self._copies.slots[slot])
         yield expert, views
         with self._cond:
-            self._left[slot] = self._device.compute_event()
+            self._copies.left(slot)
             let_go = self._cache.settle(layer, expert)
             if let_go is not None:
                 self._cache.give_back(let_go)
@@ -189,23 +197,13 @@ class CardExperts:
             return slot
 
     def _copy_all(self, layer: int, expert: int, slot: int) -> None:
-        dram_slot, source = self._dram.place(layer, expert)
-        with self._cond, self._device.copying():
-            self._issue((layer, expert), slot, source, self._layouts[layer, expert].segments)
-            self._dram.read_until(dram_slot, partial(self._device.host_waits, self._arrived[slot]))
+        self._copy(layer, expert, slot, *self._dram.place(layer, expert), self._layouts[layer, expert].segments)
 
-    def _issue(self, key: Key, slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> None:
-        """Queue copies of ``segments`` behind whatever reads ``slot``; the slot has arrived at the last one's end."""
-        left = self._left.pop(slot, None)
-        if left is not None:
-            self._device.copy_waits(left)
-        issued_s, nbytes = time.perf_counter(), 0
-        for s in segments:
-            self._device.copy(self._slots[slot][s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
-            nbytes += s.nbytes
-        self._arrived[slot] = self._device.copy_event()
-        self.bytes += nbytes
-        self._queued.append(Queued(issued_s, self._arrived[slot], Unit("expert", *key), nbytes, last=False, cleared=None))
+    def _copy(self, layer: int, expert: int, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
+        with self._cond:
+            over = self._copies.copy(layer, expert, slot, source, segments)
+            self._dram.read_until(dram_slot, partial(self._device.host_waits, over))
+            return over
 
     def _look_ahead(self, layer: int, touched: int) -> None:
         with self._cond:
@@ -224,8 +222,7 @@ class CardExperts:
                     if self._stop:
                         return
                     coming = self._next_ahead()
-                    self._queue(coming, 1)
-                    under_way.append(self._arrived[coming.slot])
+                    under_way.append(self._queue(coming, 1))
                     if not coming.chunks:
                         del self._coming[coming.key]
                 while len(under_way) >= self._in_flight:
@@ -234,7 +231,7 @@ class CardExperts:
             with self._cond:
                 self._error = error
 
-    def _next_ahead(self) -> _Coming | None:
+    def _next_ahead(self) -> _Ahead | None:
         """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""
         for coming in self._coming.values():
             return coming
@@ -245,16 +242,13 @@ class CardExperts:
                 self._ahead.add(key)
                 dram_slot, source = self._dram.place(*key)
                 chunks = deque(cut(self._layouts[key].segments, self._chunk_bytes))
-                self._coming[key] = _Coming(key, self._cache.take(*key), dram_slot, source, chunks)
+                self._coming[key] = _Ahead(key, self._cache.take(*key), dram_slot, source, chunks)
                 return self._coming[key]
         return None
 
-    def _queue(self, coming: _Coming, most: int) -> None:
+    def _queue(self, coming: _Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
-        if chunks:
-            with self._device.copying():
-                self._issue(coming.key, coming.slot, coming.source, chunks)
-            self._dram.read_until(coming.dram_slot, partial(self._device.host_waits, self._arrived[coming.slot]))
+        return self._copy(*coming.key, coming.slot, coming.dram_slot, coming.source, chunks)
 
     def close(self) -> None:
         """End the thread that fetches ahead; what is queued finishes."""

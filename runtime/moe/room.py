@@ -59,7 +59,8 @@ class ExpertRoom:
         return vram, self._cache(self.dram_slots, vram)
 
     def _cache(self, slots: int, above: ExpertCache | None) -> ExpertCache:
-        return ExpertCache(kept_slots(self.plan.model.experts, slots), slots, self.policy(), above)
+        experts = self.plan.model.experts
+        return ExpertCache(kept_slots(experts, slots), slots, experts.count, self.policy(), above)
 
     def policy(self) -> ExpertPolicy:
         """A fresh one, as the plan says."""

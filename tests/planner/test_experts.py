@@ -119,8 +119,8 @@ class TestSlots:
 
     def test_activations_are_those_of_one_expert_at_a_time(self):
         m = replace(moe(), hidden=1000, ffn_width=2000, attn_width=1, kv_width=1, vocab=1)
-        rows = (2 + 1) * 1000 + 2 * 1000 + 3 * 1000
-        per_token = (4 * 1000 + rows) * 2 + 4 * 8 * 2
+        computing, summing = 5 * 1000 * 2, (2 + 1) * 1000 * 4 + 1000 * 2
+        per_token = 4 * 1000 * 2 + 2 * 1000 * 2 + max(computing, summing) + 2 * 8
         grown = [activation_bytes(m, work(prompt_tokens=tokens), 1, tokens) for tokens in (1000, 2000)]
         assert grown[1] - grown[0] == pytest.approx(1000 * per_token, rel=1e-3)
 

@@ -86,7 +86,7 @@ def missed_by_both(trace, policy: ExpertPolicyName, in_vram: int, in_dram: int) 
     def tier(slots: int, above: ExpertCache | None) -> ExpertCache:
         quotas = dict.fromkeys(range(trace.layers), slots)
         policy_of_its_own = make_expert_policy(policy, trace.layers, trace.count, trace.top_k)
-        return ExpertCache(quotas, slots * trace.layers + trace.count, policy_of_its_own, above)
+        return ExpertCache(quotas, slots * trace.layers + trace.count, trace.count, policy_of_its_own, above)
 
     vram = tier(in_vram, None)
     dram = tier(in_dram, vram)

@@ -79,8 +79,9 @@ def test_the_plan_tells_the_arena_that_any_checkpoint_of_its_geometry_needs(tmp_
 
 
 def slack(plan: Plan) -> int:
-    """Pages that the plan allows for beside bytes: some for each slot, table, head block and norm."""
-    return (8 * plan.placement.dram_slots + 4 * (plan.model.layers + 1) * 2 + 4 * plan.decisions.weights.head_blocks + 16) * 4096
+    """Pages that the plan allows for beside bytes: some for each slot of a layer or an expert, table, head block and norm."""
+    slots = plan.placement.dram_slots + (plan.decisions.experts.dram_slots if plan.decisions.experts else 0)
+    return (8 * slots + 4 * (plan.model.layers + 1) * 2 + 4 * plan.decisions.weights.head_blocks + 16) * 4096
 
 
 def test_a_checkpoint_that_needs_more_than_its_plan_tells_is_run_all_the_same(

@@ -89,7 +89,7 @@ def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, p
     arena = Arena(slots * slot_bytes(layouts))
     arena.occupy(None)
     pool = ReadPool(2, ALIGN)
-    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, Whims(seed), above)
+    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above)
     dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2)
     try:
         for arrival, _ in dram.preload(pool) if preload else ():
@@ -150,7 +150,7 @@ slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 def test_a_card_computes_with_every_expert_once_a_visit_while_a_thread_fetches_ahead(
     layouts: dict, vram: int, dram: int, seed: int, prefetch: int
 ) -> None:
-    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, Whims(seed + 1))
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1))
     with dram_tier(layouts, dram, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, HostCopier(), prefetch)
         card.start()
@@ -171,7 +171,7 @@ def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(layouts: d
     """Copies and kernels are done in any order that streams and events allow; the bytes are looked at when the kernel runs."""
     draw = random.Random(seed)
     device = FakeDevice(lambda enabled: draw.choice(list(enabled)))
-    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, Whims(seed + 1))
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1))
     with dram_tier(layouts, EXPERTS.units if whole else 9, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, device, 0)
         ran = []

@@ -1,0 +1,148 @@
+"""Mixture of experts: each case beside the bound of its own process, and what hits buy.
+
+    python bench/moe.py work=/data/penstock out=moe.json cases=none,hits,three,prefill,peer [model=mixtral8x7b] [layers=16] [vram=16GiB]
+    python bench/moe.py work=bench-work out=moe.json cases=cpu
+
+The checkpoint has random weights and a router with a stated skew (bench/moe_routing.py): ``share`` of all uses go to ``slots`` experts a
+layer. `none`: no expert is kept in VRAM, all pass through. `hits`: as many as fit. Their rows end with what the hits bought of what their
+bytes say. `three`: DRAM has slots for half of the experts. `peer`: accelerate under the same budget. `cpu`: SSD and DRAM, a small
+geometry. Tokens are sampled, since the greedy ones of random weights repeat. Every run is a process of its own; medians over steps.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.keys import given_of  # noqa: E402
+from bench.link import Bench, Row, bound_row, link_limit, machine, step_s  # noqa: E402
+from bench.moe_routing import favour  # noqa: E402
+from bench.peers.run import Request, compare  # noqa: E402
+from planner.checkpoint import spec_from_checkpoint  # noqa: E402
+from planner.errors import UserError  # noqa: E402
+from planner.experts import TRANSIT_SLOTS, fewest_slots  # noqa: E402
+
+PROMPT, NEW = 128, 48
+KEYS = ("work", "out", "cases", "model", "layers", "vram", "share", "slots")
+SMALL = ("model.hidden=1024", "model.heads=16", "model.kv_heads=4", "model.head_dim=64", "model.expert_ffn=3584", "model.layers=8")
+"""Mixtral's shape with experts of 22 MB: 1.5 GB in all, for a machine without a GPU."""
+
+
+class Cases:
+    """Runs over one checkpoint, made once under the bench's directory."""
+
+    def __init__(self, bench: Bench, overrides: list[str], vram: str, share: float, slots: int):
+        self._bench, self._vram, self._share = bench, vram, share
+        path = bench.work / "moe"
+        fresh = not path.exists()
+        self.checkpoint = bench.checkpoint("moe", *overrides)
+        if fresh:
+            favour(self.checkpoint, share, slots, seed=0)
+        self._spec = spec_from_checkpoint(self.checkpoint)
+        self._experts = self._spec.experts
+        self._reports: dict[str, dict] = {}
+
+    def none(self) -> Iterator[Row]:
+        passing = max(TRANSIT_SLOTS, fewest_slots(self._experts))
+        yield from self._decode("none", "no expert kept in VRAM", f"force.expert_vram_slots={passing}", *self._all_in_dram())
+
+    def hits(self) -> Iterator[Row]:
+        yield from self._decode("hits", "as many as fit", *self._all_in_dram())
+        if "none" in self._reports:
+            yield self._bought()
+
+    def three(self) -> Iterator[Row]:
+        yield from self._decode("three", "half of the experts in DRAM", f"force.expert_dram_slots={self._experts.units // 2}")
+
+    def prefill(self) -> Iterator[Row]:
+        report = self._run("prefill", 2048, 4, *self._all_in_dram())
+        yield bound_row("prefill 2048", f"VRAM {self._vram}", report, "prefill_s", "<= 1.1")
+
+    def peer(self) -> Iterator[Row]:
+        """accelerate's decode step in units of ours; every token costs it all of the weights, so its tokens need no sampling."""
+        ours = self._reports["hits"]
+        out = self._bench.work / "moe-peer.json"
+        keys = {"checkpoint": self.checkpoint, "vram_bytes": self._vram, "prompt_tokens": PROMPT, "new_tokens": 4, "out": out}
+        asked = [f"{key}={value}" for key, value in (keys | {"work": self._bench.work / "peers", "limit_s": 420}).items()]
+        (theirs,) = compare(Request.read([*asked, "systems=accelerate"]))["rows"]
+        if theirs["message"]:
+            print(f"accelerate: {theirs['message']}", flush=True)
+            return
+        seconds = theirs["decode_s"]
+        yield Row("accelerate's step over ours", "rest in DRAM", seconds, step_s(ours), "s", seconds / step_s(ours), ">= 8", None, 0, 0)
+
+    def cpu(self) -> Iterator[Row]:
+        for share in (2, 4):
+            slots = self._experts.units * share // self._experts.count + TRANSIT_SLOTS
+            report = self._run(f"cpu{share}", PROMPT, NEW, "hardware.vram_bytes=0", f"force.expert_dram_slots={slots}")
+            yield from self._rows(f"SSD -> CPU, {share} of {self._experts.count} in DRAM", "1.5 GB", report, "<= 1.08")
+
+    def _decode(self, name: str, what: str, *solve: str) -> Iterator[Row]:
+        report = self._run(name, PROMPT, NEW, *solve)
+        yield from self._rows(f"decode, {what}", f"VRAM {self._vram}", report, "<= 1.08")
+
+    def _rows(self, case: str, what: str, report: dict, target: str) -> Iterator[Row]:
+        tiers = {name: facts for name, facts in report["experts"].items() if name != "missed" and facts}
+        found = ", ".join(f"{name} {facts['hit_rate']:.1%}" for name, facts in tiers.items() if facts["hit_rate"] is not None)
+        row = bound_row(case, f"{what}; hits: {found}", report, "decode_s_per_token", target)
+        yield row
+        decided = sum(facts["decide_s_per_visit"] for facts in tiers.values()) * len(self._experts.layers)
+        each = max(facts["decide_s_per_visit"] for facts in tiers.values()) * 1e6
+        yield Row("  deciding, a layer", "policy and slots, each tier", each, 20, "us", each / 20, "<= 1", None, 0, 0)
+        yield Row("  deciding, a step", "share of the step", decided, step_s(report), "s", decided / step_s(report), "< 0.01", None, 0, 0)
+
+    def _bought(self) -> Row:
+        """Seconds that hits saved over those that their bytes take at the link's rate."""
+        none, hits = self._reports["none"], self._reports["hits"]
+        moved = [report["measured"]["h2d_bytes_per_token"] for report in (none, hits)]
+        said = (moved[0] - moved[1]) / 1e9 / ((link_limit(none, "h2d")[0] + link_limit(hits, "h2d")[0]) / 2)
+        saved = step_s(none) - step_s(hits)
+        what = f"{1 - moved[1] / moved[0]:.1%} fewer bytes"
+        return Row("what hits buy", what, saved, said, "s", saved / said, ">= 0.92", None, 0, 0)
+
+    def _all_in_dram(self) -> list[str]:
+        return [f"force.expert_dram_slots={self._experts.units}"]
+
+    def _run(self, name: str, prompt: int, new: int, *solve: str) -> dict:
+        work = [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}", "workload.requests=2"]
+        budget = [] if any(key.startswith("hardware.vram_bytes") for key in solve) else [f"hardware.vram_bytes={self._vram}"]
+        report = self._bench.run(f"moe-{name}", self.checkpoint, [*budget, *work, *solve], ["temperature=1.0"])
+        self._reports[name] = report
+        return report
+
+
+def main() -> None:
+    try:
+        given = given_of(sys.argv[1:], KEYS)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    bench = Bench(Path(given.get("work", "bench-work")).resolve())
+    where = machine(bench.probe())
+    print(json.dumps(where), flush=True)
+    names = given.get("cases", "none,hits,three,prefill,peer").split(",")
+    shape = [f"model={given.get('model', 'mixtral8x7b')}", *(SMALL if names == ["cpu"] else [f"model.layers={given.get('layers', '16')}"])]
+    cases = Cases(bench, shape, given.get("vram", "16GiB"), float(given.get("share", "0.6")), int(given.get("slots", "2")))
+    known: dict[str, Callable[[], Iterator[Row]]] = {
+        f.__name__: f for f in (cases.none, cases.hits, cases.three, cases.prefill, cases.peer, cases.cpu)
+    }
+    rows: list[Row] = []
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"cases={name}: choose from {', '.join(known)}")
+        for row in known[name]():
+            rows.append(row)
+            predicted = f"{row.predicted:.3f}" if row.predicted else ""
+            print(f"{row.case:36} {row.what:52} {row.result:10.6g} {row.limit:10.6g} {row.unit:4} {row.ratio:6.3f} {row.target:8} {predicted}"
+                  f"  VRAM {row.vram_gb:.2f} DRAM {row.dram_gb:.2f}", flush=True)
+            if "out" in given:
+                Path(given["out"]).write_text(json.dumps({"machine": where, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Copies of experts into slots of VRAM, each behind whatever used its slot before."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from planner.placement import Unit
+from planner.trace import EXPERTS
+from runtime.booking import Booking, Queued
+from runtime.device import CopyDevice, Event
+from runtime.ledger import Ledger
+from runtime.pieces import Segment
+
+
+class ExpertCopies:
+    """The copy stream of ``device`` and the events at both ends of each of ``slots``. One caller at a time."""
+
+    def __init__(self, slots: Sequence[torch.Tensor], device: CopyDevice, ledger: Ledger):
+        self.slots = slots
+        self.device = device
+        self._booking = Booking(device, ledger, EXPERTS)
+        self._queued: deque[Queued] = deque()
+        self._arrived: dict[int, Event] = {}
+        self._left: dict[int, Event] = {}
+
+    def copy(self, layer: int, expert: int, slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
+        """Queue copies of ``segments`` of an expert into ``slot``, behind what computes with what lies there; the last one's end."""
+        left = self._left.pop(slot, None)
+        if left is not None:
+            self.device.copy_waits(left)
+        issued_s, nbytes = time.perf_counter(), 0
+        with self.device.copying():
+            for s in segments:
+                self.device.copy(self.slots[slot][s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
+                nbytes += s.nbytes
+            self._arrived[slot] = self.device.copy_event()
+        self._queued.append(Queued(issued_s, self._arrived[slot], Unit("expert", layer, expert), nbytes, last=False, cleared=None))
+        return self._arrived[slot]
+
+    def lies_in(self, slots: Iterable[int]) -> None:
+        """They were filled by somebody else."""
+        self._arrived |= dict.fromkeys(slots, self.device.copy_event())
+
+    def arrival(self, slot: int) -> Event:
+        """Behind the last copy into ``slot``."""
+        return self._arrived[slot]
+
+    def left(self, slot: int) -> None:
+        """What computes with ``slot`` is queued."""
+        self._left[slot] = self.device.compute_event()
+
+    def settle(self) -> None:
+        """Book all copies that are over; never blocks."""
+        while self._queued and self.device.done(self._queued[0].end):
+            self._booking.book(self._queued.popleft())
