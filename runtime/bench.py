@@ -15,13 +15,13 @@ import runtime
 from planner.bars import bar_console
 from planner.errors import UserError
 from planner.explain import Infeasible
+from planner.output import write_json
 from planner.planfile import write_plan
 from planner.schema import SolveConfig
 from planner.units import GB, show_bytes, show_seconds
 from planner.wsm import PREFIX
 from runtime.modes import MODES, Setting, check_modes, read_setting
 from runtime.order import read_order, writable
-from planner.output import write_json
 from runtime.schema import BenchConfig, RunConfig
 
 LEFT_OUT = ("texts", "tokens", "step_s", "requests")

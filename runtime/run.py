@@ -13,6 +13,7 @@ import transformers
 from rich.console import Console
 
 from planner.interrupt import uninterrupted
+from planner.output import write_json
 from planner.trace import Timeline
 from runtime.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from runtime.engine import Engine
@@ -29,7 +30,6 @@ from runtime.memory import PeakDram
 from runtime.model import import_model, open_skeleton
 from runtime.nvml import GpuSampler
 from runtime.order import Order
-from planner.output import write_json
 from runtime.pageable import pageable_note, slowed_by_pageable
 from runtime.progress import PhaseBar
 from runtime.report import Outcome, make_report, show

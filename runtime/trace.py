@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import UserError
+from planner.output import write_at_once
 from planner.plan import Plan
 from planner.timeline import draw
 from planner.trace import PASS, Sample, Span, Timeline, chrome_trace
 from runtime.ledger import Ledger
-from planner.output import write_at_once
 
 SUFFIXES = {".json": "a Chrome trace, which ui.perfetto.dev opens", ".png": "a picture"}
 
