@@ -23,8 +23,8 @@ def print_comparison(comparison: Comparison, expert_bytes: int | None, console: 
         rows = {s.policy: [cell(x) for x in scores if x.policy == s.policy] for s in scores if s.policy not in past}
         rows = {policy: cells for policy, cells in rows.items() if any(cells)}
         if rows:
-            console.print()
-            console.print(_table(title, comparison.slots, rows))
+            console.print(f"\n{title}", style="bold")
+            console.print(_table(comparison.slots, rows))
 
 
 Cell = Callable[[Score], str]
@@ -47,8 +47,8 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}"
 
 
-def _table(title: str, slots: tuple[int, ...], rows: dict[str, list[str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="dim")
+def _table(slots: tuple[int, ...], rows: dict[str, list[str]]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("slots", min_width=10)
     for n in slots:
         table.add_column(str(n), justify="right", min_width=4)

@@ -23,7 +23,8 @@ from planner.replay_table import print_comparison
 from planner.resolve import model_from
 from planner.routing import Trace
 from planner.schema import ModelConfig, ReplayConfig
-from planner.traces import SCORES, read_trace
+from planner.trace_lines import SCORES
+from planner.traces import read_trace
 
 MOST_SLOTS = 15
 """Numbers of slots that are compared when none are asked for."""

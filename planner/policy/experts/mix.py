@@ -24,7 +24,7 @@ EVIDENCE_EXPERTS = 16
 NEAR = 0.5
 """What an expert is worth that will be used one visit later than the next, where one that the next visit uses is worth 1; and so on."""
 
-KEEP_RATE, FETCH_RATE, WEIGHT_RATE = 0.1, 0.5, 0.1
+KEEP_RATE, FETCH_RATE, WEIGHT_RATE = 0.1, 0.3, 0.1
 """How far one visit moves the tables of evidence for keeping and for fetching, and the weights, at first."""
 
 START_WEIGHT = 0.3

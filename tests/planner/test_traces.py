@@ -1,0 +1,104 @@
+"""Routing traces as files: both forms, plain or packed, and what is wrong with a line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.errors import UserError
+from planner.policy.experts import AheadScores
+from planner.routing import Phase
+from planner.traces import read_trace, trace_line
+
+EXPERTS = [[[0, 1], [2, 3]], [[1, 0], [3, 2]], [[2, 0], [1, 3]]]
+
+
+def token(**change: object) -> str:
+    return json.dumps({"prompt": 0, "phase": "decode", "pos": 0, "experts": EXPERTS[0], "probs": [[0.5, 0.2]] * 2} | change)
+
+
+def of_layer(token_idx: int, layer: int, **change: object) -> str:
+    return json.dumps({"problem_id": "a", "token_idx": token_idx, "layer": layer, "experts": [0, 1], "gating_probs": [0.5, 0.2]} | change)
+
+
+def written(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    lines = [
+        trace_line(7, Phase.prefill if pos < 1 else Phase.decode, pos, experts, [[0.61234, 0.2]] * 2, [[0.5, 1, 2, pos]], [[0, 0, 1, -1.5]])
+        for pos, experts in enumerate(EXPERTS)
+    ]
+    trace = read_trace(written(tmp_path / "trace.jsonl", lines))
+    assert trace.experts.tolist() == EXPERTS
+    assert trace.decode.tolist() == [False, True, True] and trace.count == 4
+    assert trace.scores[AheadScores.router][2].tolist() == [[0.5, 1, 2, 2]]
+    assert trace.scores[AheadScores.centroids][0].tolist() == [[0, 0, 1, -1.5]]
+    assert json.loads(lines[0])["probs"][0] == [0.6123, 0.2]
+
+
+@pytest.mark.parametrize("opener", [gzip.open, lzma.open])
+def test_a_packed_trace_is_read_whatever_its_name(opener: object, tmp_path: Path) -> None:
+    with opener(tmp_path / "trace", "wt") as file:
+        file.write(token() + "\n")
+    assert read_trace(tmp_path / "trace").experts.tolist() == EXPERTS[:1]
+
+
+def test_prompts_that_were_recorded_together_come_one_after_another(tmp_path: Path) -> None:
+    lines = [token(prompt=p, experts=e) for p, e in (("x", EXPERTS[0]), ("y", EXPERTS[1]), ("x", EXPERTS[2]))]
+    trace = read_trace(written(tmp_path / "trace", lines))
+    assert trace.prompt.tolist() == [0, 0, 1]
+    assert trace.experts.tolist() == [EXPERTS[0], EXPERTS[2], EXPERTS[1]]
+
+
+def test_lines_of_layers_are_put_together_in_any_order(tmp_path: Path) -> None:
+    lines = [of_layer(t, layer, experts=[t, layer]) for layer in (9, 4) for t in (2, 3)]
+    trace = read_trace(written(tmp_path / "trace", lines))
+    assert trace.experts.tolist() == [[[2, 4], [2, 9]], [[3, 4], [3, 9]]]
+    assert trace.decode.all() and trace.count == 10
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([token(), "{"], ["line 2", "no JSON"]),
+        ([token(), "", "[1]"], ["line 3", "no JSON object"]),
+        ([token(), token(experts=[[0, 1], [2, 4]])], ["line 2", "expert 4", "0 to 3"]),
+        ([token(experts=[[0, -1], [2, 3]])], ["line 1", "expert -1"]),
+        ([token(experts=[[0, True], [2, 3]])], ["line 1", "True"]),
+        ([token(experts=[[0, 0], [2, 3]])], ["line 1", "twice"]),
+        ([token(), token(experts=[[0], [2]])], ["line 2", "1 experts", "the first one has 2"]),
+        ([token(), token(experts=[[0, 1]])], ["line 2", "1 layers"]),
+        ([token(experts=3)], ["line 1", "list of lists"]),
+        ([token(phase="encode")], ["line 1", "encode", "prefill, decode"]),
+        (['{"prompt": 0}'], ["line 1", 'lacks "experts"']),
+        ([token(ahead=[[0, 1, 2, 3]]), token()], ["line 2", 'lacks "ahead"']),
+        ([token(ahead=[[0, 1, 2]])], ["line 1", '"ahead"', "4 of them"]),
+        ([token(ahead=[[0, 1, 2, float("nan")]])], ["line 1", '"ahead"']),
+        ([of_layer(0, 0), of_layer(0, 1), of_layer(1, 0)], ["token 1", "each of the 2 layers"]),
+        ([of_layer(0, 0), of_layer(0, 0), of_layer(1, 1), of_layer(1, 0)], ["token 0", "each of the 2 layers"]),
+        ([of_layer(0, 0), of_layer(0, 1, experts=[0])], ["line 2", "1 experts"]),
+        ([of_layer(-1, 0)], ["line 1", '"token_idx": -1']),
+        ([], ["holds no line"]),
+    ],
+)
+def test_a_bad_trace_is_refused_by_the_line(lines: list[str], words: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path / "trace", lines)
+    with pytest.raises(UserError) as refused:
+        read_trace(path, count=4)
+    assert all(word in str(refused.value) for word in [str(path), *words]), refused.value
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cut.xz").write_bytes(lzma.compress(b"x" * 1000 + np.random.default_rng(0).bytes(5000))[:900])
+    (tmp_path / "raw").write_bytes(bytes(range(256)))
+    for name in ("absent", ".", "cut.xz", "raw"):
+        with pytest.raises(UserError, match="traces="):
+            read_trace(tmp_path / name)
