@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.decisions import Tier
 from planner.errors import UserError, nearest
+from planner.experts import fewest_slots
 from planner.explain import Infeasible
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
@@ -36,6 +37,13 @@ class Setting:
     def gpu(self) -> bool:
         return self.hardware.gpu is not None
 
+    def expert_slots(self, **shares: float) -> dict[str, int]:
+        """Slots of each tier that is named for a share of all experts, but as many as there must be; none for a dense model."""
+        experts = self.model.experts
+        if experts is None:
+            return {}
+        return {f"expert_{tier}_slots": max(fewest_slots(experts), round(share * experts.units)) for tier, share in shares.items()}
+
     def plan(self, **forced: Any) -> Plan:
         """The best plan with ``forced`` decisions. NotHere when they contradict the user's, Infeasible when nothing fits."""
         for key, value in forced.items():
@@ -54,9 +62,10 @@ def _full(setting: Setting) -> Plan:
     """Everything where it computes: in VRAM, or in DRAM without a GPU."""
     layers = setting.model.layers
     if not setting.gpu:
-        return setting.plan(cap_layers=layers)
+        return setting.plan(cap_layers=layers, **setting.expert_slots(dram=1.0))
     heads = head_blocks(setting.model)
-    return setting.plan(resident_attn=layers, resident_ffn=layers, resident_head=heads, embedding=Tier.vram)
+    residents = {"resident_attn": layers, "resident_ffn": layers, "resident_head": heads}
+    return setting.plan(**residents, embedding=Tier.vram, **setting.expert_slots(vram=1.0))
 
 
 def _preload(setting: Setting) -> Plan:
@@ -64,16 +73,20 @@ def _preload(setting: Setting) -> Plan:
     _needs_gpu(setting)
     roomy = setting.plan_with_more_dram()
     through = len(roomy.placement.dram_layers)
-    if not roomy.placement.streamed_units:
+    if not roomy.placement.streamed_units and not roomy.predicted.experts_missed_vram:
         raise NotHere("everything fits in VRAM, so it is the same as full")
     kept = roomy.decisions.weights.vram.resident_units
-    return setting.plan(cap_layers=through, resident_attn=kept.attn, resident_ffn=kept.ffn, resident_head=kept.head)
+    experts = setting.expert_slots(dram=1.0)
+    if roomy.decisions.experts is not None:
+        experts["expert_vram_slots"] = roomy.decisions.experts.vram_slots
+    return setting.plan(cap_layers=through, resident_attn=kept.attn, resident_ffn=kept.ffn, resident_head=kept.head, **experts)
 
 
 def _stream(setting: Setting) -> Plan:
     """Everything in DRAM, and every unit through the VRAM ring in every pass."""
     _needs_gpu(setting)
-    return setting.plan(cap_layers=setting.model.layers, resident_attn=0, resident_ffn=0, resident_head=0)
+    experts = setting.expert_slots(vram=0.0, dram=1.0)
+    return setting.plan(cap_layers=setting.model.layers, resident_attn=0, resident_ffn=0, resident_head=0, **experts)
 
 
 def _mixed(setting: Setting) -> Plan:
@@ -81,8 +94,10 @@ def _mixed(setting: Setting) -> Plan:
     best = setting.best
     if isinstance(best, Infeasible):
         raise best
-    if best.placement.ssd_layers:
+    if best.placement.ssd_layers or best.predicted.experts_missed_dram:
         return best
+    if setting.model.experts is not None:
+        return setting.plan(**setting.expert_slots(dram=0.5))
     layers, kept = setting.model.layers, best.decisions.weights.vram.resident_units
     residents = {"resident_attn": min(kept.attn, layers // 2), "resident_ffn": min(kept.ffn, layers // 2)} if setting.gpu else {}
     through = layers - min(residents.values(), default=0)

@@ -10,6 +10,7 @@ import pytest
 
 from planner.build import build
 from planner.errors import UserError
+from planner.experts import fewest_slots
 from planner.explain import Infeasible
 from planner.hardware import HardwareProfile
 from planner.memory import dram_use
@@ -70,6 +71,19 @@ def test_with_a_gpu_each_mode_uses_one_tier_more(checkpoint: Path) -> None:
     assert where(mixed) == (LAYERS // 2, 0, LAYERS // 2) and mixed.placement.ssd_bytes_per_pass > 0
     with pytest.raises(NotHere, match="everything fits in VRAM"):
         MODES["preload"](here)
+
+
+def test_experts_are_where_the_mode_says(tmp_path: Path) -> None:
+    experts = save_tiny(tmp_path / "moe", "mixtral", layers=LAYERS)
+    here = setting(experts, gpu=True)
+    slots = {mode: MODES[mode](here).decisions.experts for mode in ("full", "stream", "mixed")}
+    units = here.model.experts.units
+    assert slots["full"].vram_slots == units and slots["mixed"].dram_slots == units // 2
+    assert (slots["stream"].vram_slots, slots["stream"].dram_slots) == (fewest_slots(here.model.experts), units)
+    small = machine(True, vram_bytes=MODES["full"](here).predicted.vram_bytes - here.model.experts.nbytes // 2)
+    kept = MODES["preload"](read_setting(configured(small, experts))).decisions.experts
+    assert fewest_slots(here.model.experts) < kept.vram_slots < units and kept.dram_slots == units
+    assert MODES["full"](setting(experts, gpu=False)).decisions.experts.dram_slots == units
 
 
 def test_preload_keeps_in_vram_what_fits_and_the_rest_in_dram(checkpoint: Path) -> None:
