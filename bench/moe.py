@@ -138,8 +138,8 @@ def main() -> None:
         for row in known[name]():
             rows.append(row)
             predicted = f"{row.predicted:.3f}" if row.predicted else ""
-            print(f"{row.case:36} {row.what:52} {row.result:10.6g} {row.limit:10.6g} {row.unit:4} {row.ratio:6.3f} {row.target:8} {predicted}"
-                  f"  VRAM {row.vram_gb:.2f} DRAM {row.dram_gb:.2f}", flush=True)
+            figures = f"{row.result:10.6g} {row.limit:10.6g} {row.unit:4} {row.ratio:6.3f} {row.target:8} {predicted}"
+            print(f"{row.case:36} {row.what:52} {figures}  VRAM {row.vram_gb:.2f} DRAM {row.dram_gb:.2f}", flush=True)
             if "out" in given:
                 Path(given["out"]).write_text(json.dumps({"machine": where, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
 

@@ -16,8 +16,9 @@ DENSE = 0.75
 experts will be wanted whoever they are."""
 
 
-LIKELY = 0.2
-"""Probability from which an expert is worth fetching ahead: a wrong one costs what a demand waits for the chunks that are queued."""
+LIKELY = 0.5
+"""Probability from which an expert is worth fetching ahead: a right one gains what the link carries while a layer computes, a wrong one costs
+about as much, since a demand waits for the chunks that are queued."""
 
 
 @dataclass(frozen=True)
