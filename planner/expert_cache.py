@@ -17,8 +17,8 @@ experts will be wanted whoever they are."""
 
 
 LIKELY = 0.5
-"""Probability from which an expert is worth fetching ahead: a right one gains what the link carries while a layer computes, a wrong one costs
-about as much, since a demand waits for the chunks that are queued."""
+"""Probability from which an expert is worth fetching ahead: a right one gains what the link carries while a layer computes, a wrong one
+costs about as much, since a demand waits for the chunks that are queued."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class TraceRecorder:
 
     def __init__(self, path: Path, layers: nn.ModuleList):
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = _OPENERS.get(path.suffix, open)(path, "wt", encoding="utf-8")
         except OSError as error:
             raise UserError(f"moe.record={path}: cannot be written ({error.strerror}); choose another file") from error
