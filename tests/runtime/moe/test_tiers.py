@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -195,3 +197,71 @@ def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, t
 
 def vars_of(extent: Extent) -> tuple[int, int, int]:
     return extent.offset, extent.nbytes, extent.dest
+
+
+class SlowCard(HostCopier):
+    """Copies that are over only once :meth:`let` says so: events are numbered from 1."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._over = threading.Condition()
+        self._events, self._done = 0, 0
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        super().copy(dst, src)
+        with self._over:
+            self.sizes.append(dst.numel())
+            self._over.notify_all()
+
+    def copy_event(self, again: float | None = None) -> float:
+        self._events += 1
+        return self._events
+
+    def host_waits(self, event: float) -> None:
+        with self._over:
+            assert self._over.wait_for(lambda: self._done >= event, 10)
+
+    def let(self, event: int) -> None:
+        with self._over:
+            self._done = event
+            self._over.notify_all()
+
+    def copied(self, count: int) -> list[int]:
+        """The sizes of copies, once there are so many."""
+        with self._over:
+            self._over.wait_for(lambda: len(self.sizes) >= count, 10)
+            time.sleep(0.05)
+            return list(self.sizes)
+
+
+class Certain(Whims):
+    """Foresees experts 0 and 1 of every layer."""
+
+    def worth(self, layer: int) -> np.ndarray:
+        return np.arange(COUNT) / COUNT
+
+    def foresee(self, layer: int) -> np.ndarray:
+        return np.array([1.0, 0.9] + [0.0] * (COUNT - 2))
+
+
+def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(layouts: dict) -> None:
+    """Two chunks are queued at a time. The next layer wants another expert: its copy comes right behind them, and no third chunk does."""
+    whole, chunk = 8 * ELEMENTS, 2 * ALIGN
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    device = SlowCard()
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        try:
+            list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+            assert device.copied(3) == [whole, chunk, chunk]
+            device.let(3)
+            assert device.copied(4) == [whole, chunk, chunk, whole - 2 * chunk]
+            device.let(5)
+            list(card.visit(2, Routing(np.array([[0, 3]]), prompt=False)))
+            assert device.copied(7)[4:] == [whole, chunk, chunk] and card.stats.ahead_used == 1
+            list(card.visit(4, Routing(np.array([[5]]), prompt=False)))
+            assert device.copied(8)[7:] == [whole] and card.stats.ahead_used == 1
+        finally:
+            device.let(99)
+            card.close()
