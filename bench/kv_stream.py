@@ -12,15 +12,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, Row, bound_row, machine, step_s, stream_row  # noqa: E402
+from bench.link import Bench, bound_row, machine, step_s, stream_row  # noqa: E402
 from planner.errors import UserError  # noqa: E402
 from planner.planfile import read_plan  # noqa: E402
 
@@ -107,21 +107,10 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     where = machine(bench.probe())
-    print(json.dumps(where), flush=True)
     budgets = given.get("resident", "28GiB"), given.get("streamed", "12GiB")
     cases = Cases(bench, given.get("model", "llama8b"), int(given.get("batch", "16")), int(given.get("prompt", "8192")), *budgets)
     known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (cases.resident, cases.streamed, cases.peer)}
-    rows: list[Row] = []
-    for name in given.get("cases", "resident,streamed,peer").split(","):
-        if name not in known:
-            raise SystemExit(f"cases={name}: choose from {', '.join(known)}")
-        for row in known[name]():
-            rows.append(row)
-            predicted = f"{row.predicted:.3f}" if row.predicted else ""
-            print(f"{row.case:32} {row.what:60} {row.result:8.3f} {row.limit:8.3f} {row.unit:5} {row.ratio:6.3f} {row.target:8} {predicted}"
-                  f"  VRAM {row.vram_gb:.2f} DRAM {row.dram_gb:.2f} {row.spread}", flush=True)
-            if "out" in given:
-                Path(given["out"]).write_text(json.dumps({"machine": where, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+    run_cases(chosen(given.get("cases", "resident,streamed,peer"), known), where, Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

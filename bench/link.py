@@ -19,30 +19,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. ``ratio`` is result over limit; ``predicted`` is predicted over measured."""
-
-    case: str
-    what: str
-    result: float
-    limit: float
-    unit: str
-    ratio: float
-    target: str
-    predicted: float | None
-    vram_gb: float
-    dram_gb: float
-    spread: str = ""
-    """Of the limit's measurements, where it is a link's."""
+from bench.cases import Row, chosen, run_cases  # noqa: E402
 
 
 class Bench:
@@ -303,27 +289,8 @@ def machine(profile: dict) -> dict:
 def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    names = given.get("cases", "host").split(",")
-    unknown = [name for name in names if name not in CASES]
-    if unknown:
-        raise SystemExit(f"cases={unknown[0]}: choose from {', '.join(CASES)}")
-    where = machine(bench.probe())
-    print(json.dumps(where), flush=True)
-    header = f"{'case':30} {'what':40} {'result':>8} {'limit':>8} {'':5} {'ratio':>6} {'target':8} {'pred/meas':>9} {'VRAM':>6} {'DRAM':>6}"
-    header += "  limit from-to"
-    print(header, flush=True)
-    rows: list[Row] = []
-    for name in names:
-        for row in CASES[name](bench):
-            rows.append(row)
-            predicted = f"{row.predicted:9.3f}" if row.predicted else " " * 9
-            print(
-                f"{row.case:30} {row.what:40} {row.result:8.3f} {row.limit:8.3f} {row.unit:5} {row.ratio:6.3f} {row.target:8} {predicted}"
-                f" {row.vram_gb:6.2f} {row.dram_gb:6.2f}  {row.spread}",
-                flush=True,
-            )
-            if "out" in given:
-                Path(given["out"]).write_text(json.dumps({"machine": where, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+    cases = chosen(given.get("cases", "host"), {name: partial(case, bench) for name, case in CASES.items()})
+    run_cases(cases, machine(bench.probe()), Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,16 @@ geometry. Tokens are sampled, since the greedy ones of random weights repeat. Ev
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, Row, bound_row, link_limit, machine, step_s  # noqa: E402
+from bench.link import Bench, bound_row, link_limit, machine, step_s  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
 from bench.peers.run import Request, compare  # noqa: E402
 from planner.checkpoint import spec_from_checkpoint  # noqa: E402
@@ -124,24 +123,13 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     where = machine(bench.probe())
-    print(json.dumps(where), flush=True)
     names = given.get("cases", "none,hits,three,prefill,peer").split(",")
     shape = [f"model={given.get('model', 'mixtral8x7b')}", *(SMALL if names == ["cpu"] else [f"model.layers={given.get('layers', '16')}"])]
     cases = Cases(bench, shape, given.get("vram", "16GiB"), float(given.get("share", "0.6")), int(given.get("slots", "2")))
     known: dict[str, Callable[[], Iterator[Row]]] = {
         f.__name__: f for f in (cases.none, cases.hits, cases.three, cases.prefill, cases.peer, cases.cpu)
     }
-    rows: list[Row] = []
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"cases={name}: choose from {', '.join(known)}")
-        for row in known[name]():
-            rows.append(row)
-            predicted = f"{row.predicted:.3f}" if row.predicted else ""
-            figures = f"{row.result:10.6g} {row.limit:10.6g} {row.unit:4} {row.ratio:6.3f} {row.target:8} {predicted}"
-            print(f"{row.case:36} {row.what:52} {figures}  VRAM {row.vram_gb:.2f} DRAM {row.dram_gb:.2f}", flush=True)
-            if "out" in given:
-                Path(given["out"]).write_text(json.dumps({"machine": where, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+    run_cases(chosen(",".join(names), known), where, Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

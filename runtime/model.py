@@ -100,11 +100,14 @@ def submodule(layers: nn.ModuleList, unit: Unit) -> nn.Module:
     return layers[unit.layer].self_attn if unit.kind == "attn" else layers[unit.layer].mlp
 
 
+def views(tensors: Sequence[TensorLayout], buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Tensors over ``buffer`` (uint8), sharing its memory."""
+    return {t.name: buffer[t.offset : t.offset + t.nbytes].view(t.dtype).view(t.shape) for t in tensors}
+
+
 def parameters(tensors: Sequence[TensorLayout], buffer: torch.Tensor) -> dict[str, nn.Parameter]:
-    """Parameters over ``buffer`` (uint8), sharing its memory."""
-    return {
-        t.name: nn.Parameter(buffer[t.offset : t.offset + t.nbytes].view(t.dtype).view(t.shape), requires_grad=False) for t in tensors
-    }
+    """The same as parameters."""
+    return {name: nn.Parameter(view, requires_grad=False) for name, view in views(tensors, buffer).items()}
 
 
 def bind(module: nn.Module, params: Mapping[str, nn.Parameter]) -> None:

@@ -14,12 +14,12 @@ from planner.expert_cache import ExpertCache, Routing
 from planner.interrupt import uninterrupted
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
-from runtime.model import parameters
 from runtime.moe.copies import ExpertCopies
 from runtime.moe.dram import DramExperts, Key
 from runtime.moe.forward import Arrived
 from runtime.moe.host import ComputeClock
 from runtime.moe.stats import TierStats
+from runtime.moe.views import SlotViews
 from runtime.pieces import Segment, cut, within
 from runtime.vram import DeviceLayout
 
@@ -75,7 +75,7 @@ class CardExperts:
         self._coming: dict[Key, _Ahead] = {}
         self._ahead: set[Key] = set()
         self._wanted: deque[Key] = deque()
-        self._views: dict[tuple[Key, int], Mapping[str, torch.Tensor]] = {}
+        self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
         self._error: BaseException | None = None
         self._stop = False
         self._thread = threading.Thread(target=self._drive, name="penstock-experts", daemon=True)
@@ -171,17 +171,14 @@ class CardExperts:
         return expert
 
     def _use(self, layer: int, expert: int, late: bool) -> Iterator[Arrived]:
-        key, slot = (layer, expert), self._cache.slot(layer, expert)
+        slot = self._cache.slot(layer, expert)
         arrival = self._copies.arrival(slot)
         if late:
             self._clock.pause()
         self._device.compute_waits(arrival)
         if late:
             self._clock.resume(arrival)
-        views = self._views.get((key, slot))
-        if views is None:
-            views = self._views[key, slot] = parameters(self._layouts[key].tensors, self._copies.slots[slot])
-        yield expert, views
+        yield expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
         with self._cond:
             self._copies.left(slot)
             let_go = self._cache.settle(layer, expert)

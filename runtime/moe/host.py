@@ -9,9 +9,9 @@ import torch
 
 from planner.expert_cache import Routing
 from runtime.device import Event
-from runtime.model import parameters
 from runtime.moe.dram import DramExperts, Key
 from runtime.moe.forward import Arrived
+from runtime.moe.views import SlotViews
 from runtime.store.base import TensorLayout
 
 
@@ -27,8 +27,8 @@ class HostExperts:
     """Those in DRAM at once, then the others in the order in which the SSD brings them."""
 
     def __init__(self, dram: DramExperts, tensors: Mapping[Key, Sequence[TensorLayout]], clock: ComputeClock):
-        self._dram, self._tensors, self._clock = dram, tensors, clock
-        self._views: dict[tuple[Key, int], Mapping[str, torch.Tensor]] = {}
+        self._dram, self._clock = dram, clock
+        self._views = SlotViews(tensors)
 
     def route(self, index: torch.Tensor) -> torch.Tensor:
         return index
@@ -51,8 +51,4 @@ class HostExperts:
             dram.release(layer, expert)
 
     def _use(self, layer: int, expert: int) -> Mapping[str, torch.Tensor]:
-        slot, buffer = self._dram.place(layer, expert)
-        known = self._views.get(((layer, expert), slot))
-        if known is None:
-            known = self._views[(layer, expert), slot] = parameters(self._tensors[layer, expert], buffer)
-        return known
+        return self._views.of((layer, expert), *self._dram.place(layer, expert))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from planner.expert_cache import Routing
-from runtime.model import parameters
+from runtime.model import views
 from runtime.moe.forward import Arrived
 from runtime.store.base import TensorLayout
 
@@ -17,7 +17,7 @@ class RehearsedExperts:
     rows."""
 
     def __init__(self, tensors: Sequence[TensorLayout], place: torch.Tensor):
-        self._views = parameters(tensors, place)
+        self._views = views(tensors, place)
 
     def route(self, index: torch.Tensor) -> torch.Tensor:
         return torch.arange(index.shape[1], device=index.device, dtype=index.dtype).expand_as(index)
