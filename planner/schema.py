@@ -254,6 +254,22 @@ class ReplayConfig:
 
 
 @dataclass
+class ExportConfig:
+    """`planner export`"""
+
+    plan: str = MISSING
+    """The plan file, written by `planner solve`."""
+    to: str = MISSING
+    """The engine: env, lightllm, accelerate, llama.cpp, vllm or deepspeed."""
+    checkpoint: str | None = None
+    """What the engine shall load; null takes the plan's, or leaves it to the environment (MODEL, or GGUF for llama.cpp)."""
+    dir: str | None = None
+    """A directory on the SSD for kept KV or swapped weights; null leaves it to the environment (KV_DIR)."""
+    out: str | None = None
+    """The file to write; null: beside here, named after the plan and the engine."""
+
+
+@dataclass
 class PlanFile:
     """The plan as a file; ``planner.plan`` checks it section by section."""
 
