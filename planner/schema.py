@@ -270,6 +270,16 @@ class ExportConfig:
 
 
 @dataclass
+class ReportConfig:
+    """`planner report`"""
+
+    dir: str = MISSING
+    """The directory to gather: one sweep, such as sweeps/0, or all of them; the name alone will do."""
+    out: str | None = None
+    """Name of the files to write, without their endings .csv, .json and .html; null: report, in the directory."""
+
+
+@dataclass
 class PlanFile:
     """The plan as a file; ``planner.plan`` checks it section by section."""
 
