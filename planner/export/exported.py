@@ -83,7 +83,7 @@ class Losses:
             said.append(f"This engine cannot run the plan on this machine: {self.cannot_run}")
         elif self.together_tokens_per_s is not None:
             together = _beside(self.together_tokens_per_s, own)
-            said.append(f"All that could be predicted together: {together}, a bound from this plan's rates.")
+            said.append(f"All that could be predicted together: {together}, by this plan's rates, the engine's own overheads left out.")
         return [line for text in said for line in textwrap.wrap(text, WIDTH - 2, subsequent_indent="  " if text.startswith("-") else "")]
 
 

@@ -1,8 +1,8 @@
 """A decode step as another engine makes it: what moves over which link, what computes, and what waits for what.
 
 Where the planner's own prediction can be asked (decisions changed, all else alike), it is. What no plan can say (copies that do not
-overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates: bounds, since no engine's
-own overheads are known.
+overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates; an
+engine's own overheads are left out.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from planner.memory import kept_page_bytes
 from planner.plan import Plan
 from planner.program import solve
 from planner.wsm import TABLE, read_environment
-from tests.cli import command, refusal
+from tests.cli import ROOT, command, refusal
 from tests.planner.small import GB, MB, machine, model, work
 
 NAMES = [target.name for target in TARGETS]
@@ -250,3 +250,9 @@ def test_a_wrong_plan_or_target_is_one_line(arguments_: tuple[str, ...], words: 
     (tmp_path / "odd.yaml").write_text("a: 1\n")
     line = refusal("planner", "export", *arguments_, cwd=tmp_path)
     assert all(word in line for word in words), line
+
+
+def test_the_page_about_export_tells_of_every_target() -> None:
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    for target in TARGETS:
+        assert f"| `{target.name}` | `plan.{target.ending}`" in page
