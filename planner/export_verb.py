@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from planner.export.exported import Exported, Request, cost
+from planner.export.exported import Losses, Request, cost
 from planner.export.targets import find_target
 from planner.output import write_at_once
 from planner.planfile import check_plan, read_plan
@@ -23,8 +23,8 @@ def export_verb(cfg: ExportConfig) -> None:
     made = target.export(request)
     out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")
     write_at_once(out, "out", lambda temporary: _write(temporary, made.text))
-    _tell(made, plan.predicted.decode_tokens_per_s, target.name, out)
-    print(json.dumps(_document(made, cfg.plan, target.name, out, plan.predicted.decode_tokens_per_s), separators=(",", ":")))
+    _tell(made.losses, plan.predicted.decode_tokens_per_s, target.name, out)
+    print(json.dumps(_document(made.losses, cfg.plan, target.name, out, plan.predicted.decode_tokens_per_s), separators=(",", ":")))
 
 
 def _write(path: Path, text: str) -> None:
@@ -33,23 +33,23 @@ def _write(path: Path, text: str) -> None:
         path.chmod(0o755)
 
 
-def _tell(made: Exported, own: float, target: str, out: Path) -> None:
+def _tell(losses: Losses, own: float, target: str, out: Path) -> None:
     console = make_console()
-    for lost in made.lost:
+    for lost in losses.lost:
         console.print(f"lost: {lost.decided}: {lost.instead}. {cost(lost, own)}", style="dim")
-    if made.cannot_run:
-        console.print(f"{target} cannot run this plan on this machine: {made.cannot_run}", style="bold yellow")
+    if losses.cannot_run:
+        console.print(f"{target} cannot run this plan on this machine: {losses.cannot_run}", style="bold yellow")
     console.print(f"wrote {os.path.relpath(out)}", soft_wrap=True)
 
 
-def _document(made: Exported, plan: str, target: str, out: Path, own: float) -> dict[str, object]:
+def _document(losses: Losses, plan: str, target: str, out: Path, own: float) -> dict[str, object]:
     return {
         "plan": plan,
         "to": target,
         "out": os.path.relpath(out),
         "decode_tokens_per_s": own,
-        "together_tokens_per_s": made.together_tokens_per_s,
-        "cannot_run": made.cannot_run or None,
+        "together_tokens_per_s": losses.together_tokens_per_s,
+        "cannot_run": losses.cannot_run or None,
         "lost": [
             {
                 "decided": lost.decided,
@@ -57,6 +57,6 @@ def _document(made: Exported, plan: str, target: str, out: Path, own: float) -> 
                 "decode_tokens_per_s": lost.tokens_per_s,
                 "unpredicted": lost.unpredicted or None,
             }
-            for lost in made.lost
+            for lost in losses.lost
         ],
     }

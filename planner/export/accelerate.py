@@ -70,7 +70,7 @@ def _export(request: Request) -> Exported:
     together = _together(plan, own) if gpu else replace(_still(plan, own), overlapped=False)
     losses = Losses(tuple(lost), together.tokens_per_s)
     text = json_text(request, losses, {"device_map": device_map(plan), "max_memory": max_memory(plan)})
-    return Exported(text, losses.lost, losses.together_tokens_per_s)
+    return Exported(text, losses)
 
 
 def _still(plan: Plan, step: Step) -> Step:

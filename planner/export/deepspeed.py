@@ -42,7 +42,7 @@ def _export(request: Request) -> Exported:
     if plan.hardware.gpu is None:
         raise UserError(f"to=deepspeed: ZeRO-Inference computes on a GPU, {request.plan_name} on the CPU; solve with a GPU, or change to=")
     losses = Losses(tuple(_lost(plan)), _together(plan).tokens_per_s)
-    return Exported(json_text(request, losses, config(plan, request.directory)), losses.lost, losses.together_tokens_per_s)
+    return Exported(json_text(request, losses, config(plan, request.directory)), losses)
 
 
 def on_nvme(plan: Plan) -> bool:

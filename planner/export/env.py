@@ -57,7 +57,7 @@ def _export(request: Request) -> Exported:
     lines += ["# The engine's own switches (WSM_SKIP_PRELOAD_WAIT and others) belong to a run, not to a plan: docs/knobs.md."]
     for name, text in written.items():
         lines += [f"# {key_of[name]}={values[key_of[name] or '']}", f"export {name}={text}"]
-    return Exported("\n".join(lines) + "\n", losses.lost, losses.together_tokens_per_s)
+    return Exported("\n".join(lines) + "\n", losses)
 
 
 def _streaming(plan: Plan) -> Plan | None:

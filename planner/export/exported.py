@@ -27,18 +27,6 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Exported:
-    """``text`` is complete, with its comments."""
-
-    text: str
-    lost: tuple[Lost, ...]
-    together_tokens_per_s: float | None
-    """Predicted of the plan with all that could be predicted changed; None where the target cannot run it on this machine."""
-    cannot_run: str = ""
-    """Why, where it cannot."""
-
-
-@dataclass(frozen=True)
 class Request:
     """What a target is asked for."""
 
@@ -51,23 +39,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Target:
-    """One engine that a plan can be written for."""
-
-    name: str
-    summary: str
-    ending: str
-    """Of the file, after the plan's own name."""
-    export: Callable[[Request], Exported]
-
-
-@dataclass(frozen=True)
 class Losses:
-    """What a target cannot be told, told as comments."""
+    """What a target cannot be told."""
 
     lost: tuple[Lost, ...]
     together_tokens_per_s: float | None
+    """Predicted of the plan with all that could be predicted changed; None where the target cannot run it on this machine."""
     cannot_run: str = ""
+    """Why, where it cannot."""
 
     def lines(self, request: Request) -> list[str]:
         """The head of an export, without comment signs, each at most ``WIDTH`` columns."""
@@ -85,6 +64,25 @@ class Losses:
             together = _beside(self.together_tokens_per_s, own)
             said.append(f"All that could be predicted together: {together}, by this plan's rates, the engine's own overheads left out.")
         return [line for text in said for line in textwrap.wrap(text, WIDTH - 2, subsequent_indent="  " if text.startswith("-") else "")]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """``text`` is complete, with the losses as its comments."""
+
+    text: str
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class Target:
+    """One engine that a plan can be written for."""
+
+    name: str
+    summary: str
+    ending: str
+    """Of the file, after the plan's own name."""
+    export: Callable[[Request], Exported]
 
 
 def cost(lost: Lost, own: float) -> str:

@@ -31,7 +31,7 @@ def _export(request: Request) -> Exported:
     own = plan.predicted.decode_tokens_per_s
     losses = Losses(tuple(_lost(plan, short)), None if cannot else min(own, plan.decisions.batch / gpu_compute_s(plan)), cannot)
     text = script(request, losses, "python -m lightllm.server.api_server", _flags(request))
-    return Exported(text, losses.lost, losses.together_tokens_per_s, cannot)
+    return Exported(text, losses)
 
 
 def _flags(request: Request) -> Iterator[Flag]:

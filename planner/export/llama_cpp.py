@@ -34,7 +34,7 @@ from planner.units import GB, show_bytes
 def _export(request: Request) -> Exported:
     losses = Losses(tuple(_lost(request.plan)), _together(request.plan).tokens_per_s)
     text = script(request, losses, "llama-server", _flags(request))
-    return Exported(text, losses.lost, losses.together_tokens_per_s)
+    return Exported(text, losses)
 
 
 def _flags(request: Request) -> Iterator[Flag]:

@@ -46,7 +46,7 @@ def _export(request: Request) -> Exported:
             f"{show_bytes(outside - dram)} more than the plan may use."
         )
     losses = Losses(tuple(_lost(plan, cannot)), None if cannot else _together(plan).tokens_per_s, cannot)
-    return Exported(script(request, losses, "vllm serve", _flags(request)), losses.lost, losses.together_tokens_per_s, cannot)
+    return Exported(script(request, losses, "vllm serve", _flags(request)), losses)
 
 
 def offloaded_bytes(plan: Plan) -> int:

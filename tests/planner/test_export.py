@@ -96,10 +96,10 @@ def test_every_target_writes_every_plan_or_says_in_one_line_why_not(name: str, k
             exported(name, plan)
         return
     made = exported(name, plan)
-    assert made.lost and all(lost.tokens_per_s or lost.unpredicted for lost in made.lost)
-    assert (made.together_tokens_per_s is None) == bool(made.cannot_run)
+    assert made.losses.lost and all(lost.tokens_per_s or lost.unpredicted for lost in made.losses.lost)
+    assert (made.losses.together_tokens_per_s is None) == bool(made.losses.cannot_run)
     told = " ".join(made.text.replace("#", "").replace('"', "").replace(",\n", "\n").split())
-    assert all(lost.decided in told and lost.instead in told for lost in made.lost)
+    assert all(lost.decided in told and lost.instead in told for lost in made.losses.lost)
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
@@ -153,15 +153,15 @@ def test_what_streaming_every_unit_costs_is_what_the_planner_predicts_of_it(dens
     assert kept.attn or kept.ffn
     d, w = dense.decisions, dense.decisions.weights
     none = replace(d, weights=replace(w, vram=replace(w.vram, resident_units=replace(kept, attn=0, ffn=0))))
-    said = next(lost for lost in exported("env", dense).lost if "stay in VRAM" in lost.decided)
+    said = next(lost for lost in exported("env", dense).losses.lost if "stay in VRAM" in lost.decided)
     assert said.tokens_per_s == predict(dense.hardware, dense.model, dense.workload, none).decode_tokens_per_s
 
 
 def test_nothing_overlapped_over_pageable_memory_is_slower_than_either(dense: Plan, routed: Plan) -> None:
     for plan in (dense, routed):
         made = exported("accelerate", plan)
-        alone = [lost.tokens_per_s for lost in made.lost if lost.tokens_per_s is not None]
-        assert made.together_tokens_per_s is not None and made.together_tokens_per_s < min(alone)
+        alone = [lost.tokens_per_s for lost in made.losses.lost if lost.tokens_per_s is not None]
+        assert made.losses.together_tokens_per_s is not None and made.losses.together_tokens_per_s < min(alone)
         assert max(alone) <= plan.predicted.decode_tokens_per_s * 1.0001
 
 
@@ -192,9 +192,9 @@ def test_vllm_offloads_what_lies_outside_vram_and_says_when_dram_is_too_small(de
     outside = weights_outside_bytes(dense)
     offloaded = float(after("--cpu-offload-gb", arguments(made, tmp_path))[0]) * 2**30
     assert outside <= offloaded < outside + 2**30 / 50
-    assert outside > dense.hardware.dram_bytes and "more than the plan may use" in made.cannot_run
+    assert outside > dense.hardware.dram_bytes and "more than the plan may use" in made.losses.cannot_run
     roomy = plan_of(machine(GB, 64 * GB), model(16))
-    assert exported("vllm", roomy).cannot_run == ""
+    assert exported("vllm", roomy).losses.cannot_run == ""
 
 
 def test_lightllm_gets_the_plans_pages_in_every_tier(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_lightllm_gets_the_plans_pages_in_every_tier(tmp_path: Path) -> None:
     assert int(float(after("--cpu_cache_storage_size", given)[0]) * 2**30 / page + 1e-6) == reuse.dram_pages
     assert round(float(after("--disk_cache_storage_size", given)[0]) * 2**30) == reuse.ssd_bytes
     assert after("--disk_cache_dir", given) == ["kv dir"]
-    assert made.cannot_run == "" and made.together_tokens_per_s == pytest.approx(plan.predicted.decode_tokens_per_s, rel=0.02)
+    assert made.losses.cannot_run == "" and made.losses.together_tokens_per_s == pytest.approx(plan.predicted.decode_tokens_per_s, rel=0.02)
 
 
 def test_deepspeed_keeps_as_much_in_vram_and_names_one_device_for_the_rest(dense: Plan) -> None:
