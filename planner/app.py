@@ -25,7 +25,7 @@ from planner.job import job as job
 from planner.keys import keys_of, strip_none
 from planner.overrides import Grammar, key_of, normalise, quote
 from planner.probe.profile import profile_dir
-from planner.sweeps import check_launcher, sweep_directory
+from planner.sweeps import check_launcher, death_of_worker, sweep_directory
 from planner.wsm import Environment, read_environment
 
 CONFIG = "pkg://conf"
@@ -189,7 +189,7 @@ def _enter_hydra(call: Call, line: list[str]) -> None:
         try:
             call.verb.main()
         except Exception as error:
-            mistake = explain(error, call.keys, call.typed)
+            mistake = explain(error, call.keys, call.typed) or death_of_worker(error)
             if mistake is None:
                 raise
             raise mistake from error

@@ -27,6 +27,9 @@ LAUNCHERS = {
 }
 """Launcher -> its module, and the extra of this package that installs it."""
 
+DIED = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")
+"""What joblib and submitit raise when a process of theirs was killed."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -64,6 +67,13 @@ def read_points(directory: Path) -> list[Point]:
     """Of the sweep in ``directory``, in order."""
     points = [point for path in directory.glob(f"*/{POINT}") if (point := read_point(path)) is not None]
     return sorted(points, key=lambda point: point.number)
+
+
+def death_of_worker(error: Exception) -> UserError | None:
+    """The one line for ``error`` where it says that a launcher's process was killed; its point left nothing, which a report tells."""
+    if type(error).__name__ not in DIED:
+        return None
+    return UserError(f"a process of the sweep was killed ({type(error).__name__}), often for memory; `planner report` has the other points")
 
 
 def check_launcher(overrides: Collection[str]) -> None:

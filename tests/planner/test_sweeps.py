@@ -14,6 +14,7 @@ import pytest
 
 from planner.errors import UserError
 from planner.planfile import write_plan
+from planner.report.gather import SILENT
 from planner.sweeps import LAUNCHERS, check_launcher, read_points
 from tests.cli import ROOT, command, refusal
 from tests.support import decisions, plan_for, save_tiny
@@ -52,24 +53,36 @@ def test_runs_are_swept_too_and_reported_beside_what_was_predicted(tmp_path: Pat
     assert all(row["predicted_over_measured"] > 0 and row["model"] for row in rows if row["kind"] == "run")
 
 
+def stumbling(directory: Path, stumble: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A sweep of three points of which the second does ``stumble``, in whatever process it runs: each imports ``sitecustomize``."""
+    lines = ["import os", "import planner.solve as solve", "make = solve.make_plan", "def second(cfg):"]
+    lines += [f"    if cfg.workload.new_tokens == 9: {stumble}", "    return make(cfg)", "solve.make_plan = second"]
+    (directory / "patch").mkdir()
+    (directory / "patch" / "sitecustomize.py").write_text("\n".join(lines) + "\n")
+    path = os.pathsep.join([str(directory / "patch"), str(ROOT)])
+    sweep = ("solve", "hardware=rtx5080", "model=llama8b", "workload.new_tokens=8,9,10", "--multirun", *args)
+    code = "import sys; sys.argv[0] = 'planner'; from planner.cli import main; main()"
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, "-c", code, *sweep], cwd=directory, env=env, capture_output=True, text=True, timeout=120)
+
+
 def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.argv = ['planner', 'solve', 'hardware=rtx5080', 'model=llama8b', 'workload.new_tokens=8,9,10', '--multirun']\n"
-        "import planner.solve as solve\n"
-        "make = solve.make_plan\n"
-        "def stumble(cfg):\n"
-        "    if cfg.workload.new_tokens == 9:\n"
-        "        raise ZeroDivisionError('by nine')\n"
-        "    return make(cfg)\n"
-        "solve.make_plan = stumble\n"
-        "from planner.cli import main; main()"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    result = stumbling(tmp_path, "raise ZeroDivisionError('by nine')")
     assert result.returncode == 1
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
     assert [row["error"] for row in rows] == [None, "ZeroDivisionError: by nine", None]
     assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("launcher", IN_PROCESSES)
+def test_a_point_whose_process_was_killed_is_told_in_one_line_and_is_a_row_of_the_report(launcher: str, tmp_path: Path) -> None:
+    result = stumbling(tmp_path, "os.kill(os.getpid(), 9)", f"hydra/launcher={launcher}")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("planner: a process of the sweep was killed") and "Traceback" not in result.stderr
+    assert command("planner", "report", "sweeps/0", cwd=tmp_path).returncode == 0
+    rows = {row["path"]: row for row in json.loads((tmp_path / "sweeps" / "0" / "report.json").read_text())["rows"]}
+    assert rows["1"]["error"] == SILENT
+    assert launcher == "joblib" or {"0/plan.yaml", "2/plan.yaml"} <= set(rows), "joblib's other processes end with the one that was killed"
 
 
 def test_a_launcher_that_is_none_or_not_installed_is_one_line(tmp_path: Path) -> None:
