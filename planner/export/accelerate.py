@@ -4,8 +4,8 @@ https://huggingface.co/docs/accelerate/concept_guides/big_model_inference: a dev
 is not in the map goes where the nearest module around it goes. `max_memory` counts where no map is given, as in `infer_auto_device_map`.
 In a JSON file its keys are text: `{int(k) if k.isdigit() else k: v for k, v in max_memory.items()}`.
 
-Weights that lie on "cpu" or "disk" are copied to the GPU by a hook on the module that computes, just before it does, from memory that is
-not page-locked (the same page, "Limits and further development").
+Weights that lie on "cpu" or "disk" are copied to the GPU by a hook on the module that computes, just before it does, from ordinary tensors,
+which are not page-locked (`AlignDevicesHook.pre_forward` in https://github.com/huggingface/accelerate/blob/main/src/accelerate/hooks.py).
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ def _export(request: Request) -> Exported:
     need = plan.model.weight_bytes + sum(n for item, n in use.items() if item not in _IN_RING)
     short = need - plan.hardware.vram_bytes
     cannot = f"all weights lie in VRAM, which takes {show_bytes(need)}, {show_bytes(short)} more than the card has." if short > 0 else ""
-    own = plan.predicted.decode_tokens_per_s
-    losses = Losses(tuple(_lost(plan, short)), None if cannot else min(own, plan.decisions.batch / gpu_compute_s(plan)), cannot)
+    losses = Losses(tuple(_lost(plan, short)), None if cannot else plan.decisions.batch / gpu_compute_s(plan), cannot)
     text = script(request, losses, "python -m lightllm.server.api_server", _flags(request))
     return Exported(text, losses)
 

@@ -1,8 +1,8 @@
 """A decode step as another engine makes it: what moves over which link, what computes, and what waits for what.
 
 Where the planner's own prediction can be asked (decisions changed, all else alike), it is. What no plan can say (copies that do not
-overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates; an
-engine's own overheads are left out.
+overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates; an engine's own
+overheads are left out.
 """
 
 from __future__ import annotations
@@ -123,9 +123,11 @@ def layers_outside_bytes(plan: Plan) -> int:
 
 
 def tables_outside_bytes(plan: Plan) -> int:
-    """The same of the LM head, in one piece, and of the embedding table."""
-    far = plan.decisions.weights.embedding is Tier.dram and not (plan.model.tied and head_outside_bytes(plan))
-    return head_outside_bytes(plan) + (plan.model.embed_bytes if far else 0)
+    """The same of the LM head, in one piece, and of the embedding table. Where they are tied, VRAM has them if it has either."""
+    head, far = head_outside_bytes(plan), plan.decisions.weights.embedding is Tier.dram
+    if plan.model.tied:
+        return head if far else 0
+    return head + (plan.model.embed_bytes if far else 0)
 
 
 def weights_outside_bytes(plan: Plan) -> int:

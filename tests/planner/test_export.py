@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from planner.cost import predict
-from planner.decisions import CachePolicy, KvReuse
+from planner.decisions import CachePolicy, KvReuse, Tier
 from planner.errors import UserError
 from planner.export.env import keys_of_plan, variables
 from planner.export.exported import Exported, Request
-from planner.export.otherwise import expert_tiers, weights_outside_bytes
+from planner.export.otherwise import expert_tiers, tables_outside_bytes, weights_outside_bytes
 from planner.export.targets import TARGETS, find_target
 from planner.force import Force
 from planner.memory import kept_page_bytes
@@ -250,6 +250,20 @@ def test_a_wrong_plan_or_target_is_one_line(arguments_: tuple[str, ...], words: 
     (tmp_path / "odd.yaml").write_text("a: 1\n")
     line = refusal("planner", "export", *arguments_, cwd=tmp_path)
     assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(("head", "embedding"), [(1, Tier.dram), (0, Tier.vram), (0, Tier.dram)])
+def test_a_tied_table_lies_where_either_of_its_uses_wants_it(head: int, embedding: Tier) -> None:
+    spec = model(16, tied=True)
+    made = plan_of(machine(GB, 64 * GB), spec)
+    w = made.decisions.weights
+    units = replace(w.vram.resident_units, head=head)
+    weights = replace(w, head_blocks=1, embedding=embedding, vram=replace(w.vram, resident_units=units))
+    plan = replace(made, decisions=replace(made.decisions, weights=weights))
+    outside = head == 0 and embedding is Tier.dram
+    assert tables_outside_bytes(plan) == (spec.embed_bytes if outside else 0)
+    mapped = json.loads(exported("accelerate", plan).text)["device_map"]
+    assert mapped["model.embed_tokens"] == mapped["lm_head"] == ("cpu" if outside else 0)
 
 
 def test_the_page_about_export_tells_of_every_target() -> None:
