@@ -38,7 +38,7 @@ def _tell(losses: Losses, own: float, target: str, out: Path) -> None:
     for lost in losses.lost:
         console.print(f"lost: {lost.decided}: {lost.instead}. {cost(lost, own)}", style="dim")
     if losses.cannot_run:
-        console.print(f"{target} cannot run this plan on this machine: {losses.cannot_run}", style="bold yellow")
+        console.print(f"{target} cannot run this plan as it is on this machine: {losses.cannot_run}", style="bold yellow")
     console.print(f"wrote {os.path.relpath(out)}", soft_wrap=True)
 
 

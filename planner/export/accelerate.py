@@ -20,6 +20,7 @@ from planner.export.otherwise import (
     expert_tiers,
     h2d_s,
     head_streamed_bytes,
+    kv_too_large,
     planned,
     ssd_s,
     still_experts,
@@ -68,7 +69,8 @@ def _export(request: Request) -> Exported:
     gpu = plan.hardware.gpu is not None
     lost = list(_lost(plan, own)) if gpu else list(_lost_on_cpu(plan, own))
     together = _together(plan, own) if gpu else replace(_still(plan, own), overlapped=False)
-    losses = Losses(tuple(lost), together.tokens_per_s)
+    cannot = kv_too_large(plan)
+    losses = Losses(tuple(lost), None if cannot else together.tokens_per_s, cannot)
     text = json_text(request, losses, {"device_map": device_map(plan), "max_memory": max_memory(plan)})
     return Exported(text, losses)
 

@@ -25,6 +25,7 @@ from planner.export.otherwise import (
     h2d_s,
     head_outside_bytes,
     head_streamed_bytes,
+    kv_too_large,
     planned,
     ssd_s,
     still_experts,
@@ -41,7 +42,8 @@ def _export(request: Request) -> Exported:
     plan = request.plan
     if plan.hardware.gpu is None:
         raise UserError(f"to=deepspeed: ZeRO-Inference computes on a GPU, {request.plan_name} on the CPU; solve with a GPU, or change to=")
-    losses = Losses(tuple(_lost(plan)), _together(plan).tokens_per_s)
+    cannot = kv_too_large(plan)
+    losses = Losses(tuple(_lost(plan)), None if cannot else _together(plan).tokens_per_s, cannot)
     return Exported(json_text(request, losses, config(plan, request.directory)), losses)
 
 

@@ -14,6 +14,9 @@ from planner.export.otherwise import decided, h2d_s, planned, ssd_s, still_exper
 from planner.plan import Plan
 from planner.wsm import TABLE
 
+NO_ROOM = "without units in VRAM it breaks a rule: DRAM's cache, or what the SSD gives it, is made for the others"
+"""Why nothing is predicted of streaming every unit."""
+
 
 def keys_of_plan(plan: Plan) -> dict[str, str]:
     """Key of `planner solve` -> the plan's value as text, of the keys that a variable sets; ring keys only with a GPU."""
@@ -52,7 +55,8 @@ def _export(request: Request) -> Exported:
     values = keys_of_plan(plan)
     written = variables(values)
     key_of = {variable.name: variable.solve for variable in TABLE}
-    losses = Losses(tuple(_lost(plan, values, written)), _together(plan))
+    together = _together(plan)
+    losses = Losses(tuple(_lost(plan, values, written)), together, "" if together else NO_ROOM)
     lines = [f"# {line}" for line in losses.lines(request)]
     lines += ["# The engine's own switches (WSM_SKIP_PRELOAD_WAIT and others) belong to a run, not to a plan: docs/knobs.md."]
     for name, text in written.items():
@@ -72,9 +76,9 @@ def _lost(plan: Plan, values: Mapping[str, str], written: Mapping[str, str]) -> 
     kept = w.vram.resident_units
     if kept.attn or kept.ffn:
         other = _streaming(plan)
-        why = "DRAM has no room for the units that VRAM keeps"
         speed = other.predicted.decode_tokens_per_s if other else None
-        lost.append(Lost(f"{kept.attn} attention and {kept.ffn} FFN units stay in VRAM", "every unit streams", speed, "" if other else why))
+        what = f"{kept.attn} attention and {kept.ffn} FFN units stay in VRAM"
+        lost.append(Lost(what, "every unit streams", speed, "" if other else NO_ROOM))
     for variable in TABLE:
         if variable.name in written and not variable.form.exact(values[variable.solve or ""]):
             said = variable.form.read(written[variable.name])

@@ -59,7 +59,7 @@ class Losses:
             said.append("Not expressed here, and what is predicted with that alone done this engine's way:")
             said += [f"- {lost.decided}: {lost.instead}. {cost(lost, own)}" for lost in self.lost]
         if self.cannot_run:
-            said.append(f"This engine cannot run the plan on this machine: {self.cannot_run}")
+            said.append(f"This engine cannot run the plan as it is on this machine: {self.cannot_run}")
         elif self.together_tokens_per_s is not None:
             together = _beside(self.together_tokens_per_s, own)
             said.append(f"All that could be predicted together: {together}, by this plan's rates, the engine's own overheads left out.")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from planner.errors import UserError
 from planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
-from planner.export.otherwise import gpu_compute_s
+from planner.export.otherwise import gpu_compute_s, kv_too_large
 from planner.memory import kept_page_bytes, vram_use
 from planner.plan import Plan
 from planner.units import show_bytes
@@ -27,7 +27,9 @@ def _export(request: Request) -> Exported:
     use = vram_use(plan.hardware, plan.model, plan.workload, plan.decisions)
     need = plan.model.weight_bytes + sum(n for item, n in use.items() if item not in _IN_RING)
     short = need - plan.hardware.vram_bytes
-    cannot = f"all weights lie in VRAM, which takes {show_bytes(need)}, {show_bytes(short)} more than the card has." if short > 0 else ""
+    cannot = kv_too_large(plan)
+    if short > 0:
+        cannot = f"all weights lie in VRAM, which takes {show_bytes(need)}, {show_bytes(short)} more than the card has."
     losses = Losses(tuple(_lost(plan, short)), None if cannot else plan.decisions.batch / gpu_compute_s(plan), cannot)
     text = script(request, losses, "python -m lightllm.server.api_server", _flags(request))
     return Exported(text, losses)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from planner.cost import predict
 from planner.decisions import Decisions, Tier
+from planner.memory import kv_page_bytes
 from planner.misses import visit
 from planner.placement import split
 from planner.plan import Plan
 from planner.rules import broken_rules
 from planner.stages import Stage, decode_compute_s, ssd_gbps
-from planner.units import GB
+from planner.units import GB, show_bytes
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,16 @@ def still_experts(plan: Plan, whole_layers: bool) -> StillExperts:
     tiers = list(expert_tiers(plan).values())
     each = (experts.count if whole_layers else visit(experts, plan.decisions.batch).touched) * experts.expert_bytes
     return StillExperts(each * sum(tier is not Tier.vram for tier in tiers), each * sum(tier is Tier.ssd for tier in tiers))
+
+
+def kv_too_large(plan: Plan) -> str:
+    """Why an engine that keeps the KV of running sequences beside the compute cannot run all of ``plan``'s at once; empty where it can."""
+    kv, gpu = plan.decisions.kv, plan.hardware.gpu is not None
+    outside = (kv.dram_pages if gpu else 0) + kv.ssd_pages
+    if not outside:
+        return ""
+    nbytes = outside * kv_page_bytes(plan.model, kv.page_tokens)
+    return f"{show_bytes(nbytes)} of KV lie outside {'VRAM' if gpu else 'DRAM'}, where it has all; solve with a smaller batch for it."
 
 
 def cpu_compute_s(plan: Plan) -> float:

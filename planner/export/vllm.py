@@ -21,6 +21,7 @@ from planner.export.otherwise import (
     gpu_compute_s,
     h2d_s,
     head_streamed_bytes,
+    kv_too_large,
     planned,
     still_experts,
     tables_outside_bytes,
@@ -39,13 +40,13 @@ def _export(request: Request) -> Exported:
     if plan.hardware.gpu is None:
         raise UserError(f"to=vllm: this export is for a GPU, {request.plan_name} computes on the CPU; solve with a GPU, or change to=")
     outside, dram = offloaded_bytes(plan), plan.hardware.dram_bytes
-    cannot = ""
+    cannot = kv_too_large(plan)
     if outside > dram:
         cannot = (
             f"{show_bytes(outside)} of weights lie outside VRAM and all of them in DRAM, "
             f"{show_bytes(outside - dram)} more than the plan may use."
         )
-    losses = Losses(tuple(_lost(plan, cannot)), None if cannot else _together(plan).tokens_per_s, cannot)
+    losses = Losses(tuple(_lost(plan)), None if cannot else _together(plan).tokens_per_s, cannot)
     return Exported(script(request, losses, "vllm serve", _flags(request)), losses)
 
 
@@ -68,7 +69,7 @@ def _flags(request: Request) -> Iterator[Flag]:
     yield Flag("--max-num-seqs", str(d.batch))
     yield Flag("--max-num-batched-tokens", str(max(d.batch, d.prefill_chunk_tokens * d.batch)))
     yield Flag("--block-size", str(_block(kv.page_tokens)), f"pages of {kv.page_tokens} tokens")
-    running = kv.pages * kv_page_bytes(plan.model, kv.page_tokens)
+    running = kv.vram_pages * kv_page_bytes(plan.model, kv.page_tokens)
     kept = kv.reuse.vram_pages * kept_page_bytes(plan.model, kv.page_tokens)
     yield Flag("--kv-cache-memory-bytes", str(running + kept), f"KV in VRAM: {running} bytes of running sequences, {kept} kept")
     if kv.reuse.dram_pages:
@@ -109,11 +110,12 @@ def _together(plan: Plan) -> Step:
     return _layers_alone(plan, _read(plan, replace(planned(plan), ssd_s=0.0)))
 
 
-def _lost(plan: Plan, cannot: str) -> Iterator[Lost]:
+def _lost(plan: Plan) -> Iterator[Lost]:
     own, w, kv = planned(plan), plan.decisions.weights, plan.decisions.kv
     if own.ssd_s:
-        speed = None if cannot else replace(own, ssd_s=0.0).tokens_per_s
-        yield Lost("weights that stay on the SSD", "all weights lie in VRAM and DRAM", speed, "they do not fit" if cannot else "")
+        fits = offloaded_bytes(plan) <= plan.hardware.dram_bytes
+        speed = replace(own, ssd_s=0.0).tokens_per_s if fits else None
+        yield Lost("weights that stay on the SSD", "all weights lie in VRAM and DRAM", speed, "" if fits else "they do not fit")
     if plan.placement.streamed_units or plan.model.experts:
         yield Lost(f"{w.vram.slots} ring slots, copies ahead of compute",
                    "kernels read over the link while they compute, nothing is copied ahead",
@@ -127,7 +129,7 @@ def _lost(plan: Plan, cannot: str) -> Iterator[Lost]:
                    "counted in the figure for the ring")
     if kv.dram_pages or kv.ssd_pages:
         yield Lost(f"{kv.dram_pages} KV pages of running sequences in DRAM, {kv.ssd_pages} on the SSD",
-                   "KV of running sequences lies in VRAM; the size above asks for all of it", None, "it may not fit")
+                   "KV of running sequences lies in VRAM; those without room wait", None, "how long is not in the plan")
     if kv.reuse.ssd_bytes:
         yield Lost(f"{show_bytes(kv.reuse.ssd_bytes)} of kept KV on the SSD", "the native backend keeps it in DRAM only", own.tokens_per_s)
     if _block(kv.page_tokens) != kv.page_tokens:

@@ -252,6 +252,17 @@ def test_a_wrong_plan_or_target_is_one_line(arguments_: tuple[str, ...], words: 
     assert all(word in line for word in words), line
 
 
+def test_kv_that_spills_is_more_than_an_engine_can_hold_that_keeps_it_beside_the_compute() -> None:
+    spec = model(8)
+    spilling = work(batch=64, prompt_tokens=2000, kv_spill=True, vram_guard_bytes=16 * 2**20)
+    plan = plan_of(machine(3 * GB, 64 * GB), spec, spilling)
+    assert plan.decisions.kv.dram_pages
+    for name in ("lightllm", "accelerate", "vllm", "deepspeed"):
+        losses = exported(name, plan).losses
+        assert losses.cannot_run and losses.together_tokens_per_s is None
+    assert "-nkvo" in exported("llama.cpp", plan).text
+
+
 @pytest.mark.parametrize(("head", "embedding"), [(1, Tier.dram), (0, Tier.vram), (0, Tier.dram)])
 def test_a_tied_table_lies_where_either_of_its_uses_wants_it(head: int, embedding: Tier) -> None:
     spec = model(16, tied=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import yaml
 
 from planner.errors import UserError
 from planner.planfile import write_plan
@@ -93,3 +95,15 @@ def test_a_launcher_that_is_none_or_not_installed_is_one_line(tmp_path: Path) ->
             if extra:
                 with pytest.raises(UserError, match=rf"not installed here; pip install 'penstock\[{extra}\]'"):
                     check_launcher([f"hydra/launcher={name}"])
+
+
+@pytest.mark.skipif(find_spec("hydra_plugins.hydra_submitit_launcher") is None, reason="submitit is not installed here")
+def test_the_slurm_launcher_takes_the_keys_that_the_page_names(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    keys = re.findall(r"hydra/launcher=submitit_slurm|hydra\.launcher\.(?!n_jobs)\w+=\w+", page)
+    assert len(keys) >= 4
+    result = command("planner", "solve", "hardware=rtx5080", "model=llama8b", *keys, "--cfg", "hydra", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    launcher = yaml.safe_load(result.stdout)["hydra"]["launcher"]
+    assert launcher["_target_"].endswith("SlurmLauncher")
+    assert all(str(launcher[key.split(".")[2].split("=")[0]]) == key.split("=")[1] for key in keys if "launcher." in key)
