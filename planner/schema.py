@@ -7,6 +7,7 @@ Sizes are bytes (an override may say ``6GiB``), GB = 1e9.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -288,14 +289,18 @@ class ReplayConfig:
     """A picture to draw, such as replay.png."""
 
 
+TargetName = StrEnum("TargetName", [(n, n) for n in ("env", "lightllm", "accelerate", "llama.cpp", "vllm", "deepspeed")], module=__name__)
+"""The engines that a plan can be exported to."""
+
+
 @dataclass
 class ExportConfig:
     """`planner export`"""
 
     plan: str = MISSING
     """The plan file, written by `planner solve`."""
-    to: str = MISSING
-    """The engine: env, lightllm, accelerate, llama.cpp, vllm or deepspeed."""
+    to: TargetName = MISSING
+    """The engine to write for."""
     checkpoint: str | None = None
     """What the engine shall load; null takes the plan's, or leaves it to the environment (MODEL, or GGUF for llama.cpp)."""
     dir: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from planner.errors import UserError, nearest
 from planner.export.accelerate import ACCELERATE
 from planner.export.deepspeed import DEEPSPEED
 from planner.export.env import ENV
@@ -12,12 +11,9 @@ from planner.export.llama_cpp import LLAMA_CPP
 from planner.export.vllm import VLLM
 
 TARGETS: tuple[Target, ...] = (ENV, LIGHTLLM, ACCELERATE, LLAMA_CPP, VLLM, DEEPSPEED)
+"""One for each of ``planner.schema.TargetName``."""
 
 
 def find_target(name: str) -> Target:
-    """The target ``name``. Raises UserError with the choices."""
-    names = [target.name for target in TARGETS]
-    for target in TARGETS:
-        if target.name == name:
-            return target
-    raise UserError(f"to={name}: no such target; choose of {', '.join(names)}{nearest(name, names)}")
+    """The target ``name``."""
+    return next(target for target in TARGETS if target.name == name)

@@ -25,6 +25,7 @@ from planner.force import Force
 from planner.memory import kept_page_bytes
 from planner.plan import Plan
 from planner.program import solve
+from planner.schema import TargetName
 from planner.wsm import TABLE, read_environment
 from tests.cli import ROOT, command, refusal
 from tests.planner.small import GB, MB, machine, model, work
@@ -243,7 +244,7 @@ def test_the_verb_writes_a_file_and_ends_with_one_json_line(tmp_path: Path) -> N
         (("plan=none.yaml", "to=env"), ["none.yaml", "no such file"]),
         (("plan=odd.yaml", "to=env"), ["odd.yaml", "not a plan"]),
         (("plan=odd.yaml", "to=llamacpp"), ["to=llamacpp", ", ".join(NAMES), "did you mean llama.cpp?"]),
-        (("plan=odd.yaml",), ["to=... is required"]),
+        (("plan=odd.yaml",), ["to=... is required", ", ".join(NAMES)]),
     ],
 )
 def test_a_wrong_plan_or_target_is_one_line(arguments_: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
@@ -275,6 +276,10 @@ def test_a_tied_table_lies_where_either_of_its_uses_wants_it(head: int, embeddin
     assert tables_outside_bytes(plan) == (spec.embed_bytes if outside else 0)
     mapped = json.loads(exported("accelerate", plan).text)["device_map"]
     assert mapped["model.embed_tokens"] == mapped["lm_head"] == ("cpu" if outside else 0)
+
+
+def test_the_configuration_knows_every_target() -> None:
+    assert [name.value for name in TargetName] == NAMES
 
 
 def test_the_page_about_export_tells_of_every_target() -> None:
