@@ -15,7 +15,7 @@ CHECKPOINT := $(DEMO)/checkpoint
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint keys clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
@@ -40,6 +40,10 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	ruff check .
+
+# The reference of every key, from the schemas.
+keys: $(STAMP)
+	PYTHONPATH=$(CURDIR) python docs/keys_page.py > docs/keys.md
 
 clean:
 	rm -rf $(DEMO) $(VENV) build dist *.egg-info

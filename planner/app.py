@@ -7,12 +7,10 @@ dataclass, resolved and complete. Whatever a user gets wrong ends as one line on
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
@@ -21,20 +19,19 @@ from planner.arguments import arguments, parse
 from planner.complaints import explain
 from planner.complete import complete_word
 from planner.errors import UserError, nearest
-from planner.interrupt import Terminated, raise_if_interrupted, terminate_as_interrupt
-from planner.keys import Key, keys_of, strip_none
+from planner.interrupt import Terminated, terminate_as_interrupt
+from planner.job import LOCAL, Call, calling
+from planner.job import job as job
+from planner.keys import keys_of, strip_none
 from planner.overrides import Grammar, key_of, normalise, quote
 from planner.probe.profile import profile_dir
-from planner.sweeps import sweep_directory
+from planner.sweeps import check_launcher, death_of_worker, sweep_directory
 from planner.wsm import Environment, read_environment
 
 CONFIG = "pkg://conf"
 """Where Hydra finds the primary configs and the presets: inside the installed package."""
 
 SHELLS = ("bash", "zsh", "fish")
-
-LOCAL = "local"
-"""The hardware profile of this machine."""
 
 
 @dataclass(frozen=True)
@@ -55,90 +52,6 @@ class Verb:
     @property
     def summary(self) -> str:
         return (self.main.__doc__ or "").strip().splitlines()[0]
-
-
-@dataclass
-class _Call:
-    """One invocation of a verb, known to the task that runs inside Hydra."""
-
-    verb: Verb
-    keys: Mapping[str, Key]
-    groups: Mapping[str, tuple[str, ...]]
-    typed: list[str]
-    environment: Environment = field(default_factory=Environment)
-    failed: list[UserError] = field(default_factory=list)
-    status: int = 0
-    """The highest that a task has returned."""
-
-
-_call: ContextVar[_Call] = ContextVar("call")
-
-
-def job(task: Callable[[Any], int | None]) -> Callable[[Any], None]:
-    """Make the task of a verb from a function of its schema's dataclass, which may return an exit status. A point of a sweep that fails
-    does not end it."""
-
-    @functools.wraps(task)
-    def run(cfg: Any) -> None:
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
-        from omegaconf.errors import OmegaConfBaseException
-
-        call = _call.get()
-        hydra = HydraConfig.get()
-        sweep = hydra.mode == RunMode.MULTIRUN
-        if sweep:
-            print(f"[{hydra.job.num}] " + "  ".join(o for o in hydra.overrides.task if key_of(o) != "notes"), flush=True)
-        try:
-            config = _complete(cfg, call, hydra.runtime.choices)
-            _credit(config, hydra.overrides.task)
-            if sweep and getattr(config, "out", None):
-                config.out = os.path.relpath(os.path.join(hydra.runtime.output_dir, config.out))
-            raise_if_interrupted()
-            call.status = max(call.status, task(config) or 0)
-        except Exception as error:
-            raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would tell of a job that failed
-            if not isinstance(error, UserError | OmegaConfBaseException):
-                raise
-            line = explain(error, call.keys, call.typed)
-            assert line is not None
-            line = call.environment.credit(line)
-            call.failed.append(line)
-            if sweep:
-                print(f"[{hydra.job.num}] {line}", file=sys.stderr, flush=True)
-
-    return run
-
-
-def _complete(cfg: Any, call: _Call, choices: Mapping[str, str | None]) -> Any:
-    """``cfg`` as its schema's dataclass. Raises UserError for the first thing that is still missing."""
-    from omegaconf import OmegaConf
-
-    missing = OmegaConf.missing_keys(cfg)
-    for path in (path for path in call.keys if path in missing):
-        group = path.partition(".")[0]
-        if group not in call.groups:
-            choices = call.keys[path].choices
-            allowed = f", one of {', '.join(choices)}" if choices else ""
-            raise UserError(f"{path}=... is required{allowed}; see `{_program()} {call.verb.name} --help`")
-        if choices.get(group) is None:
-            first = "run `planner probe` and " if group == "hardware" and LOCAL not in call.groups[group] else ""
-            own = f"{LOCAL}, " if first else ""
-            raise UserError(f"{group} is required; {first}choose {group}= one of {own}{', '.join(call.groups[group])}")
-        raise UserError(f"{path} is missing from {group}={choices[group]}; set {path}=..., {call.keys[path].allowed}")
-    config = OmegaConf.to_object(cfg)
-    return config if is_dataclass(config) else call.verb.schema(**config)
-
-
-def _credit(config: Any, overrides: list[str]) -> None:
-    """Say of a hardware figure that was set by hand that it was: what the profile says of its origin is true no more."""
-    for override in overrides:
-        group, _, path = key_of(override).partition(".")
-        if group == "hardware" and path and not path.startswith("origin"):
-            origin = config.hardware.origin
-            for covered in [key for key in origin if key.startswith(path + ".")]:
-                del origin[covered]
-            origin[path] = "set by hand"
 
 
 @dataclass(frozen=True)
@@ -188,6 +101,11 @@ class Program:
             raise UserError(f"{argv[0]}: the first argument is a verb, one of {', '.join(names)}{nearest(argv[0], names)}")
         return _run(verb, parse(argv[1:]))
 
+    def call_of(self, verb: str, typed: list[str]) -> Call:
+        """The call of ``verb`` in a process that a launcher started for one point of a sweep."""
+        found = next(v for v in self.verbs if v.name == verb)
+        return _call(found, _grammar(found, multirun=False), typed, Environment(), self.name)
+
     def _list_verbs(self) -> None:
         print(f"{self.name} {self.summary}\n")
         for verb in self.verbs:
@@ -201,7 +119,7 @@ class Program:
         if action not in ("install", "uninstall", "query") or shell not in SHELLS:
             raise UserError(f"{' '.join(argv)}: use {argv[0]} install=SHELL or uninstall=SHELL, with a shell of {', '.join(SHELLS)}")
         if action != "query":
-            _enter_hydra(_Call(self.verbs[0], {}, {}, []), ["--shell-completion", argv[1]])
+            _enter_hydra(Call(self.verbs[0], self.name, {}, {}, []), ["--shell-completion", argv[1]])
             return 0
         _, _, line = os.environ.get("COMP_LINE", "").lstrip().partition(" ")
         name, space, rest = line.lstrip().partition(" ")
@@ -227,6 +145,8 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
         print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.schema, grammar)
         return 0
     typed = _spelled_out(args.overrides, verb.word)
+    if multirun:
+        check_launcher(typed)
     overrides = [normalise(override, grammar) for override in typed]
     explicit = {key_of(o) for o in overrides}
     environment = read_environment(os.environ, verb.name, explicit) if verb.reads_wsm else Environment()
@@ -237,11 +157,16 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
         elif "hydra.searchpath" not in [key_of(o) for o in overrides]:
             overrides.append(f"hydra.searchpath=[{quote('file://' + str(profile_dir()))}]")
     with sweep_directory(multirun and "hydra.sweep.dir" not in [key_of(o) for o in overrides]) as sweep:
-        call = _Call(verb, grammar.keys, {g: tuple(options) for g, options in grammar.groups.items()}, typed, environment)
+        call = _call(verb, grammar, typed, environment)
         _enter_hydra(call, arguments(args, overrides + sweep))
     if call.failed and not multirun:
         raise call.failed[0]
     return 2 if call.failed else call.status
+
+
+def _call(verb: Verb, grammar: Grammar, typed: list[str], environment: Environment, program: str | None = None) -> Call:
+    groups = {group: tuple(options) for group, options in grammar.groups.items()}
+    return Call(verb, program or _program(), grammar.keys, groups, typed, environment)
 
 
 def _spelled_out(overrides: list[str], word: str | None) -> list[str]:
@@ -250,7 +175,7 @@ def _spelled_out(overrides: list[str], word: str | None) -> list[str]:
     return [f"{word}={override}" if i == bare else override for i, override in enumerate(overrides)]
 
 
-def _enter_hydra(call: _Call, line: list[str]) -> None:
+def _enter_hydra(call: Call, line: list[str]) -> None:
     """Hand the command line ``line`` to the verb's ``@hydra.main``, with every exception coming out as it was raised."""
     from hydra.core.config_store import ConfigStore
 
@@ -260,16 +185,14 @@ def _enter_hydra(call: _Call, line: list[str]) -> None:
         store.store(group=group, name="schema", node=strip_none(hints[group])[0])
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [sys.argv[0], *line]
-    token = _call.set(call)
-    try:
-        call.verb.main()
-    except Exception as error:
-        mistake = explain(error, call.keys, call.typed)
-        if mistake is None:
-            raise
-        raise mistake from error
-    finally:
-        _call.reset(token)
+    with calling(call):
+        try:
+            call.verb.main()
+        except Exception as error:
+            mistake = explain(error, call.keys, call.typed) or death_of_worker(error)
+            if mistake is None:
+                raise
+            raise mistake from error
 
 
 def _implied(grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:

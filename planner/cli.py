@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
-from planner.schema import ProbeConfig, ReplayConfig, SolveConfig
+from planner.schema import ExportConfig, ProbeConfig, ReplayConfig, ReportConfig, SolveConfig
 from planner.threads import wait_asleep
 
 
@@ -36,6 +36,24 @@ def replay(cfg: ReplayConfig) -> None:
     replay_verb(cfg)
 
 
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="export")
+@job
+def export(cfg: ExportConfig) -> None:
+    """write a plan for another engine, with what that engine cannot be told and what it costs"""
+    from planner.export_verb import export_verb
+
+    export_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="report")
+@job
+def report(cfg: ReportConfig) -> None:
+    """gather plans and runs of a directory of sweeps into one table: CSV, JSON and a page with plots"""
+    from planner.report_verb import report_verb
+
+    report_verb(cfg)
+
+
 PROGRAM = Program(
     "planner",
     "decides where a model's weights, KV cache and experts live on a machine, and writes it down as a plan.",
@@ -43,6 +61,8 @@ PROGRAM = Program(
         Verb(probe, ProbeConfig, "planner probe probe.path=/data/checkpoints probe.quick=true"),
         Verb(solve, SolveConfig, "planner solve hardware=rtx5080 model=llama70b workload.batch=4 out=plan.yaml", reads_wsm=True),
         Verb(replay, ReplayConfig, "planner replay traces=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
+        Verb(export, ExportConfig, "planner export plan=plan.yaml to=llama.cpp checkpoint=Llama-3.1-70B.gguf"),
+        Verb(report, ReportConfig, "planner report sweeps/0", word="dir"),
     ),
 )
 

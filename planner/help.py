@@ -35,4 +35,5 @@ def print_help(program: str, verb: str, text: str, example: str, schema: type, g
         print(f"{head:<41}  {lines[0]}".rstrip())
         for line in lines[1:]:
             print(" " * 43 + line)
-    print("\nFlags\n  --multirun   every combination of comma lists, into sweeps/N/\n  --cfg job    show the configuration and stop")
+    print("\nFlags\n  --multirun   every combination of comma lists, into sweeps/N/ (docs/sweeps.md)")
+    print("  --cfg job    show the configuration and stop")

@@ -51,7 +51,7 @@ def normalise(override: str, grammar: Grammar) -> str:
     key, equals, value = override.partition("=")
     key = key.strip()
     path = key.lstrip("+")
-    if path.startswith("hydra."):
+    if path.startswith(("hydra.", "hydra/")):
         return override
     if key.startswith("~"):
         raise UserError(f"{override}: keys cannot be removed; set one with key=value, or to nothing with key=null")

@@ -7,6 +7,7 @@ Sizes are bytes (an override may say ``6GiB``), GB = 1e9.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -36,6 +37,7 @@ class DramConfig:
 @dataclass
 class CpuConfig:
     cores: int = MISSING
+    """Cores that may be used."""
     matvec_gbps: float = MISSING
     """Bytes of BF16 weights multiplied by one vector per second."""
     dense_tflops: float = MISSING
@@ -45,6 +47,7 @@ class CpuConfig:
 @dataclass
 class GpuConfig:
     name: str = MISSING
+    """As the driver says it."""
     context_bytes: int = MISSING
     """VRAM taken by the CUDA context and its libraries."""
     dense_tflops: float = MISSING
@@ -58,6 +61,7 @@ class GpuConfig:
     d2h: list[list[Any]] = MISSING
     """Device to page-locked host: rows of [chunk_bytes, GB/s]."""
     h2d_pageable_gbps: float = MISSING
+    """Host to device from memory that is not page-locked; 0: not measured."""
     h2d_while_ssd_gbps: float = MISSING
     """Host to device while the SSD is read at full rate."""
     h2d_with_d2h_gbps: float = MISSING
@@ -69,6 +73,7 @@ class GpuConfig:
 @dataclass
 class HardwareConfig:
     name: str = MISSING
+    """As it is shown, and as a preset or profile is found."""
     vram_bytes: int = MISSING
     """VRAM that a plan may use, the CUDA context included; 0 computes on the CPU."""
     dram_bytes: int = MISSING
@@ -91,29 +96,39 @@ class ModelConfig:
     """A decoder's geometry. With ``checkpoint`` everything is read from there instead."""
 
     name: str = MISSING
+    """As it is shown."""
     checkpoint: str | None = None
     """Directory of a Hugging Face checkpoint or of a packed store."""
     source: str = ""
     """Where the geometry comes from."""
     model_type: str = ""
+    """As Hugging Face names it (`llama`, `mixtral`, ...)."""
     layers: int | None = None
     """Decoder layers; fewer than the model's own make a shortened model."""
     hidden: int = 0
+    """Elements of a token's hidden state."""
     ffn: int = 0
     """Intermediate size of a dense FFN."""
     heads: int = 0
+    """Query heads."""
     kv_heads: int = 0
+    """Heads of K and V; fewer than query heads under grouped-query attention."""
     head_dim: int = 0
+    """Elements of one head."""
     vocab: int = 0
+    """Rows of the embedding table."""
     tied: bool = False
     """Whether the LM head is the embedding table."""
     qk_norm: bool = False
     """RMSNorm over head_dim on queries and keys (Qwen3)."""
     qkv_bias: bool = False
+    """Whether the projections to Q, K and V add a bias (Qwen2)."""
     dtype_bytes: int = 2
+    """Bytes of one weight: 2 for BF16."""
     experts: int = 0
     """Routed experts a layer; 0 is a dense model."""
     top_k: int = 0
+    """Routed experts that one token visits."""
     expert_ffn: int = 0
     """Intermediate size of one routed expert."""
     rope_theta: float = 10000.0
@@ -121,6 +136,7 @@ class ModelConfig:
     rope_scaling: dict[str, Any] = field(default_factory=dict)
     """Scaled rotary embedding as Hugging Face names it (`rope_type`, `factor`, ...); empty is unscaled."""
     norm_eps: float = 1e-5
+    """Of RMSNorm."""
     max_positions: int = 4096
     """Longest sequence that the model is made for, in tokens."""
 
@@ -128,16 +144,21 @@ class ModelConfig:
 @dataclass
 class WorkloadConfig:
     name: str = MISSING
+    """As it is shown."""
     batch: int = 1
     """Sequences decoded together; a menu is solved when the objective is throughput and this is 0."""
     prompt_tokens: int = 512
+    """Tokens of each prompt."""
     new_tokens: int = 128
+    """Tokens generated for each request."""
     requests: int = 1
+    """Requests in all."""
     shared_prefix_tokens: int = 0
     """Tokens at the head of every prompt that an earlier one began with, too."""
     kept_tokens: int | None = None
     """Tokens of earlier prompts whose KV is worth keeping: the working set of all shared prefixes. Null: one prefix; 0 keeps nothing."""
     objective: Objective = Objective.latency
+    """What the plan minimises: latency (seconds of all requests), throughput (seconds a token), ttft (time to first token)."""
     vram_guard_bytes: int = 134217728
     """VRAM to leave alone."""
     dram_reserve_bytes: int = 0
@@ -145,6 +166,7 @@ class WorkloadConfig:
     kv_spill: bool = False
     """Let the KV of some layers lie outside VRAM, or outside DRAM without a GPU, and stream with each pass."""
     source: str = ""
+    """Where the figures come from."""
 
 
 @dataclass
@@ -152,9 +174,13 @@ class ForceConfig:
     """Decisions to fix; the rest is solved around them."""
 
     policy: CachePolicy | None = None
+    """How the DRAM cache treats layers: pinned keeps some still, rolling lets all pass through."""
     cap_layers: int | None = None
+    """Layers that the DRAM cache holds in the steady state."""
     hwm_layers: int | None = None
+    """Layers that it ever holds: its high-water mark."""
     prefetch_distance: int | None = None
+    """Layers that may be read ahead of the current one."""
     resident_attn: int | None = None
     """Attention units resident in VRAM."""
     resident_ffn: int | None = None
@@ -162,15 +188,25 @@ class ForceConfig:
     resident_head: int | None = None
     """LM-head blocks resident in VRAM."""
     embedding: Tier | None = None
+    """Where embedding rows are looked up."""
     vram_slots: int | None = None
+    """Ring slots in VRAM for units that stream."""
     vram_prefetch_distance: int | None = None
+    """Units that may be copied ahead of the one that computes."""
     block_bytes: int | None = None
+    """Bytes of one SSD read."""
     queue_depth: int | None = None
+    """SSD reads in flight."""
     staging_bytes: int | None = None
+    """Page-locked buffers for reads that cannot land in their slot."""
     chunk_bytes: int | None = None
+    """Bytes of one host-to-device copy."""
     in_flight: int | None = None
+    """Copies that are queued at most."""
     page_tokens: int | None = None
+    """Tokens of a KV page."""
     prefill_chunk_tokens: int | None = None
+    """Prompt tokens of a sequence in one pass over the weights."""
     expert_vram_slots: int | None = None
     """Slots for routed experts in VRAM, over all layers."""
     expert_dram_slots: int | None = None
@@ -251,6 +287,36 @@ class ReplayConfig:
     """A JSON file to write."""
     plot: str | None = None
     """A picture to draw, such as replay.png."""
+
+
+TargetName = StrEnum("TargetName", [(n, n) for n in ("env", "lightllm", "accelerate", "llama.cpp", "vllm", "deepspeed")], module=__name__)
+"""The engines that a plan can be exported to."""
+
+
+@dataclass
+class ExportConfig:
+    """`planner export`"""
+
+    plan: str = MISSING
+    """The plan file, written by `planner solve`."""
+    to: TargetName = MISSING
+    """The engine to write for."""
+    checkpoint: str | None = None
+    """What the engine shall load; null takes the plan's, or leaves it to the environment (MODEL, or GGUF for llama.cpp)."""
+    dir: str | None = None
+    """A directory on the SSD for kept KV or swapped weights; null leaves it to the environment (KV_DIR)."""
+    out: str | None = None
+    """The file to write; null: beside here, named after the plan and the engine."""
+
+
+@dataclass
+class ReportConfig:
+    """`planner report`"""
+
+    dir: str = MISSING
+    """The directory to gather: one sweep, such as sweeps/0, or all of them; the name alone will do."""
+    out: str | None = None
+    """Name of the files to write, without their endings .csv, .json and .html; null: report, in the directory."""
 
 
 @dataclass

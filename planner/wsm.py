@@ -11,40 +11,35 @@ from planner.errors import UserError, nearest
 PREFIX = "WSM_"
 
 
-def _count(text: str) -> str | None:
-    return text if text.isdigit() else None
+@dataclass(frozen=True)
+class Form:
+    """How a variable's text and the value of its key say the same: ``planner export to=env`` writes what a solve or a run reads."""
+
+    read: Callable[[str], str | None]
+    """None for a text that does not parse."""
+    write: Callable[[str], str]
+    """The text for a value, or for the nearest one below it that a text can say."""
+
+    def exact(self, value: str) -> bool:
+        """Whether a text says just ``value``."""
+        return self.read(self.write(value)) == value
 
 
-def _units(text: str) -> str | None:
-    return str(2 * int(text)) if text.isdigit() else None
+def _times(factor: int, least: int = 0) -> Form:
+    """Whole numbers of ``factor``, of which a key has ``least`` at least."""
+    return Form(lambda text: str(max(least, int(text) * factor)) if text.isdigit() else None, lambda value: str(int(value) // factor))
 
 
-def _mebibytes(text: str) -> str | None:
-    return str(int(text) * 2**20) if text.isdigit() else None
+def _either(on: str, off: str) -> Form:
+    """1 or true, 0 or false."""
+    words = {"1": on, "true": on, "0": off, "false": off}
+    return Form(lambda text: words.get(text.lower()), lambda value: "1" if value == on else "0")
 
 
-def _switch(text: str) -> str | None:
-    return {"1": "true", "true": "true", "0": "false", "false": "false"}.get(text.lower())
-
-
-def _rolling(text: str) -> str | None:
-    return {"true": "rolling", "false": "pinned"}.get(_switch(text) or "")
-
-
-def _skipped(text: str) -> str | None:
-    return {"true": "0", "false": "null"}.get(_switch(text) or "")
-
-
-def _kept(text: str) -> str | None:
-    return {"true": "0", "false": "1"}.get(_switch(text) or "")
-
-
-def _balanced(text: str) -> str | None:
-    return {"true": "1", "false": "null"}.get(_switch(text) or "")
-
-
-def _apart(text: str) -> str | None:
-    return str(max(1, int(text))) if text.isdigit() else None
+_COUNT = _times(1)
+_UNITS = _times(2)
+_MEBIBYTES = _times(2**20)
+_FLAG = _either("true", "false")
 
 
 def _never(value: str) -> bool:
@@ -60,8 +55,7 @@ class Variable:
     """One variable: the key that it sets, per verb that has a use for it, or why no value of it changes anything."""
 
     name: str
-    convert: Callable[[str], str | None]
-    """None for a value that does not parse."""
+    form: Form
     allowed: str
     solve: str | None = None
     """Key of `planner solve`."""
@@ -72,22 +66,24 @@ class Variable:
     agrees: Callable[[str], bool] = _never
     """Whether the converted value asks for what is ``always`` so."""
 
+    def convert(self, text: str) -> str | None:
+        """The value that ``text`` sets; None when it does not parse."""
+        return self.form.read(text)
+
     def key(self, verb: str) -> str | None:
         return {"solve": self.solve, "run": self.run, "bench": self.solve or self.run}.get(verb)
 
 
-def _forced(name: str, convert: Callable[[str], str | None], key: str, allowed: str) -> Variable:
-    return Variable(PREFIX + name, convert, allowed, f"force.{key}", f"force.{key}")
+def _forced(name: str, form: Form, key: str, allowed: str) -> Variable:
+    return Variable(PREFIX + name, form, allowed, f"force.{key}", f"force.{key}")
 
 
-def _engine(name: str, convert: Callable[[str], str | None], key: str, allowed: str) -> Variable:
-    return Variable(PREFIX + name, convert, allowed, run=f"engine.{key}")
+def _engine(name: str, form: Form, key: str, allowed: str) -> Variable:
+    return Variable(PREFIX + name, form, allowed, run=f"engine.{key}")
 
 
-def _constant(
-    name: str, convert: Callable[[str], str | None], allowed: str, always: str, agrees: Callable[[str], bool] = _never
-) -> Variable:
-    return Variable(PREFIX + name, convert, allowed, always=always, agrees=agrees)
+def _constant(name: str, form: Form, allowed: str, always: str, agrees: Callable[[str], bool] = _never) -> Variable:
+    return Variable(PREFIX + name, form, allowed, always=always, agrees=agrees)
 
 
 _LAYERS = "a number of layers"
@@ -95,26 +91,26 @@ _SWITCH = "0 or 1"
 _NOT_THROTTLED = "KV is not throttled; weights and KV share the link without loss worth one"
 
 TABLE: tuple[Variable, ...] = (
-    _forced("CPU_CACHE_CAP_LAYERS", _count, "cap_layers", _LAYERS),
-    _forced("CPU_CACHE_HWM_LAYERS", _count, "hwm_layers", _LAYERS),
-    _forced("CPU_PREFETCH_DISTANCE", _count, "prefetch_distance", _LAYERS),
-    _forced("CPU_ROLLING_MODE", _rolling, "policy", _SWITCH),
-    _forced("KIND_AHEAD_CAP", _units, "vram_prefetch_distance", "a number of units of one kind"),
-    _forced("PAIR_AHEAD", _units, "vram_prefetch_distance", _LAYERS),
-    _forced("AGGRESSIVE_GPU_PREFETCH", _units, "vram_prefetch_distance", _LAYERS),
-    _forced("MAX_CACHED_LAYERS", _units, "vram_slots", _LAYERS),
-    _forced("GPU_MAX_GROUPS", _count, "vram_slots", "a number of groups"),
-    _forced("STAGING_MB", _mebibytes, "staging_bytes", "a number of MiB"),
-    Variable(PREFIX + "GPU_FREE_GUARD_MB", _mebibytes, "a number of MiB", solve="workload.vram_guard_bytes"),
-    Variable(PREFIX + "VERBOSE", _switch, _SWITCH, run="verbose"),
-    _engine("CPU_WRAP_AROUND", _switch, "wrap_around", _SWITCH),
-    _engine("SKIP_PRELOAD_WAIT", _skipped, "warmup_layers", _SWITCH),
-    _engine("EVICT_FINISHED", _kept, "keep_finished_units", _SWITCH),
-    _engine("BALANCE_PREFETCH", _balanced, "balance_units", _SWITCH),
-    _engine("BALANCE_TOL", _apart, "balance_units", "a number of units"),
-    _constant("CPU_ROLL_SYNC", _switch, _SWITCH, "the DRAM window advances with the layer in use", _on),
-    _constant("KV_THROTTLE_THRESHOLD", _count, "a number of copies", _NOT_THROTTLED),
-    _constant("KV_THROTTLE_MS", _count, "a number of milliseconds", _NOT_THROTTLED),
+    _forced("CPU_CACHE_CAP_LAYERS", _COUNT, "cap_layers", _LAYERS),
+    _forced("CPU_CACHE_HWM_LAYERS", _COUNT, "hwm_layers", _LAYERS),
+    _forced("CPU_PREFETCH_DISTANCE", _COUNT, "prefetch_distance", _LAYERS),
+    _forced("CPU_ROLLING_MODE", _either("rolling", "pinned"), "policy", _SWITCH),
+    _forced("KIND_AHEAD_CAP", _UNITS, "vram_prefetch_distance", "a number of units of one kind"),
+    _forced("PAIR_AHEAD", _UNITS, "vram_prefetch_distance", _LAYERS),
+    _forced("AGGRESSIVE_GPU_PREFETCH", _UNITS, "vram_prefetch_distance", _LAYERS),
+    _forced("MAX_CACHED_LAYERS", _UNITS, "vram_slots", _LAYERS),
+    _forced("GPU_MAX_GROUPS", _COUNT, "vram_slots", "a number of groups"),
+    _forced("STAGING_MB", _MEBIBYTES, "staging_bytes", "a number of MiB"),
+    Variable(PREFIX + "GPU_FREE_GUARD_MB", _MEBIBYTES, "a number of MiB", solve="workload.vram_guard_bytes"),
+    Variable(PREFIX + "VERBOSE", _FLAG, _SWITCH, run="verbose"),
+    _engine("CPU_WRAP_AROUND", _FLAG, "wrap_around", _SWITCH),
+    _engine("SKIP_PRELOAD_WAIT", _either("0", "null"), "warmup_layers", _SWITCH),
+    _engine("EVICT_FINISHED", _either("0", "1"), "keep_finished_units", _SWITCH),
+    _engine("BALANCE_PREFETCH", _either("1", "null"), "balance_units", _SWITCH),
+    _engine("BALANCE_TOL", _times(1, least=1), "balance_units", "a number of units"),
+    _constant("CPU_ROLL_SYNC", _FLAG, _SWITCH, "the DRAM window advances with the layer in use", _on),
+    _constant("KV_THROTTLE_THRESHOLD", _COUNT, "a number of copies", _NOT_THROTTLED),
+    _constant("KV_THROTTLE_MS", _COUNT, "a number of milliseconds", _NOT_THROTTLED),
 )
 """Every variable that the seeds name. A seeds' GPU layer is two units (attention and FFN), a group is one; MB there is MiB. So many units
 of each kind ahead are twice as many units ahead. Attention and FFN as close together as they can be are one apart.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from planner.cli import PROGRAM
 from tests.cli import ROOT, command, refusal
 
 SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
@@ -19,7 +20,8 @@ SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
 def test_alone_the_program_lists_its_verbs_with_a_line_each(tmp_path: Path) -> None:
     result = command("planner", cwd=tmp_path)
     assert result.returncode == 0
-    assert {line.split()[1] for line in result.stdout.splitlines() if line.startswith("  planner ")} == {"probe", "replay", "solve"}
+    listed = {line.split()[1] for line in result.stdout.splitlines() if line.startswith("  planner ")}
+    assert listed == {verb.name for verb in PROGRAM.verbs} and {"probe", "solve"} <= listed
 
 
 def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) -> None:
@@ -182,7 +184,8 @@ def test_a_sweep_goes_to_the_next_free_directory_and_survives_a_point_that_fails
     assert "[0] no plan fits" in result.stderr
     assert (tmp_path / "sweeps" / "5" / "1" / "my plan.yaml").is_file()
     assert not (tmp_path / "my plan.yaml").exists()
-    assert json.loads(result.stdout.splitlines()[-1])["plan"] == "sweeps/5/1/my plan.yaml"
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["status"] for row in rows] == [2, 0] and rows[0]["error"].startswith("no plan fits")
 
 
 def test_a_sweep_that_is_refused_leaves_no_directory(tmp_path: Path) -> None:
@@ -243,6 +246,7 @@ def test_a_seeds_variable_that_does_not_parse_is_refused(tmp_path: Path) -> None
         ("planner solve workload.objective=t", "workload.objective=throughput workload.objective=ttft"),
         ("planner solve hardware.ssd.", "hardware.ssd.read= hardware.ssd.write_gbps="),
         ("planner solve --m", "--multirun"),
+        ("planner export to=ll", "to=llama.cpp"),
         ("planner nothing x", ""),
     ],
 )

@@ -1,0 +1,140 @@
+"""What an export is: the text for the other engine, and what of the plan it could not say."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.plan import Plan
+
+WIDTH = 120
+"""Columns of a comment."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A decision that the target cannot be told, and what it does in its place."""
+
+    decided: str
+    instead: str
+    tokens_per_s: float | None
+    """Predicted of the plan with this alone changed; None where the planner cannot say, for the reason in ``unpredicted``."""
+    unpredicted: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a target is asked for."""
+
+    plan: Plan
+    plan_name: str
+    checkpoint: str | None
+    """Directory or file to run; None leaves it to whoever runs the text."""
+    directory: str | None
+    """For KV files or swapped weights; None leaves it so, too."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a target cannot be told."""
+
+    lost: tuple[Lost, ...]
+    together_tokens_per_s: float | None
+    """Predicted of the plan with all that could be predicted changed; None where the target cannot run it on this machine."""
+    cannot_run: str = ""
+    """Why, where it cannot."""
+
+    def lines(self, request: Request) -> list[str]:
+        """The head of an export, without comment signs, each at most ``WIDTH`` columns."""
+        plan, own = request.plan, request.plan.predicted.decode_tokens_per_s
+        said = [
+            f"{request.plan_name}: {plan.model.name} on {plan.hardware.name}, workload {plan.workload.name}, batch {plan.decisions.batch}. "
+            f"`runtime run` is predicted {own:.3g} tokens/s."
+        ]
+        if self.lost:
+            said.append("Not expressed here, and what is predicted with that alone done this engine's way:")
+            said += [f"- {lost.decided}: {lost.instead}. {cost(lost, own)}" for lost in self.lost]
+        if self.cannot_run:
+            said.append(f"This engine cannot run the plan as it is on this machine: {self.cannot_run}")
+        elif self.together_tokens_per_s is not None:
+            together = _beside(self.together_tokens_per_s, own)
+            said.append(f"All that could be predicted together: {together}, by this plan's rates, the engine's own overheads left out.")
+        return [line for text in said for line in textwrap.wrap(text, WIDTH - 2, subsequent_indent="  " if text.startswith("-") else "")]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """``text`` is complete, with the losses as its comments."""
+
+    text: str
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class Target:
+    """One engine that a plan can be written for."""
+
+    name: str
+    summary: str
+    ending: str
+    """Of the file, after the plan's own name."""
+    export: Callable[[Request], Exported]
+
+
+def cost(lost: Lost, own: float) -> str:
+    """What ``lost`` costs beside the plan's ``own`` tokens/s, in words."""
+    return f"Not predicted: {lost.unpredicted}" if lost.tokens_per_s is None else _beside(lost.tokens_per_s, own)
+
+
+def _beside(tokens_per_s: float, own: float) -> str:
+    change = tokens_per_s / own - 1
+    return f"{tokens_per_s:.3g} tokens/s ({'no change' if abs(change) < 0.005 else f'{change:+.0%}'})"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One argument of a command line, ``note`` being why it has its value. Without a name it is ``value`` alone."""
+
+    name: str
+    value: str | None = None
+    note: str = ""
+    variable: bool = False
+    """``value`` is for the shell to fill in."""
+
+    @property
+    def text(self) -> str:
+        if self.value is None:
+            return self.name
+        return f"{self.name} {self.value if self.variable else shlex.quote(self.value)}".strip()
+
+
+def path_flag(name: str, path: str | None, variable: str, what: str) -> Flag:
+    """A flag for ``path`` (``name`` may be empty), or for the environment variable ``variable``; without either the script ends, and asks
+    for ``what``."""
+    return Flag(name, path) if path is not None else Flag(name, f'"${{{variable}:?set {variable} to {what}}}"', variable=True)
+
+
+def script(request: Request, losses: Losses, command: str, flags: Iterable[Flag]) -> str:
+    """A bash script that runs ``command`` with ``flags`` and whatever it is given itself."""
+    return "".join(f"{line}\n" for line in _script_lines(request, losses, command, flags))
+
+
+def _script_lines(request: Request, losses: Losses, command: str, flags: Iterable[Flag]) -> Iterator[str]:
+    yield "#!/usr/bin/env bash"
+    yield from (f"# {line}" for line in losses.lines(request))
+    yield "set -euo pipefail"
+    yield "flags=("
+    for flag in flags:
+        yield from (f"  # {line}" for line in textwrap.wrap(flag.note, WIDTH - 4))
+        yield f"  {flag.text}"
+    yield ")"
+    yield f'exec {command} "${{flags[@]}}" "$@"'
+
+
+def json_text(request: Request, losses: Losses, document: Mapping[str, Any]) -> str:
+    """``document`` as JSON, with the comment as its first key, since JSON has none of its own."""
+    return json.dumps({"comment": losses.lines(request), **document}, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,151 @@
+"""A decode step as another engine makes it: what moves over which link, what computes, and what waits for what.
+
+Where the planner's own prediction can be asked (decisions changed, all else alike), it is. What no plan can say (copies that do not
+overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates; an engine's own
+overheads are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.cost import predict
+from planner.decisions import Decisions, Tier
+from planner.memory import kv_page_bytes
+from planner.misses import visit
+from planner.placement import split
+from planner.plan import Plan
+from planner.rules import broken_rules
+from planner.stages import Stage, decode_compute_s, ssd_gbps
+from planner.units import GB, show_bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one decode step's stages. ``routed_s`` is what a step takes at least since a layer's experts are known late."""
+
+    batch: int
+    ssd_s: float
+    h2d_s: float
+    d2h_s: float
+    compute_s: float
+    routed_s: float
+    overlapped: bool = True
+
+    @property
+    def seconds(self) -> float:
+        stages = (self.ssd_s, self.h2d_s, self.d2h_s, self.compute_s)
+        return max(self.routed_s, max(stages) if self.overlapped else sum(stages))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.batch / self.seconds
+
+
+def planned(plan: Plan) -> Step:
+    """The step that ``plan`` predicts."""
+    p, d = plan.predicted, plan.decisions
+    ssd_s, h2d_s, d2h_s, compute_s = (p.decode_stages[stage] for stage in (Stage.ssd, Stage.h2d, Stage.d2h, Stage.compute))
+    return Step(d.batch, ssd_s, h2d_s, d2h_s, compute_s, p.decode_s_per_token if plan.model.experts else 0.0)
+
+
+def decided(plan: Plan, decisions: Decisions) -> Plan | None:
+    """``plan`` with other ``decisions``, predicted; None where they break a rule."""
+    if broken_rules(plan.hardware, plan.model, plan.workload, decisions):
+        return None
+    return replace(plan, decisions=decisions, predicted=predict(plan.hardware, plan.model, plan.workload, decisions))
+
+
+def ssd_s(plan: Plan, nbytes: float) -> float:
+    """Reading ``nbytes`` with the plan's blocks and depth."""
+    reads = plan.decisions.weights.ssd
+    return nbytes / ssd_gbps(plan.hardware, reads.block_bytes, reads.queue_depth) / GB
+
+
+def h2d_s(plan: Plan, nbytes: float, gbps: float | None = None) -> float:
+    """Copying ``nbytes`` at ``gbps``, or at the best rate of page-locked copies. 0 without a GPU."""
+    gpu = plan.hardware.gpu
+    return nbytes / (gbps or gpu.h2d.peak) / GB if gpu else 0.0
+
+
+def expert_tiers(plan: Plan) -> dict[int, Tier]:
+    """MoE layer -> where all its experts lie when they lie still, layer by layer, in the bytes that the plan's slots take. Those in VRAM
+    need not be in DRAM, too. Spread evenly."""
+    experts, slots = plan.model.experts, plan.decisions.experts
+    if experts is None or slots is None:
+        return {}
+    in_vram, others = split(experts.layers, min(slots.vram_slots // experts.count, len(experts.layers)))
+    in_dram, _ = split(others, min(slots.dram_slots // experts.count, len(others)))
+    return {i: Tier.vram if i in in_vram else Tier.dram if i in in_dram else Tier.ssd for i in experts.layers}
+
+
+@dataclass(frozen=True)
+class StillExperts:
+    """Bytes of a decode step's experts when they lie still (``expert_tiers``): of those that are visited, or of whole layers."""
+
+    outside_vram: float
+    """What is not in VRAM, the SSD's included."""
+    on_ssd: float
+
+
+def still_experts(plan: Plan, whole_layers: bool) -> StillExperts:
+    """What a step needs of experts that lie outside VRAM (with ``whole_layers`` all of a layer, as engines move whose experts are one
+    tensor); none for a dense model."""
+    experts = plan.model.experts
+    if experts is None:
+        return StillExperts(0.0, 0.0)
+    tiers = list(expert_tiers(plan).values())
+    each = (experts.count if whole_layers else visit(experts, plan.decisions.batch).touched) * experts.expert_bytes
+    return StillExperts(each * sum(tier is not Tier.vram for tier in tiers), each * sum(tier is Tier.ssd for tier in tiers))
+
+
+def kv_too_large(plan: Plan) -> str:
+    """Why an engine that keeps the KV of running sequences beside the compute cannot run all of ``plan``'s at once; empty where it can."""
+    kv, gpu = plan.decisions.kv, plan.hardware.gpu is not None
+    outside = (kv.dram_pages if gpu else 0) + kv.ssd_pages
+    if not outside:
+        return ""
+    nbytes = outside * kv_page_bytes(plan.model, kv.page_tokens)
+    return f"{show_bytes(nbytes)} of KV lie outside {'VRAM' if gpu else 'DRAM'}, where it has all; solve with a smaller batch for it."
+
+
+def cpu_compute_s(plan: Plan) -> float:
+    """One decode step with everything computed by the CPU, from DRAM."""
+    alone = replace(plan.hardware, vram_bytes=0, gpu=None)
+    return decode_compute_s(alone, plan.model, plan.workload, plan.decisions.batch)
+
+
+def gpu_compute_s(plan: Plan) -> float:
+    """The same with everything in VRAM."""
+    return decode_compute_s(plan.hardware, plan.model, plan.workload, plan.decisions.batch)
+
+
+def head_outside_bytes(plan: Plan) -> int:
+    """Bytes of the LM head that is copied each step where it cannot be cut into blocks: none when all of it is resident."""
+    return 0 if Tier.dram not in plan.placement.head else plan.model.lm_head_bytes
+
+
+def layers_outside_bytes(plan: Plan) -> int:
+    """Bytes of the decoder layers' weights that do not stay in VRAM, experts as whole layers."""
+    placement, experts = plan.placement, plan.model.experts
+    units = sum(placement.unit_bytes(unit) for unit, tier in placement.units if tier is not Tier.vram and unit.kind != "head")
+    routed = sum(tier is not Tier.vram for tier in expert_tiers(plan).values()) * experts.count * experts.expert_bytes if experts else 0
+    return units + routed
+
+
+def tables_outside_bytes(plan: Plan) -> int:
+    """The same of the LM head, in one piece, and of the embedding table. Where they are tied, VRAM has them if it has either."""
+    head, far = head_outside_bytes(plan), plan.decisions.weights.embedding is Tier.dram
+    if plan.model.tied:
+        return head if far else 0
+    return head + (plan.model.embed_bytes if far else 0)
+
+
+def weights_outside_bytes(plan: Plan) -> int:
+    """Bytes of all weights that do not stay in VRAM."""
+    return layers_outside_bytes(plan) + tables_outside_bytes(plan)
+
+
+def head_streamed_bytes(plan: Plan) -> int:
+    """Bytes of the LM head's blocks that the plan copies each step."""
+    return sum(tier is Tier.dram for tier in plan.placement.head) * plan.placement.head_block_bytes if plan.hardware.gpu else 0

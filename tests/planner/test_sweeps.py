@@ -1,0 +1,109 @@
+"""`--multirun`, one by one and by launchers: a point that fails is a row, not the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+
+from planner.errors import UserError
+from planner.planfile import write_plan
+from planner.report.gather import SILENT
+from planner.sweeps import LAUNCHERS, check_launcher, read_points
+from tests.cli import ROOT, command, refusal
+from tests.support import decisions, plan_for, save_tiny
+
+SOLVE = ("solve", "hardware=rtx5080", "model=llama8b", "hardware.vram_bytes=1GiB,8GiB", "workload.batch=1,2", "--multirun")
+IN_PROCESSES = [
+    pytest.param(name, marks=pytest.mark.skipif(find_spec("hydra_plugins." + module) is None, reason=f"{name} is not installed here"))
+    for name, module in (("joblib", "hydra_joblib_launcher"), ("submitit_local", "hydra_submitit_launcher"))
+]
+
+
+@pytest.mark.parametrize("launcher", ["basic", *IN_PROCESSES])
+def test_every_launcher_leaves_the_same_rows(launcher: str, tmp_path: Path) -> None:
+    result = command("planner", *SOLVE, f"hydra/launcher={launcher}", cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert (told["sweep"], told["points"], told["failed"]) == ("sweeps/0", 4, 2)
+    points = read_points(tmp_path / "sweeps" / "0")
+    assert [point.as_json() for point in points] == told["rows"]
+    assert [(point.status, (point.error or "")[:12]) for point in points] == [(2, "no plan fits")] * 2 + [(0, "")] * 2
+    assert points[3].overrides == ("hardware=rtx5080", "model=llama8b", "hardware.vram_bytes=8589934592", "workload.batch=2")
+    assert [(tmp_path / "sweeps" / "0" / str(n) / "plan.yaml").is_file() for n in range(4)] == [False, False, True, True]
+
+
+def test_runs_are_swept_too_and_reported_beside_what_was_predicted(tmp_path: Path) -> None:
+    write_plan(plan_for(save_tiny(tmp_path / "model", layers=8), decisions()), tmp_path / "tiny.yaml")
+    sweep = ("plan=tiny.yaml", "max_new_tokens=2", "force.cap_layers=1,77,3", "--multirun")
+    result = command("runtime", "run", *sweep, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert [row["status"] for row in told["rows"]] == [0, 2, 0] and "force.cap_layers=77" in told["rows"][1]["error"]
+    reported = command("planner", "report", "sweeps/0", cwd=tmp_path)
+    assert reported.returncode == 0, reported.stderr
+    rows = json.loads((tmp_path / "sweeps" / "0" / "report.json").read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["run", "failed", "run"]
+    assert all(row["predicted_over_measured"] > 0 and row["model"] for row in rows if row["kind"] == "run")
+
+
+def stumbling(directory: Path, stumble: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A sweep of three points of which the second does ``stumble``, in whatever process it runs: each imports ``sitecustomize``."""
+    lines = ["import os", "import planner.solve as solve", "make = solve.make_plan", "def second(cfg):"]
+    lines += [f"    if cfg.workload.new_tokens == 9: {stumble}", "    return make(cfg)", "solve.make_plan = second"]
+    (directory / "patch").mkdir()
+    (directory / "patch" / "sitecustomize.py").write_text("\n".join(lines) + "\n")
+    path = os.pathsep.join([str(directory / "patch"), str(ROOT)])
+    sweep = ("solve", "hardware=rtx5080", "model=llama8b", "workload.new_tokens=8,9,10", "--multirun", *args)
+    code = "import sys; sys.argv[0] = 'planner'; from planner.cli import main; main()"
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, "-c", code, *sweep], cwd=directory, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_path: Path) -> None:
+    result = stumbling(tmp_path, "raise ZeroDivisionError('by nine')")
+    assert result.returncode == 1
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["error"] for row in rows] == [None, "ZeroDivisionError: by nine", None]
+    assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("launcher", IN_PROCESSES)
+def test_a_point_whose_process_was_killed_is_told_in_one_line_and_is_a_row_of_the_report(launcher: str, tmp_path: Path) -> None:
+    result = stumbling(tmp_path, "os.kill(os.getpid(), 9)", f"hydra/launcher={launcher}")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("planner: a process of the sweep was killed") and "Traceback" not in result.stderr
+    assert command("planner", "report", "sweeps/0", cwd=tmp_path).returncode == 0
+    rows = {row["path"]: row for row in json.loads((tmp_path / "sweeps" / "0" / "report.json").read_text())["rows"]}
+    assert rows["1"]["error"] == SILENT
+    assert launcher == "joblib" or {"0/plan.yaml", "2/plan.yaml"} <= set(rows), "joblib's other processes end with the one that was killed"
+
+
+def test_a_launcher_that_is_none_or_not_installed_is_one_line(tmp_path: Path) -> None:
+    line = refusal("planner", *SOLVE, "hydra/launcher=jobli", cwd=tmp_path)
+    assert "hydra/launcher=jobli" in line and "did you mean joblib?" in line
+    with mock.patch("planner.sweeps.find_spec", return_value=None):
+        for name, (_, extra) in LAUNCHERS.items():
+            if extra:
+                with pytest.raises(UserError, match=rf"not installed here; pip install 'penstock\[{extra}\]'"):
+                    check_launcher([f"hydra/launcher={name}"])
+
+
+@pytest.mark.skipif(find_spec("hydra_plugins.hydra_submitit_launcher") is None, reason="submitit is not installed here")
+def test_the_slurm_launcher_takes_the_keys_that_the_page_names(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    keys = re.findall(r"hydra/launcher=submitit_slurm|hydra\.launcher\.(?!n_jobs)\w+=\w+", page)
+    assert len(keys) >= 4
+    result = command("planner", "solve", "hardware=rtx5080", "model=llama8b", *keys, "--cfg", "hydra", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    launcher = yaml.safe_load(result.stdout)["hydra"]["launcher"]
+    assert launcher["_target_"].endswith("SlurmLauncher")
+    assert all(str(launcher[key.split(".")[2].split("=")[0]]) == key.split("=")[1] for key in keys if "launcher." in key)
