@@ -24,7 +24,7 @@ from planner.schema import SolveConfig
 
 
 def make_plan(cfg: SolveConfig) -> Plan:
-    """Solve for ``cfg``. Raises UserError for a value that cannot be, and ``planner.explain.Infeasible`` when there is no plan."""
+    """Solve for ``cfg``. Raises UserError for a value that cannot be, and ``planner.infeasible.Infeasible`` when there is no plan."""
     hardware, workload, model = hardware_from(cfg.hardware), workload_from(cfg.workload), model_from(cfg.model)
     if workload.kv_spill and not hardware.ssd_write_gbps:
         raise UserError("hardware.ssd.write_gbps=0: KV pages that spill are written to the SSD; set its rate, or workload.kv_spill=false")

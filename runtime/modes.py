@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.decisions import Tier
 from planner.errors import UserError, nearest
-from planner.explain import Infeasible
+from planner.infeasible import Infeasible
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.plan import Plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.cost import predict
 from planner.decisions import Decisions, KvPages, ResidentUnits, Tier
 from planner.experts import fewest_slots
-from planner.explain import Infeasible
+from planner.infeasible import Infeasible
 from planner.hardware import Curve, SsdPoint
 from planner.memory import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
 from planner.program import search, solve

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.cost import predict
 from planner.decisions import KvPages, KvReuse, Tier
-from planner.explain import Infeasible
+from planner.infeasible import Infeasible
 from planner.force import Force
 from planner.hardware import Curve, SsdPoint
 from planner.memory import arena_bytes, dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, vram_use

@@ -10,7 +10,7 @@ import pytest
 
 from planner.build import build
 from planner.errors import UserError
-from planner.explain import Infeasible
+from planner.infeasible import Infeasible
 from planner.hardware import HardwareProfile
 from planner.memory import dram_use
 from planner.plan import Plan
