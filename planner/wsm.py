@@ -64,7 +64,7 @@ class Variable:
     """None for a value that does not parse."""
     allowed: str
     solve: str | None = None
-    """Key of `planner solve`."""
+    """Key of `planner solve` and `planner explain`."""
     run: str | None = None
     """Key of `runtime run`."""
     always: str | None = None
@@ -73,7 +73,7 @@ class Variable:
     """Whether the converted value asks for what is ``always`` so."""
 
     def key(self, verb: str) -> str | None:
-        return {"solve": self.solve, "run": self.run, "bench": self.solve or self.run}.get(verb)
+        return {"solve": self.solve, "explain": self.solve, "run": self.run, "bench": self.solve or self.run}.get(verb)
 
 
 def _forced(name: str, convert: Callable[[str], str | None], key: str, allowed: str) -> Variable:
