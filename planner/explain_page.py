@@ -33,7 +33,7 @@ svg { width: 100%; height: auto; display: block; font: 11px system-ui, sans-seri
 svg text.name { fill: var(--dim) } svg text.in { fill: var(--in) } svg text.last { text-anchor: end } svg text.mid { text-anchor: middle }
 svg text.bad { fill: var(--bad) } svg .axis { stroke: var(--dim); stroke-width: 1 }
 rect.free { fill: var(--free) } rect.left { fill: var(--left) } rect.good { fill: var(--good) } rect.bad { fill: var(--bad) }
-rect.other { opacity: 0.75 }
+rect.seam { stroke: var(--back); stroke-width: 0.6 }
 ul.legend { list-style: none; margin: 0.3rem 0 0.8rem; padding: 0; font-size: 0.85rem }
 ul.legend li { display: inline-block; margin-right: 1rem }
 ul.legend i { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.35em; background: var(--free) }

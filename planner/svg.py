@@ -14,6 +14,10 @@ WIDTH = 720
 """Units across a picture; the page scales it to its own width."""
 LEFT = 90
 """Of which for names."""
+LEFT_OF_STEP = 160
+"""The same where figures stand beside them."""
+SEAM = 3
+"""Pieces of work narrower than this have no seam."""
 COLOURS = 8
 """Classes ``c0`` to ``c7`` that a page gives a colour each."""
 ROW, BAR = 34, 22
@@ -50,23 +54,20 @@ def tiers_picture(fills: Sequence[Fill]) -> str:
 
 def step_picture(lanes: Sequence[Lane], seconds: float, names: dict[str, str]) -> str:
     """A lane for each stage of one step that lasts ``seconds``; ``names`` are the stages'."""
-    span, parts = WIDTH - LEFT - 4, []
+    span, parts = WIDTH - LEFT_OF_STEP - 4, []
     for row, lane in enumerate(lanes):
         y = row * ROW + 4
         name = names.get(lane.stage, lane.stage)
-        parts += [_text(0, y + 15, name, "name"), _box(LEFT, y, span, BAR, "free", "")]
-        for at, part in enumerate(lane.parts):
-            look = f"{look_of(part.kind)}{' other' if at % 2 else ''}"
-            x, width = LEFT + span * part.start_s / seconds, span * (part.end_s - part.start_s) / seconds
+        parts.append(_text(0, y + 15, f"{name} {show_seconds(lane.busy_s)}, {lane.busy_s / seconds:.0%}", "name"))
+        parts.append(_box(LEFT_OF_STEP, y, span, BAR, "free", ""))
+        for part in lane.parts:
+            x, width = LEFT_OF_STEP + span * part.start_s / seconds, span * (part.end_s - part.start_s) / seconds
+            look = f"{look_of(part.kind)}{' seam' if width > SEAM else ''}"
             parts.append(_box(x, y, width, BAR, look, f"{name}: {part.name}, {show_seconds(part.end_s - part.start_s)}"))
-        busy = f"{show_seconds(lane.busy_s)}, {lane.busy_s / seconds:.0%}"
-        end = LEFT + span * lane.parts[-1].end_s / seconds
-        fits = end + len(busy) * LETTER + 6 < WIDTH
-        parts.append(_text(end + 4 if fits else end - 4, y + 15, busy, "" if fits else "in last"))
     y = len(lanes) * ROW + 4
-    parts.append(f'<line x1="{LEFT}" y1="{y}" x2="{WIDTH - 4}" y2="{y}" class="axis"/>')
+    parts.append(f'<line x1="{LEFT_OF_STEP}" y1="{y}" x2="{WIDTH - 4}" y2="{y}" class="axis"/>')
     for part in range(5):
-        x = LEFT + span * part / 4
+        x = LEFT_OF_STEP + span * part / 4
         parts.append(_text(x, y + 15, show_seconds(seconds * part / 4), "last" if part == 4 else "mid" if part else ""))
     return _svg(y + 20, parts, "A decode step, stage by stage")
 
@@ -82,7 +83,7 @@ def change_picture(rows: Sequence[tuple[str, float, float | None]]) -> str:
         if less is None:
             parts.append(_text(middle + 6, y + 15, "a step less: no plan fits", "bad"))
         shares = [(more, "good", "a step more")] + ([] if less is None else [(less, "bad", "a step less")])
-        same_side = less is not None and more * less > 0
+        same_side = less is not None and more * less > 1e-12
         height = BAR / len(shares) if same_side else BAR
         for at, (share, look, what) in enumerate(shares):
             width, top = reach * abs(share) / largest, y + at * height * same_side
