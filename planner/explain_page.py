@@ -16,8 +16,8 @@ from planner.units import show_bytes, show_seconds
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1d2733; --dim: #66717e; --line: #d5dae0; --free: #eef1f4; --left: #b4bbc4;
-  --good: #2f8f5b; --bad: #c2543d; --in: #fff;
-  --c0: #3f73a8; --c1: #5c8f3a; --c2: #2f8a8a; --c3: #8a6bb0; --c4: #b0703a; --c5: #7a7a3a; --c6: #a8527e; --c7: #5a6b8f }
+  --good: #2a7f51; --bad: #b84a34; --in: #fff;
+  --c0: #3f73a8; --c1: #4d7d2e; --c2: #24797a; --c3: #7d5fa5; --c4: #9a5f2c; --c5: #6b6b2e; --c6: #9a4772; --c7: #5a6b8f }
 @media (prefers-color-scheme: dark) { :root { --back: #14181d; --text: #dfe5eb; --dim: #95a0ac; --line: #333b45; --free: #222931;
   --left: #5a636d; --good: #52b784; --bad: #e07a62; --in: #0f1317;
   --c0: #78a9dc; --c1: #94c46f; --c2: #63bcbc; --c3: #b699d8; --c4: #dca06c; --c5: #b8b870; --c6: #d68ab0; --c7: #94a6cc } }
@@ -32,7 +32,8 @@ tr.binds td { font-weight: 600 } tr.slack td { color: var(--dim) }
 svg { width: 100%; height: auto; display: block; font: 11px system-ui, sans-serif } svg text { fill: var(--text) }
 svg text.name { fill: var(--dim) } svg text.in { fill: var(--in) } svg text.last { text-anchor: end } svg text.mid { text-anchor: middle }
 svg text.bad { fill: var(--bad) } svg .axis { stroke: var(--dim); stroke-width: 1 }
-rect.free { fill: var(--free) } rect.left { fill: var(--left) } rect.good { fill: var(--good) } rect.bad { fill: var(--bad) }
+rect { shape-rendering: crispEdges } rect.free { fill: var(--free) } rect.left { fill: var(--left) }
+rect.good { fill: var(--good) } rect.bad { fill: var(--bad) }
 rect.seam { stroke: var(--back); stroke-width: 0.6 }
 ul.legend { list-style: none; margin: 0.3rem 0 0.8rem; padding: 0; font-size: 0.85rem }
 ul.legend li { display: inline-block; margin-right: 1rem }

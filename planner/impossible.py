@@ -55,7 +55,7 @@ def explain_impossible(error: Infeasible, advance: Callable[[], None] = lambda: 
         alone = shortages(problem, (tier,))
         nbytes = None if alone is None else alone.get(tier, 0)
         rows.append(Shortage(tier, capacity(problem.hardware, tier), error.shortages.get(tier, 0), nbytes))
-        if nbytes and len(error.shortages) > 1:
+        if nbytes and {tier: nbytes} != error.shortages:
             hardware.append({tier: nbytes})
         advance()
     free = []

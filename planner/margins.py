@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,12 +82,11 @@ def margins(question: Question, base: Optimum, share: float, advance: Callable[[
 
 
 def step_of(resource: Resource, amount: float, model: ModelSpec, share: float) -> float:
-    """``share`` of the amount; of a capacity whole GB, and enough for one layer at least, since a part of one is of no use."""
+    """``share`` of the amount; of a capacity whole GB, enough for one layer, since a part of one is of no use, and no more than half."""
     if not resource.is_capacity:
         return share * amount
     layer = (unit_dram_bytes(model.attn_max) + unit_dram_bytes(model.ffn_max)) / GB
-    least = max(layer, share * amount)
-    return float(-(-least // 1)) if least > 1 or amount > 1 else least
+    return min(float(math.ceil(max(layer, share * amount))), amount / 2)
 
 
 def best_buy(found: tuple[Margin, ...]) -> Margin | None:
