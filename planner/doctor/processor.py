@@ -35,7 +35,7 @@ def _governor(cpus: Path) -> Finding:
     if not governors:
         return Finding("CPU governor", "the kernel does not say", Verdict.unknown)
     found = ", ".join(sorted(governors)) + (f" ({', '.join(sorted(drivers))})" if drivers else "")
-    if governors & set(SLOW) and not drivers <= set(OWN_CHOICE):
+    if governors & set(SLOW) and not (drivers and drivers <= set(OWN_CHOICE)):
         change = "cpupower frequency-set -g performance (root): kernels are launched, and layers computed on the CPU, at full clock"
         return Finding("CPU governor", found, Verdict.fair, change)
     return Finding("CPU governor", found, Verdict.good)

@@ -36,7 +36,6 @@ def ask(page: Path, profile: Path, script: str) -> str:
     return dom.split('<pre id="answer">')[1].split("</pre>")[0]
 
 
-def screenshot(page: Path, profile: Path, picture: Path, dark: bool = False) -> None:
+def screenshot(page: Path, profile: Path, picture: Path) -> None:
     """Save what the page looks like."""
-    scheme = ("--blink-settings=preferredColorScheme=0",) if dark else ()
-    _call(page, profile, "--window-size=900,1600", f"--screenshot={picture}", *scheme)
+    _call(page, profile, "--window-size=900,1600", f"--screenshot={picture}")
