@@ -12,6 +12,7 @@ from planner.menu import MENUS
 from planner.plan import Plan
 from planner.render import STAGES
 from planner.rules import LIMITS
+from planner.stages import Stage
 from planner.tiers import fills
 from planner.units import show_bytes, show_seconds
 
@@ -61,6 +62,8 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
                 continue
             grip = Grip.binds if busy_s == slowest_s else Grip.needed if busy_s >= NEARLY * slowest_s else Grip.slack
             said = {Grip.binds: "the slowest", Grip.needed: "the slowest next", Grip.slack: "hidden behind others"}[grip]
+            if (phase, stage) == ("decode", Stage.compute) and launches_bind(plan):
+                said += ", launching kernels"
             yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {said}")
         waited_s = phase_s - first_s - slowest_s
         if waited_s > 1e-9 * phase_s:
@@ -68,6 +71,12 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
             yield Constraint(f"{phase}: routers", Grip.binds, waited_s, phase_s, "s", said)
         if first_s:
             yield Constraint(f"{phase}: restored KV", Grip.binds, first_s, phase_s, "s", f"{show_seconds(first_s)} before the rest")
+
+
+def launches_bind(plan: Plan) -> bool:
+    """Whether a decode step computes no faster than the host launches its kernels."""
+    launched_s = plan.model.layers * plan.hardware.layer_launch_s
+    return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.predicted.decode_stages[Stage.compute]
 
 
 def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:

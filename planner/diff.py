@@ -49,7 +49,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanDiff:
     """Two plans, and the rules that each breaks: a prediction of such a plan is as it was written."""
 
     differences: tuple[Difference, ...]
@@ -57,7 +57,7 @@ class Comparison:
     broken_b: tuple[str, ...]
 
 
-def compare(a: Plan, b: Plan) -> Comparison:
+def compare(a: Plan, b: Plan) -> PlanDiff:
     """What differs, in the order of the files."""
     flat_a, flat_b = dict(_flat(as_mapping(a))), dict(_flat(as_mapping(b)))
     found = []
@@ -66,10 +66,10 @@ def compare(a: Plan, b: Plan) -> Comparison:
             one, other = flat_a.get(name), flat_b.get(name)
             if name.partition(".")[0] in sections and not name.startswith(ORIGIN) and not _same(one, other):
                 found.append(Difference(part, name, one, other))
-    return Comparison(tuple(found), _broken(a), _broken(b))
+    return PlanDiff(tuple(found), _broken(a), _broken(b))
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
+def document(comparison: PlanDiff) -> dict[str, Any]:
     """``comparison`` for JSON."""
     return {
         "same": not comparison.differences,

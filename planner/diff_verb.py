@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from planner.diff import Comparison, Difference, Part, compare, document
+from planner.diff import Difference, Part, PlanDiff, compare, document
 from planner.output import write_json
 from planner.planfile import read_plan
 from planner.render import WIDTH, make_console
@@ -32,7 +32,7 @@ def diff_verb(cfg: DiffConfig) -> None:
     print(json.dumps(result, separators=(",", ":")))
 
 
-def _print(found: Comparison, cfg: DiffConfig, console: Console) -> None:
+def _print(found: PlanDiff, cfg: DiffConfig, console: Console) -> None:
     console.print(f"a: {cfg.a}\nb: {cfg.b}", style="dim", soft_wrap=True)
     for name, broken in (("a", found.broken_a), ("b", found.broken_b)):
         for rule in broken:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.constraints import Constraint, constraints
+from planner.constraints import Constraint, constraints, launches_bind
 from planner.errors import UserError
 from planner.force import Force
-from planner.margins import Margin, best_buy, margins
+from planner.margins import NOTICEABLE, Margin, best_buy, margins
 from planner.neighbours import Neighbour, candidates, neighbours
 from planner.plan import Plan
 from planner.problem import Question
@@ -18,7 +18,6 @@ from planner.resources import resources
 from planner.rules import broken_rules
 from planner.solve import answer
 from planner.units import show_seconds
-from planner.workload import Objective
 
 WORSE = 0.0075
 """A plan that is predicted to take longer than the program's own by this share was changed: the program gives up 0.5 % itself."""
@@ -99,11 +98,11 @@ def check_share(share: float) -> None:
 def advice(explanation: Explanation) -> str:
     """What to buy next, in words with figures."""
     e, best = explanation, explanation.best_buy
-    share = max((m.step / m.amount for m in e.margins if m.amount), default=0.0)
     if best is None:
-        return f"Nothing: no single step of {share:.0%} or so of any resource makes the best plan faster by more than it can be told."
+        launched = " Decode waits for the host to launch kernels (hardware.layer_launch_s)." if launches_bind(e.plan) else ""
+        return f"Nothing: no step of a resource makes the best plan faster by more than {NOTICEABLE:.2%}.{launched}"
     others = sorted((m for m in e.margins if m is not best and m.binds), key=lambda m: -m.gain)
-    text = f"{best.resource.name}: {step_text(best)} more {_gain_text(best, e.question.workload.objective)}"
+    text = f"{best.resource.name}: {step_text(best)} more {_gain_text(best)}"
     if others:
         text += "; then " + ", ".join(f"{m.resource.name} ({step_text(m)}: {m.gain:.1%})" for m in others)
     return text + "."
@@ -114,17 +113,17 @@ def step_text(margin: Margin) -> str:
     return f"{margin.step:.3g} {margin.resource.unit}"
 
 
-def _gain_text(margin: Margin, objective: Objective) -> str:
+def _gain_text(margin: Margin) -> str:
+    """Of both phases those that it makes faster."""
     assert margin.more is not None
-    base, more = margin.base, margin.more
-    if objective is Objective.ttft:
-        return f"takes the first token from {show_seconds(base.prefill_s)} to {show_seconds(more.prefill_s)} ({margin.gain:.1%} sooner)"
-    if objective is Objective.throughput:
-        return f"saves {margin.gain:.1%} of the work's time, from {1 / base.token_s:.3g} to {1 / more.token_s:.3g} tokens/s in decode"
-    return (
-        f"takes a token from {show_seconds(base.token_s)} to {show_seconds(more.token_s)}, {1 / base.token_s:.3g} to "
-        f"{1 / more.token_s:.3g} tokens/s ({margin.gain:.1%} of the work's time)"
-    )
+    base, more, said = margin.base, margin.more, []
+    if more.token_s < base.token_s * (1 - NOTICEABLE):
+        rates = f"{1 / base.token_s:.3g} to {1 / more.token_s:.3g} tokens/s"
+        said.append(f"a token from {show_seconds(base.token_s)} to {show_seconds(more.token_s)}, {rates}")
+    if more.prefill_s < base.prefill_s * (1 - NOTICEABLE):
+        said.append(f"the first token from {show_seconds(base.prefill_s)} to {show_seconds(more.prefill_s)}")
+    batch = f" with batch {more.batch}" if more.batch != base.batch else ""
+    return f"takes {' and '.join(said) or 'off what is left'}{batch} ({margin.gain:.1%} of the work's time)"
 
 
 def document(explanation: Explanation) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.diff import Comparison, Part, compare, document
+from planner.diff import Part, PlanDiff, compare, document
 from planner.force import Force
 from planner.plan import Plan
 from planner.planfile import read_plan, write_plan
@@ -25,7 +25,7 @@ def plan() -> Plan:
     return answer(QUESTION)
 
 
-def names(comparison: Comparison, part: Part) -> dict[str, float | None]:
+def names(comparison: PlanDiff, part: Part) -> dict[str, float | None]:
     return {d.name: d.ratio for d in comparison.differences if d.part is part}
 
 

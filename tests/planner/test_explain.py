@@ -196,12 +196,26 @@ def test_the_advice_names_the_step_that_gains_most_with_its_figures(explained: E
     assert best and best.gain == max(m.gain for m in explained.margins)
     assert advice(explained).startswith(f"{best.resource.name}: ") and f"{best.gain:.1%}" in advice(explained)
     nothing = replace(explained, margins=tuple(replace(m, more=m.base) for m in explained.margins))
-    assert advice(nothing).startswith("Nothing: no single step of")
+    assert advice(nothing).startswith("Nothing: no step of a resource")
 
 
-def test_for_time_to_first_token_the_advice_speaks_of_that() -> None:
+def test_where_the_host_launches_too_slowly_no_resource_helps_and_that_is_said() -> None:
+    found = explain(Question(machine(layer_launch_s=0.05), model(8), work(prompt_tokens=1, new_tokens=512)), None, 0.1)
+    assert found.best_buy is None and "layer_launch_s" in advice(found)
+    assert any(c.said.endswith("the slowest, launching kernels") for c in found.constraints)
+
+
+def test_the_advice_names_both_phases_where_both_gain() -> None:
     found = explain(replace(SSD_BOUND, workload=work(objective=Objective.ttft)), None, 0.1)
-    assert "takes the first token from" in advice(found)
+    assert "takes a token from" in advice(found) and "the first token from" in advice(found)
+    assert "of the work's time" in advice(found)
+
+
+def test_the_advice_is_silent_about_a_phase_that_gains_nothing() -> None:
+    slow = machine(gpu=replace(machine().gpu, dense_tflops=5.0, attention_tflops=5.0))
+    found = explain(Question(slow, model(8), work(prompt_tokens=4096, new_tokens=8)), None, 0.1)
+    assert found.best_buy and found.best_buy.resource.key == "matrices"
+    assert "takes the first token from" in advice(found) and "tokens/s" not in advice(found).partition(";")[0]
 
 
 def test_the_plan_of_the_program_is_within_half_a_percent_and_was_not_changed(explained: Explanation) -> None:
