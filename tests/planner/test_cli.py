@@ -317,7 +317,7 @@ def test_explain_refuses_in_one_line_what_is_no_question(arguments: tuple[str, .
 def test_a_plan_is_explained_without_the_local_profile_and_the_seeds_variables(tmp_path: Path, clean_environment: Path) -> None:
     command("planner", *SOLVE, cwd=tmp_path)
     (clean_environment / "hardware").mkdir()
-    (clean_environment / "hardware" / "local.yaml").write_text((ROOT / "conf/hardware/t4.yaml").read_text())
+    (clean_environment / "hardware" / "local.yaml").write_text("name: local\nvram_byte: 3\n")
     result = command("planner", "explain", "plan=plan.yaml", cwd=tmp_path, WSM_CPU_CACHE_CAP_LAYERS="12")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["hardware"] == "rtx5080" and "WSM" not in result.stdout

@@ -184,6 +184,12 @@ def test_the_stage_that_decode_waits_for_binds_and_the_hidden_ones_do_not(explai
     assert grips["DRAM capacity"] is Grip.binds and grips["SSD capacity"] is Grip.slack
 
 
+def test_memory_that_is_all_used_but_of_which_more_gains_nothing_is_needed() -> None:
+    found = explain(Question(machine(vram=1500 * MB, dram=4 * GB), model(24), work()), None, 0.2)
+    grips = {c.name: c.grip for c in found.constraints}
+    assert grips["decode: H2D"] is Grip.binds and grips["DRAM capacity"] is Grip.needed and grips["VRAM capacity"] is Grip.binds
+
+
 def test_memory_in_which_everything_fits_has_slack() -> None:
     found = explain(Question(machine(), model(8), work()), None, 0.1)
     grips = {c.name: c.grip for c in found.constraints}

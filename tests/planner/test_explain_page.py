@@ -73,7 +73,9 @@ def test_a_name_cannot_become_markup(explained: Explanation) -> None:
     from dataclasses import replace
 
     plan = replace(explained.plan, model=replace(explained.plan.model, name="<script>alert(1)</script>"))
-    assert "<script" not in explanation_page(replace(explained, plan=plan))
+    told = replace(explained.neighbours[0], found=None, why="cap <= <b>")
+    text = explanation_page(replace(explained, plan=plan, neighbours=(told,)))
+    assert "<script" not in text and "cap &lt;= &lt;b&gt;" in text
 
 
 def test_a_tiers_items_fill_as_much_of_its_bar_as_of_the_tier(explained: Explanation) -> None:
