@@ -33,6 +33,9 @@ CONFIG = "pkg://conf"
 
 SHELLS = ("bash", "zsh", "fish")
 
+FILES = ("out", "html", "plot", "trace")
+"""Keys of files that a verb leaves: in a sweep each point leaves its own."""
+
 LOCAL = "local"
 """The hardware profile of this machine."""
 
@@ -94,8 +97,8 @@ def job(task: Callable[[Any], int | None]) -> Callable[[Any], None]:
         try:
             config = _complete(cfg, call, hydra.runtime.choices)
             _credit(config, hydra.overrides.task)
-            if sweep and getattr(config, "out", None):
-                config.out = os.path.relpath(os.path.join(hydra.runtime.output_dir, config.out))
+            for name in (name for name in FILES if sweep and getattr(config, name, None)):
+                setattr(config, name, os.path.relpath(os.path.join(hydra.runtime.output_dir, getattr(config, name))))
             raise_if_interrupted()
             call.status = max(call.status, task(config) or 0)
         except Exception as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import cycle
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -263,7 +265,7 @@ def _verdict(plan: Plan) -> str:
 
 
 def summary(plan: Plan, out: str) -> dict[str, object]:
-    """The JSON line: what was asked, and what is promised."""
+    """The JSON line: what was asked, decided and promised. What was assumed of the machine is in the plan file."""
     p, d = plan.predicted, plan.decisions
     return {
         "plan": out,
@@ -273,12 +275,17 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
         "batch": d.batch,
         "policy": str(d.weights.policy),
         "layers": _layers(d, plan),
-        "predicted": {
-            name: float(f"{value:.6g}") if isinstance(value, float) else value
-            for name, value in vars(p).items() if not isinstance(value, dict)
-        },
+        "predicted": _short({name: value for name, value in vars(p).items() if not isinstance(value, dict)}),
+        "stages": {phase: _short(getattr(p, f"{phase}_stages")) for phase in ("prefill", "decode")},
+        "decided": asdict(d),
+        "tiers": {fill.tier: {"capacity_bytes": fill.capacity_bytes, "items": fill.items} for fill in fills(plan)},
         "notes": list(plan.notes),
     }
+
+
+def _short(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Six figures are enough."""
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def _layers(decisions: Decisions, plan: Plan) -> dict[str, int]:

@@ -17,18 +17,20 @@ from planner.units import ALIGN, GB, show_bytes
 
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "fuseblk", "virtiofs", "ceph", "lustre")
 LEAST_FREE_BYTES = 2**20
-"""A plan file and a report."""
+"""A plan file and a report, which are written where a program is called."""
 FEW_FREE_BYTES = 10 * GB
 
 
 def disk_findings(path: Path, root: Path = Path("/")) -> Iterator[Finding]:
-    """File system, O_DIRECT, free space and kind of drive of ``path``. UserError where there is nothing. Leaves nothing behind."""
+    """File system, O_DIRECT, free space and kind of drive of ``path``, and the working directory. Leaves nothing behind. UserError where
+    there is no ``path``."""
     if not path.exists():
         raise UserError(f"path={path}: no such file or directory; name one on the file system that holds the checkpoint")
     yield _file_system(file_system(path, root))
     yield _direct(path)
-    yield _free(free_bytes(path))
+    yield _free(path)
     yield _drive(path, root)
+    yield _here(Path.cwd())
 
 
 def _file_system(kind: str) -> Finding:
@@ -69,13 +71,21 @@ def _writes(directory: Path) -> bool:
         return direct
 
 
-def _free(nbytes: int) -> Finding:
+def _free(path: Path) -> Finding:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return Finding("free space", "read-only", Verdict.good)
+    nbytes = free_bytes(path)
     found = f"{show_bytes(nbytes)} free"
-    if nbytes < LEAST_FREE_BYTES:
-        return Finding("free space", found, Verdict.stops, "delete something: not even a plan can be written")
     if nbytes < FEW_FREE_BYTES:
         return Finding("free space", found, Verdict.fair, "delete something: packed stores and kept KV need as much as they hold")
     return Finding("free space", found, Verdict.good)
+
+
+def _here(directory: Path) -> Finding:
+    if not os.access(directory, os.W_OK) or free_bytes(directory) < LEAST_FREE_BYTES:
+        change = "call the programs elsewhere, or set out=: a plan and a report are written here"
+        return Finding("working dir", f"{directory} takes no file", Verdict.stops, change)
+    return Finding("working dir", "takes files", Verdict.good)
 
 
 def _drive(path: Path, root: Path) -> Finding:

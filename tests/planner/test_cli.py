@@ -30,6 +30,9 @@ def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) 
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["plan"] == "plan.yaml"
     assert summary["predicted"]["decode_tokens_per_s"] > 0
+    plan = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert summary["stages"]["decode"] == plan["predicted"]["decode_stages"] and summary["decided"]["weights"] == plan["weights"]
+    assert summary["tiers"]["vram"]["capacity_bytes"] == plan["hardware"]["vram_bytes"] and summary["tiers"]["dram"]["items"]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
@@ -321,6 +324,12 @@ def test_a_plan_is_explained_without_the_local_profile_and_the_seeds_variables(t
     result = command("planner", "explain", "plan=plan.yaml", cwd=tmp_path, WSM_CPU_CACHE_CAP_LAYERS="12")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["hardware"] == "rtx5080" and "WSM" not in result.stdout
+
+
+def test_each_point_of_a_sweep_leaves_a_page_of_its_own(tmp_path: Path) -> None:
+    result = command("planner", "explain", *EXPLAINABLE, "workload.batch=1,2", "--multirun", "html=why.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.html")) == ["sweeps/0/0/why.html", "sweeps/0/1/why.html"]
 
 
 def on_terminal(*arguments: str, cwd: Path) -> str:

@@ -139,10 +139,21 @@ def test_a_directory_that_may_not_be_written_is_no_failure(tmp_path: Path, monke
     assert found.verdict is Verdict.unknown and "Permission denied" in found.found and "path=" in found.change
 
 
-def test_a_full_disk_stops_a_run_and_little_room_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for nbytes, verdict in ((0, "stops"), (10**9, "fair"), (10**12, "good")):
+def test_little_room_is_told_but_a_checkpoint_may_lie_on_a_full_or_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for nbytes, verdict in ((0, "fair"), (10**9, "fair"), (10**12, "good")):
         monkeypatch.setattr("planner.doctor.disk.free_bytes", lambda path, nbytes=nbytes: nbytes)
         assert named(disk_findings(tmp_path, tmp_path), "free space").verdict == verdict
+    stats = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([*stats[:8], os.ST_RDONLY, *stats[9:]]))
+    assert named(disk_findings(tmp_path, tmp_path), "free space").found == "read-only"
+
+
+def test_a_working_directory_that_takes_no_file_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert named(disk_findings(tmp_path, tmp_path), "working dir").verdict is Verdict.good
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = named(disk_findings(tmp_path, tmp_path), "working dir")
+    assert found.verdict is Verdict.stops and str(tmp_path) in found.found
 
 
 def test_a_drive_that_spins_is_told_but_not_blamed_on_a_virtual_machine(tmp_path: Path) -> None:
