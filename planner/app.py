@@ -42,8 +42,10 @@ class Verb:
     schema: type
     example: str
     reads_wsm: bool = False
-    word: str | None = None
-    """The key that a bare word sets: with ``action``, ``kv list`` is ``kv action=list``."""
+    words: tuple[str, ...] = ()
+    """The keys that bare words set, in this order: with ``action``, ``kv list`` is ``kv action=list``."""
+    instead: str | None = None
+    """The key that is set instead of all that describes a problem, such as ``plan``, whose file holds it."""
 
     @property
     def name(self) -> str:
@@ -126,7 +128,7 @@ class Program:
         answers = [v.name for v in self.verbs if v.name.startswith(name)]
         if space:
             verb = next((v for v in self.verbs if v.name == name), None)
-            answers = complete_word(rest.rpartition(" ")[2], _grammar(verb, multirun=True), verb.word) if verb else []
+            answers = complete_word(rest.rpartition(" ")[2], _grammar(verb, multirun=True), verb.words) if verb else []
         print(("\n" if shell == "fish" else " ").join(answers))
         return 0
 
@@ -144,13 +146,15 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
 
         print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.schema, grammar)
         return 0
-    typed = _spelled_out(args.overrides, verb.word)
+    typed = _spelled_out(args.overrides, verb.words)
     if multirun:
         check_launcher(typed)
     overrides = [normalise(override, grammar) for override in typed]
     explicit = {key_of(o) for o in overrides}
-    environment = read_environment(os.environ, verb.name, explicit) if verb.reads_wsm else Environment()
-    overrides = [*_implied(grammar, environment, explicit), *overrides]
+    _refuse_both(verb, explicit, grammar)
+    reads_wsm = verb.reads_wsm and verb.instead not in explicit
+    environment = read_environment(os.environ, verb.name, explicit) if reads_wsm else Environment()
+    overrides = [*_implied(verb, grammar, environment, explicit), *overrides]
     if profile_dir().is_dir():
         if args.config_dir is None:
             args.config_dir = str(profile_dir())
@@ -169,10 +173,20 @@ def _call(verb: Verb, grammar: Grammar, typed: list[str], environment: Environme
     return Call(verb, program or _program(), grammar.keys, groups, typed, environment)
 
 
-def _spelled_out(overrides: list[str], word: str | None) -> list[str]:
-    """``overrides`` with the first bare word as the value of the key ``word``."""
-    bare = next((i for i, override in enumerate(overrides) if word and "=" not in override and not override.startswith("~")), None)
-    return [f"{word}={override}" if i == bare else override for i, override in enumerate(overrides)]
+def _spelled_out(overrides: list[str], words: tuple[str, ...]) -> list[str]:
+    """``overrides`` with the first bare words as the values of the keys ``words``."""
+    bare = [i for i, override in enumerate(overrides) if "=" not in override and not override.startswith("~")]
+    keys = dict(zip(bare, words, strict=False))
+    return [f"{keys[i]}={override}" if i in keys else override for i, override in enumerate(overrides)]
+
+
+def _refuse_both(verb: Verb, explicit: set[str], grammar: Grammar) -> None:
+    """A verb that takes its problem from a file takes nothing of it from the command line."""
+    if verb.instead not in explicit:
+        return
+    described = sorted(key for key in explicit if key.partition(".")[0] in {*grammar.groups, "force", "moe"})
+    if described:
+        raise UserError(f"{described[0]}= with {verb.instead}=: the {verb.instead} holds the whole problem; leave one of them out")
 
 
 def _enter_hydra(call: Call, line: list[str]) -> None:
@@ -195,10 +209,10 @@ def _enter_hydra(call: Call, line: list[str]) -> None:
             raise mistake from error
 
 
-def _implied(grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:
+def _implied(verb: Verb, grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:
     """Overrides that nobody typed: this machine's own profile, and what the environment asks for."""
     overrides = []
-    if LOCAL in grammar.groups.get("hardware", ()) and "hardware" not in explicit:
+    if LOCAL in grammar.groups.get("hardware", ()) and not {"hardware", verb.instead} & explicit:
         overrides.append(f"hardware={LOCAL}")
     overrides += environment.overrides
     if environment.notes:

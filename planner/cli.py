@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
-from planner.schema import ExportConfig, ProbeConfig, ReplayConfig, ReportConfig, SolveConfig
+from planner.schema import DiffConfig, DoctorConfig, ExplainConfig, ExportConfig, ProbeConfig, ReplayConfig, ReportConfig, SolveConfig
 from planner.threads import wait_asleep
 
 
@@ -25,6 +25,33 @@ def solve(cfg: SolveConfig) -> None:
     from planner.solve import solve_plan
 
     solve_plan(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="explain")
+@job
+def explain(cfg: ExplainConfig) -> None:
+    """say why a plan is as it is, what each resource and decision is worth, and what to buy next; or why no plan fits"""
+    from planner.explain_verb import explain_verb
+
+    explain_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="diff")
+@job
+def diff(cfg: DiffConfig) -> None:
+    """show where two plans differ: decisions, predictions, and what they assume"""
+    from planner.diff_verb import diff_verb
+
+    diff_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="doctor")
+@job
+def doctor(cfg: DoctorConfig) -> int:
+    """look at this machine: what stands in the way of a fast run, what to change and why"""
+    from planner.doctor_verb import doctor_verb
+
+    return doctor_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="replay")
@@ -60,9 +87,12 @@ PROGRAM = Program(
     (
         Verb(probe, ProbeConfig, "planner probe probe.path=/data/checkpoints probe.quick=true"),
         Verb(solve, SolveConfig, "planner solve hardware=rtx5080 model=llama70b workload.batch=4 out=plan.yaml", reads_wsm=True),
+        Verb(explain, ExplainConfig, "planner explain plan=plan.yaml html=explain.html", reads_wsm=True, instead="plan"),
+        Verb(diff, DiffConfig, "planner diff plan.yaml edited.yaml", words=("a", "b")),
+        Verb(doctor, DoctorConfig, "planner doctor path=/data/checkpoints"),
         Verb(replay, ReplayConfig, "planner replay traces=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
         Verb(export, ExportConfig, "planner export plan=plan.yaml to=llama.cpp checkpoint=Llama-3.1-70B.gguf"),
-        Verb(report, ReportConfig, "planner report sweeps/0", word="dir"),
+        Verb(report, ReportConfig, "planner report sweeps/0", words=("dir",)),
     ),
 )
 

@@ -28,6 +28,9 @@ from planner.wsm import Environment
 LOCAL = "local"
 """The hardware profile of this machine."""
 
+FILES = ("out", "html", "plot", "trace")
+"""Keys of files that a verb leaves: in a sweep each point leaves its own."""
+
 BUG = 1
 """Exit status of a point that ended with an exception that is nobody's mistake but the program's."""
 
@@ -112,11 +115,11 @@ def _run_point(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: A
 
 
 def _run(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: Any, directory: Path | None = None) -> int:
-    """``out`` of a sweep's point goes into its ``directory``."""
+    """The files of a sweep's point go into its ``directory``."""
     config = _complete(cfg, call, hydra.runtime.choices)
     _credit(config, hydra.overrides.task)
-    if directory is not None and getattr(config, "out", None):
-        config.out = os.path.relpath(os.path.join(directory, config.out))
+    for name in (name for name in FILES if directory is not None and getattr(config, name, None)):
+        setattr(config, name, os.path.relpath(os.path.join(directory, getattr(config, name))))
     raise_if_interrupted()
     status = task(config) or 0
     call.status = max(call.status, status)
@@ -155,12 +158,19 @@ def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
             allowed = f", one of {', '.join(choices)}" if choices else ""
             raise UserError(f"{path}=... is required{allowed}; see `{call.program} {call.verb.name} --help`")
         if choices.get(group) is None:
-            first = "run `planner probe` and " if group == "hardware" and LOCAL not in call.groups[group] else ""
-            own = f"{LOCAL}, " if first else ""
-            raise UserError(f"{group} is required; {first}choose {group}= one of {own}{', '.join(call.groups[group])}")
+            raise UserError(_choose(group, call))
         raise UserError(f"{path} is missing from {group}={choices[group]}; set {path}=..., {call.keys[path].allowed}")
     config = OmegaConf.to_object(cfg)
+    if call.verb.instead and getattr(config, call.verb.instead) is None:
+        for group in (group for group in call.groups if choices.get(group) is None):
+            raise UserError(f"{_choose(group, call)}, or set {call.verb.instead}=")
     return config if is_dataclass(config) else call.verb.schema(**config)
+
+
+def _choose(group: str, call: Call) -> str:
+    first = "run `planner probe` and " if group == "hardware" and LOCAL not in call.groups[group] else ""
+    own = f"{LOCAL}, " if first else ""
+    return f"{group} is required; {first}choose {group}= one of {own}{', '.join(call.groups[group])}"
 
 
 def _credit(config: Any, overrides: list[str]) -> None:

@@ -48,7 +48,7 @@ _OPTIONAL = ("notes", "experts", "predicted", "break_even_tokens")
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write ``plan`` to ``path``; an older file there is replaced only by a complete one. Raises UserError."""
-    text = _HEAD + "".join(_section(name, value) for name, value in _as_mapping(plan).items())
+    text = _HEAD + "".join(_section(name, value) for name, value in as_mapping(plan).items())
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,13 +65,13 @@ def write_plan(plan: Plan, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_plan(path: Path) -> Plan:
-    """The plan in the file ``path``. Keys and types are checked, rules are not: see ``check_plan``.
+def read_plan(path: Path, key: str = "plan") -> Plan:
+    """The plan in the file ``path``, which a user set as ``key``. Keys and types are checked, rules are not: see ``check_plan``.
 
     The prediction is computed anew, so that an edited plan's is true; only where a rule is broken it stays as written.
     Raises UserError naming the file and ``section.key``.
     """
-    data = _load(path)
+    data = _load(path, key)
     try:
         return _plan_from(data)
     except UserError as error:
@@ -112,27 +112,28 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
     return Plan(hardware, model, workload, decisions, predicted, notes)
 
 
-def _load(path: Path) -> Mapping[str, Any]:
+def _load(path: Path, key: str) -> Mapping[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         data = yaml.load(path.read_bytes(), Loader=loader)
     except FileNotFoundError as error:
-        raise UserError(f"plan={path}: no such file; write one with `planner solve out={path}`") from error
+        raise UserError(f"{key}={path}: no such file; write one with `planner solve out={path}`") from error
     except OSError as error:
-        raise UserError(f"plan={path}: cannot be read ({error.strerror}); choose another plan=") from error
+        raise UserError(f"{key}={path}: cannot be read ({error.strerror}); choose another {key}=") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"plan={path}: not readable as YAML{where}; correct it there or write it again") from error
+        raise UserError(f"{key}={path}: not readable as YAML{where}; correct it there or write it again") from error
     if not isinstance(data, Mapping) or "penstock" not in data:
-        raise UserError(f"plan={path}: not a plan, the key `penstock` is missing; write one with `planner solve`")
+        raise UserError(f"{key}={path}: not a plan, the key `penstock` is missing; write one with `planner solve`")
     if data["penstock"] != FORMAT:
         found = data["penstock"]
-        raise UserError(f"plan={path}: format {found} of a plan, this program reads {FORMAT}; write it again with `planner solve`")
+        raise UserError(f"{key}={path}: format {found} of a plan, this program reads {FORMAT}; write it again with `planner solve`")
     return data
 
 
-def _as_mapping(plan: Plan) -> dict[str, Any]:
+def as_mapping(plan: Plan) -> dict[str, Any]:
+    """What the file of ``plan`` holds, section by section."""
     decisions = plan.decisions
     return {
         "penstock": FORMAT,

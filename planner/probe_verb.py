@@ -26,4 +26,4 @@ def probe_verb(settings: ProbeSettings) -> None:
     print(f"kept as hardware={settings.name} in {path}")
     figures = OmegaConf.to_container(OmegaConf.structured(config))
     assert isinstance(figures, dict)
-    print(json.dumps({"profile": str(path)} | {str(k): v for k, v in figures.items() if k != "origin"}, separators=(",", ":")))
+    print(json.dumps({"profile": str(path)} | {str(k): v for k, v in figures.items()}, separators=(",", ":")))

@@ -1,8 +1,8 @@
-"""What one integer program is about."""
+"""What one integer program is about, and the question that several of them answer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.decisions import CachePolicy
 from planner.force import Force
@@ -21,3 +21,17 @@ class Problem:
     force: Force
     policy: CachePolicy
     batch: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the planner: which decisions are best here."""
+
+    hardware: HardwareProfile
+    model: ModelSpec
+    workload: Workload
+    force: Force = Force()
+
+    def on(self, hardware: HardwareProfile) -> Question:
+        """The same on another machine."""
+        return replace(self, hardware=hardware)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pulp
 
 from planner.bound import bound_s
+from planner.check import check_request
 from planner.cost import objective_weights
 from planner.decisions import (
     CachePolicy,
@@ -22,17 +23,17 @@ from planner.decisions import (
     VramWeights,
     WeightDecisions,
 )
-from planner.explain import check_request, why_infeasible
 from planner.force import Force
 from planner.foresight import expert_prefetch
 from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
+from planner.infeasible import why_infeasible
 from planner.leftover import keep_more
 from planner.linear import MB
 from planner.memory import kept_file_bytes
 from planner.menu import MENUS, batch_menu, expert_chunk_bytes
 from planner.model import ModelSpec
-from planner.problem import Problem
+from planner.problem import Problem, Question
 from planner.rules import LIMITS, broken_rules
 from planner.workload import Objective, Workload
 
@@ -82,6 +83,23 @@ class Solution:
     considered: tuple[Considered, ...]
 
 
+@dataclass(frozen=True)
+class Optimum:
+    """Seconds of the fastest plan, before any is given up for the sake of memory."""
+
+    batch: int
+    prefill_s: float
+    decode_s: float
+    """One decode step: a token for each sequence of the batch."""
+    total_s: float
+    """What is minimised: see ``planner.cost.objective_weights``."""
+
+    @property
+    def token_s(self) -> float:
+        """For one token of any sequence."""
+        return self.decode_s / self.batch
+
+
 def solve(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force | None = None) -> Decisions:
     """The decisions of the best plan. Raises ``Infeasible`` when none fits, ``UserError`` when a forced value breaks a rule."""
     return search(hardware, model, workload, force).decisions
@@ -90,15 +108,30 @@ def solve(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force
 def search(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force | None = None) -> Solution:
     """``solve`` with what else was considered: the other cache policy, and each batch that could have been better."""
     force = force or Force()
-    check_request(hardware, model, workload, force)
-    policy = force.policy or CachePolicy.pinned
-    problems = [Problem(hardware, model, workload, force, policy, batch) for batch in batch_menu(workload)]
+    problems = _problems(Question(hardware, model, workload, force))
     best, best_s, considered = _best_batch(problems)
     if best is None:
         raise why_infeasible(problems[0])
     if force.policy is None:
         considered.append(_other_policy(best, best_s))
     return Solution(_least_memory(best), best_s, tuple(considered))
+
+
+def optimum(question: Question) -> Optimum | None:
+    """What the fastest plan takes, without the plan; None when none fits. Costs one solve a batch. UserError as in ``solve``."""
+    best, best_s, _ = _best_batch(_problems(question))
+    if best is None:
+        return None
+    prefill_s, decode_s = (pulp.value(ticks) * best.tick_s for ticks in (best.prefill_t, best.decode_t))
+    return Optimum(best.problem.batch, prefill_s, decode_s, best_s)
+
+
+def _problems(question: Question) -> list[Problem]:
+    """One for each batch. UserError for what can be no plan whatever the capacities."""
+    q = question
+    check_request(q.hardware, q.model, q.workload, q.force)
+    policy = q.force.policy or CachePolicy.pinned
+    return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch) for batch in batch_menu(q.workload)]
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float, list[Considered]]:

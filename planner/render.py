@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import cycle
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,11 +14,12 @@ from rich.text import Text
 from planner.decisions import Decisions, ExpertSlots, Tier
 from planner.experts import kept_in_all
 from planner.hardware import HardwareProfile
-from planner.memory import LEFT_ALONE, dram_use, ssd_in_place_bytes, ssd_use, vram_use
+from planner.memory import LEFT_ALONE
 from planner.model import Experts
 from planner.plan import Plan
 from planner.reuse import held, kept_set
 from planner.stages import Stage, ssd_gbps
+from planner.tiers import fills
 from planner.units import GB, show_bytes, show_seconds
 
 WIDTH = 80
@@ -26,7 +29,8 @@ _BAR = 58
 _GLYPHS = "█▓▒░▚▪▫◦▞◆◇○"
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 _FREE, _KEPT = "·", "x"
-_STAGES = {Stage.ssd: "SSD read", Stage.h2d: "H2D", Stage.d2h: "D2H", Stage.compute: "compute"}
+STAGES = {Stage.ssd: "SSD read", Stage.h2d: "H2D", Stage.d2h: "D2H", Stage.compute: "compute"}
+"""What people call them."""
 
 
 def make_console() -> Console:
@@ -115,7 +119,7 @@ def _stages(plan: Plan, console: Console) -> None:
     _head(console, "Ceilings", ", each stage alone")
     _line(console, Text(f"  {'':<11} {'prefill':>10} {'decode/token':>13} {'tokens/s':>10} {'bytes/token':>12} {'GB/s':>7}", style="dim"))
     moved = {Stage.ssd: predicted.ssd_bytes_per_token, Stage.h2d: predicted.h2d_bytes_per_token}
-    for stage, name in _STAGES.items():
+    for stage, name in STAGES.items():
         prefill, decode = predicted.prefill_stages[stage], predicted.decode_stages[stage]
         if not prefill and not decode:
             continue
@@ -182,15 +186,10 @@ def _binary(nbytes: int) -> str:
 
 def _tiers(plan: Plan, console: Console) -> None:
     _head(console, "Tiers", ", each filled to scale")
-    h, args = plan.hardware, (plan.hardware, plan.model, plan.workload, plan.decisions)
-    tiers = [("DRAM", h.dram_bytes, dram_use(*args)), ("SSD", h.ssd_bytes + ssd_in_place_bytes(plan.model), ssd_use(*args))]
-    if h.gpu:
-        tiers.insert(0, ("VRAM", h.vram_bytes, vram_use(*args)))
-    for name, capacity, use in tiers:
-        items = [(item, n) for item, n in sorted(use.items(), key=lambda pair: -pair[1]) if n]
-        taken = sum(n for _, n in items)
-        bar, legend = _bar(dict(items), capacity)
-        _line(console, Text(f"  {name:<5}").append(bar).append(f" {taken / GB:.3g}/{capacity / GB:.4g} GB"))
+    for fill in fills(plan):
+        bar, legend = _bar(fill.items, fill.capacity_bytes)
+        scale = f" {fill.taken_bytes / GB:.3g}/{fill.capacity_bytes / GB:.4g} GB"
+        _line(console, Text(f"  {fill.tier.upper():<5}").append(bar).append(scale))
         for text in legend:
             _line(console, Text(" " * 7).append(text))
 
@@ -221,7 +220,7 @@ def _prediction(plan: Plan, console: Console) -> None:
     rows = (
         ("load", show_seconds(p.load_s), "once, before the first request"),
         ("first token", show_seconds(p.ttft_s), _of_prefill(plan)),
-        ("decode", f"{show_seconds(p.decode_s_per_token)} a token", f"bound by {_STAGES[p.bottleneck_decode]}"),
+        ("decode", f"{show_seconds(p.decode_s_per_token)} a token", f"bound by {STAGES[p.bottleneck_decode]}"),
         ("", f"{p.decode_tokens_per_s:.3g} tokens/s", f"all {plan.decisions.batch} sequences together" if plan.decisions.batch > 1 else ""),
     )
     for label, value, remark in rows:
@@ -235,7 +234,7 @@ def _of_prefill(plan: Plan) -> str:
     p = plan.predicted
     if p.restored_tokens:
         return f"restoring {p.restored_tokens} tokens takes {show_seconds(p.restore_s)}"
-    return f"prefill {show_seconds(p.prefill_s)}, bound by {_STAGES[p.bottleneck_prefill]}"
+    return f"prefill {show_seconds(p.prefill_s)}, bound by {STAGES[p.bottleneck_prefill]}"
 
 
 def _restoring(plan: Plan) -> str:
@@ -266,7 +265,7 @@ def _verdict(plan: Plan) -> str:
 
 
 def summary(plan: Plan, out: str) -> dict[str, object]:
-    """The JSON line: what was asked, and what is promised."""
+    """The JSON line: what was asked, decided and promised. What was assumed of the machine is in the plan file."""
     p, d = plan.predicted, plan.decisions
     return {
         "plan": out,
@@ -276,12 +275,17 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
         "batch": d.batch,
         "policy": str(d.weights.policy),
         "layers": _layers(d, plan),
-        "predicted": {
-            name: float(f"{value:.6g}") if isinstance(value, float) else value
-            for name, value in vars(p).items() if not isinstance(value, dict)
-        },
+        "predicted": _short({name: value for name, value in vars(p).items() if not isinstance(value, dict)}),
+        "stages": {phase: _short(getattr(p, f"{phase}_stages")) for phase in ("prefill", "decode")},
+        "decided": asdict(d),
+        "tiers": {fill.tier: {"capacity_bytes": fill.capacity_bytes, "items": fill.items} for fill in fills(plan)},
         "notes": list(plan.notes),
     }
+
+
+def _short(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Six figures are enough."""
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def _layers(decisions: Decisions, plan: Plan) -> dict[str, int]:

@@ -245,6 +245,49 @@ class SolveConfig:
 
 
 @dataclass
+class ExplainConfig:
+    """`planner explain`"""
+
+    plan: str | None = None
+    """The plan file to explain; null: what the other keys ask for, as `planner solve` reads them."""
+    hardware: HardwareConfig | None = None
+    model: ModelConfig | None = None
+    workload: WorkloadConfig | None = None
+    force: ForceConfig = field(default_factory=ForceConfig)
+    moe: MoeConfig = field(default_factory=MoeConfig)
+    step: float = 0.1
+    """How much more and less of each resource is tried, as a share of it; of memory whole GB, and room for one layer at least."""
+    out: str | None = None
+    """A JSON file to write."""
+    html: str | None = None
+    """A page with pictures to write, such as explain.html."""
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+@dataclass
+class DiffConfig:
+    """`planner diff`"""
+
+    a: str = MISSING
+    """A plan file."""
+    b: str = MISSING
+    """The plan file to compare it with."""
+    out: str | None = None
+    """A JSON file to write."""
+
+
+@dataclass
+class DoctorConfig:
+    """`planner doctor`"""
+
+    path: str = "."
+    """A file or directory on the file system that holds the checkpoint."""
+    out: str | None = None
+    """A JSON file to write."""
+
+
+@dataclass
 class ProbeSettings:
     path: str = "."
     """A directory on the file system that holds the checkpoint."""

@@ -32,7 +32,9 @@ def show_bytes(n: float) -> str:
 
 
 def show_seconds(s: float) -> str:
-    """``s`` seconds with a unit that suits: ``221 ms``, ``3.4 s``, ``12 µs``."""
+    """``s`` seconds with a unit that suits: ``221 ms``, ``3.4 s``, ``12 µs``, ``1097 s``."""
+    if abs(s) >= 1000:
+        return f"{s:.0f} s"
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(s) >= factor:
             return f"{s / factor:.3g} {unit}"

@@ -58,7 +58,7 @@ class Variable:
     form: Form
     allowed: str
     solve: str | None = None
-    """Key of `planner solve`."""
+    """Key of `planner solve` and `planner explain`."""
     run: str | None = None
     """Key of `runtime run`."""
     always: str | None = None
@@ -71,7 +71,7 @@ class Variable:
         return self.form.read(text)
 
     def key(self, verb: str) -> str | None:
-        return {"solve": self.solve, "run": self.run, "bench": self.solve or self.run}.get(verb)
+        return {"solve": self.solve, "explain": self.solve, "run": self.run, "bench": self.solve or self.run}.get(verb)
 
 
 def _forced(name: str, form: Form, key: str, allowed: str) -> Variable:

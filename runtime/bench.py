@@ -14,7 +14,7 @@ from typing import Any
 import runtime
 from planner.bars import bar_console
 from planner.errors import UserError
-from planner.explain import Infeasible
+from planner.infeasible import Infeasible
 from planner.output import write_json
 from planner.planfile import write_plan
 from planner.schema import SolveConfig

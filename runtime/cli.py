@@ -72,7 +72,7 @@ PROGRAM = Program(
         Verb(bench, BenchConfig, "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]", True),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
         Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
-        Verb(kv, KvConfig, "runtime kv list", word="action"),
+        Verb(kv, KvConfig, "runtime kv list", words=("action",)),
         Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama"),
     ),
 )

@@ -9,8 +9,8 @@ from typing import Any
 from planner.decisions import Tier
 from planner.errors import UserError, nearest
 from planner.experts import fewest_slots
-from planner.explain import Infeasible
 from planner.hardware import HardwareProfile
+from planner.infeasible import Infeasible
 from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.resolve import hardware_from, model_from

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from planner.probe.findings import CannotMeasure
 
@@ -19,12 +22,40 @@ class NvmlGpu:
     """``PCIe 5 x16 now, PCIe 5 x16 at most``: an idle link runs slower than it can."""
 
 
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver, and the newest CUDA (major, minor) that it runs."""
+
+    version: str
+    cuda: tuple[int, int]
+
+
 def _word(text: str | bytes) -> str:
     return text.decode() if isinstance(text, bytes) else text
 
 
+def nvml_driver() -> Driver:
+    """The driver; raises CannotMeasure when NVML cannot be asked."""
+    with _nvml() as pynvml:
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        return Driver(_word(pynvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10))
+
+
 def nvml_gpus() -> dict[str, NvmlGpu]:
     """GPUs by UUID, those hidden from CUDA included; raises CannotMeasure when NVML cannot be asked."""
+    with _nvml() as pynvml:
+        gpus = {}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            uuid = _word(pynvml.nvmlDeviceGetUUID(handle))
+            gpus[uuid] = NvmlGpu(uuid, _word(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used), _pcie(pynvml, handle))
+        return gpus
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """The library, open; raises CannotMeasure for whatever it refuses."""
     try:
         import pynvml
     except ImportError as error:
@@ -34,13 +65,7 @@ def nvml_gpus() -> dict[str, NvmlGpu]:
     except pynvml.NVMLError as error:
         raise CannotMeasure(f"NVML: {error}") from error
     try:
-        gpus = {}
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            uuid = _word(pynvml.nvmlDeviceGetUUID(handle))
-            gpus[uuid] = NvmlGpu(uuid, _word(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used), _pcie(pynvml, handle))
-        return gpus
+        yield pynvml
     except pynvml.NVMLError as error:
         raise CannotMeasure(f"NVML: {error}") from error
     finally:

@@ -20,8 +20,8 @@ SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
 def test_alone_the_program_lists_its_verbs_with_a_line_each(tmp_path: Path) -> None:
     result = command("planner", cwd=tmp_path)
     assert result.returncode == 0
-    listed = {line.split()[1] for line in result.stdout.splitlines() if line.startswith("  planner ")}
-    assert listed == {verb.name for verb in PROGRAM.verbs} and {"probe", "solve"} <= listed
+    told = [line.split() for line in result.stdout.splitlines() if line.startswith("  planner ")]
+    assert {words[1] for words in told} == {verb.name for verb in PROGRAM.verbs} and all(len(w) > 5 for w in told)
 
 
 def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) -> None:
@@ -31,6 +31,9 @@ def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) 
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["plan"] == "plan.yaml"
     assert summary["predicted"]["decode_tokens_per_s"] > 0
+    plan = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert summary["stages"]["decode"] == plan["predicted"]["decode_stages"] and summary["decided"]["weights"] == plan["weights"]
+    assert summary["tiers"]["vram"]["capacity_bytes"] == plan["hardware"]["vram_bytes"] and summary["tiers"]["dram"]["items"]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
@@ -248,9 +251,12 @@ def test_a_seeds_variable_that_does_not_parse_is_refused(tmp_path: Path) -> None
         ("planner solve --m", "--multirun"),
         ("planner export to=ll", "to=llama.cpp"),
         ("planner nothing x", ""),
+        ("planner diff conf", "conf/"),
+        ("planner explain pl", "plan="),
     ],
 )
 def test_completion_answers_for_verbs_then_for_what_the_verb_accepts(line: str, answer: str, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
     result = command("planner", "-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == answer
@@ -267,3 +273,97 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     pipe = f"{program} solve hardware=rtx5080 model=llama8b | head -n 1"
     result = subprocess.run(["bash", "-c", pipe], cwd=tmp_path, capture_output=True, text=True)
     assert result.stderr == ""
+
+
+EXPLAINABLE = ("hardware=rtx5080", "model=llama8b")
+
+
+def test_explain_of_a_plan_ends_with_json_and_writes_what_it_is_asked_for(tmp_path: Path) -> None:
+    command("planner", *SOLVE, cwd=tmp_path)
+    result = command("planner", "explain", "plan=plan.yaml", "out=why.json", "html=why.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "" and "\x1b" not in result.stdout
+    *told, last = result.stdout.splitlines()
+    found = json.loads(last)
+    assert found["feasible"] and found["plan"] == "plan.yaml" and found == json.loads((tmp_path / "why.json").read_text())
+    assert (tmp_path / "why.html").read_text().startswith("<!doctype html>") and "What to buy next" in result.stdout
+    assert max(map(len, told)) <= 80
+    asked = command("planner", "explain", *EXPLAINABLE, cwd=tmp_path)
+    assert json.loads(asked.stdout.splitlines()[-1]) == found | {"plan": None}, "the same question, the same answer"
+
+
+def test_explain_of_what_does_not_fit_says_what_is_short_and_what_would_fit(tmp_path: Path) -> None:
+    result = command("planner", "explain", *EXPLAINABLE, "hardware.vram_bytes=1GiB", "html=why.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert not found["feasible"] and found["shortages"][0]["together_bytes"] > 0
+    assert "No plan fits." in (tmp_path / "why.html").read_text() and "What would fit" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("plan=plan.yaml", "hardware=t4"), ["hardware= with plan=", "leave one of them out"]),
+        (("plan=plan.yaml", "workload.batch=2"), ["workload.batch= with plan="]),
+        (("plan=plan.yaml", "force.cap_layers=2"), ["force.cap_layers= with plan="]),
+        (("plan=plan.yaml",), ["plan=plan.yaml: no such file"]),
+        (("hardware=t4",), ["model is required", "or set plan="]),
+        (("model=llama8b",), ["hardware is required", "rtx5080"]),
+        ((*EXPLAINABLE, "step=0"), ["step=0", "above 0 and below 1"]),
+        ((*EXPLAINABLE, "html=/proc/why.html"), ["html=/proc/why.html: cannot be written"]),
+        ((*EXPLAINABLE, "force.cap_layers=900"), ["force.cap_layers=900"]),
+    ],
+)
+def test_explain_refuses_in_one_line_what_is_no_question(arguments: tuple[str, ...], words: list[str], tmp_path: Path) -> None:
+    line = refusal("planner", "explain", *arguments, cwd=tmp_path)
+    for word in words:
+        assert word in line
+
+
+def test_a_plan_is_explained_without_the_local_profile_and_the_seeds_variables(tmp_path: Path, clean_environment: Path) -> None:
+    command("planner", *SOLVE, cwd=tmp_path)
+    (clean_environment / "hardware").mkdir()
+    (clean_environment / "hardware" / "local.yaml").write_text("name: local\nvram_byte: 3\n")
+    result = command("planner", "explain", "plan=plan.yaml", cwd=tmp_path, WSM_CPU_CACHE_CAP_LAYERS="12")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["hardware"] == "rtx5080" and "WSM" not in result.stdout
+
+
+def test_each_point_of_a_sweep_leaves_a_page_of_its_own(tmp_path: Path) -> None:
+    result = command("planner", "explain", *EXPLAINABLE, "workload.batch=1,2", "--multirun", "html=why.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.html")) == ["sweeps/0/0/why.html", "sweeps/0/1/why.html"]
+
+
+def on_terminal(*arguments: str, cwd: Path) -> str:
+    """What the planner writes where stdout is a terminal."""
+    import os
+    import pty
+
+    code = "import sys; sys.argv[0] = 'planner'; from planner.cli import main; main()"
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    env.pop("NO_COLOR", None)
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=cwd, env=env, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:
+                break
+            if not piece:
+                break
+            said += piece
+    os.close(ours)
+    assert process.returncode == 0
+    return said.decode()
+
+
+@pytest.mark.parametrize("verb", [("solve", *EXPLAINABLE), ("explain", *EXPLAINABLE), ("diff", "a.yaml", "b.yaml"), ("doctor",)])
+def test_colours_are_for_terminals_alone(verb: tuple[str, ...], tmp_path: Path) -> None:
+    if verb[0] == "diff":
+        command("planner", *SOLVE, "out=a.yaml", cwd=tmp_path)
+        command("planner", *SOLVE, "hardware.vram_bytes=6GB", "out=b.yaml", cwd=tmp_path)
+    assert "\x1b[" in on_terminal(*verb, cwd=tmp_path)
+    assert "\x1b" not in command("planner", *verb, cwd=tmp_path).stdout

@@ -220,7 +220,7 @@ def test_the_verb_writes_the_profile_and_ends_with_one_json_line(disk, tmp_path,
     probe_verb(ProbeSettings(path=str(disk), quick=True, name="mine"))
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["profile"] == str(tmp_path / "config" / "hardware" / "mine.yaml")
-    assert OmegaConf.load(last["profile"]).name == "mine"
+    assert OmegaConf.load(last["profile"]).name == "mine" and last["origin"]["dram_bytes"].startswith("measured 2")
 
 
 def test_page_locking_that_is_refused_counts_the_fault_in_alone_and_says_so():

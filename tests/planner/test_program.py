@@ -7,8 +7,8 @@ import pytest
 from planner.cost import predict
 from planner.decisions import CachePolicy, Tier
 from planner.errors import UserError
-from planner.explain import Infeasible
 from planner.force import Force
+from planner.infeasible import Infeasible
 from planner.memory import kv_page_bytes, ssd_need
 from planner.program import search, solve
 from planner.rules import broken_rules

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from planner.cost import predict
 from planner.decisions import Decisions, KvPages, ResidentUnits, Tier
 from planner.experts import fewest_slots
-from planner.explain import Infeasible
 from planner.hardware import Curve, SsdPoint
+from planner.infeasible import Infeasible
 from planner.memory import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
 from planner.program import search, solve
 from planner.rules import broken_rules, head_blocks

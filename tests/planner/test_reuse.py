@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from planner.cost import predict
 from planner.decisions import KvPages, KvReuse, Tier
-from planner.explain import Infeasible
 from planner.force import Force
 from planner.hardware import Curve, SsdPoint
+from planner.infeasible import Infeasible
 from planner.memory import arena_bytes, dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, vram_use
 from planner.plan import Plan
 from planner.program import search, solve

@@ -1,13 +1,9 @@
-"""Why there is no plan, and the smallest change that would make one."""
+"""What is asked of the program, checked before anything is solved: workloads that mean nothing, and forced values that break a rule."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-
-import pulp
 
 from planner.decisions import (
     CachePolicy,
@@ -25,92 +21,12 @@ from planner.decisions import (
 from planner.errors import UserError
 from planner.experts import fewest_slots
 from planner.force import MOE, Force
-from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
-from planner.linear import MB
 from planner.memory import pages_per_sequence
 from planner.menu import MENUS, ssd_menu
 from planner.model import ModelSpec
-from planner.problem import Problem
 from planner.rules import LIMITS, broken_rules, expert_chunk_range, head_blocks
-from planner.units import GB
 from planner.workload import Objective, Workload
-
-
-@dataclass(frozen=True)
-class SlackWeights:
-    """How hard a missing GB is to come by: more VRAM is another card, DRAM another module, SSD space a deleted file."""
-
-    vram: float = 4.0
-    dram: float = 1.0
-    ssd: float = 0.25
-
-
-SLACK_WEIGHTS = SlackWeights()
-
-
-class Infeasible(UserError):
-    """No plan fits. ``shortages`` gives, for each capacity that is short, the bytes that mend it with all the others as they are."""
-
-    def __init__(self, message: str, shortages: dict[Tier, int]):
-        super().__init__(message)
-        self.shortages = shortages
-
-
-def why_infeasible(problem: Problem) -> UserError:
-    """The error for a problem without an answer: an elastic re-solve with one weighted slack per capacity.
-
-    Costs one solve, and a few more for the alternatives that it names.
-    """
-    elastic = Formulation(problem, elastic=True)
-    if not elastic.minimise(pulp.lpSum(getattr(SLACK_WEIGHTS, tier) * slack for tier, slack in elastic.slack.items())):
-        given = ", ".join(f"{Force.key(name)}={value}" for name, value in problem.force.given.items())
-        return UserError(f"{given}: no plan holds all of these together (cap <= layers through DRAM, hwm = cap + k); drop one of them")
-    shortages = {tier: math.ceil(slack.value() * MB) for tier, slack in elastic.slack.items() if slack.value() > 1e-6}
-    capacity = {
-        Tier.vram: problem.hardware.vram_bytes,
-        Tier.dram: problem.hardware.dram_bytes,
-        Tier.ssd: problem.hardware.ssd_bytes,
-    }
-    short = " and ".join(f"{tier.upper()} is short by {_gb(n)} GB" for tier, n in shortages.items())
-    raised = " ".join(f"hardware.{tier}_bytes={_gb(capacity[tier] + n)}GB" for tier, n in shortages.items())
-    had = ", ".join(f"hardware.{tier}_bytes={capacity[tier] / GB:.3f}GB" for tier in shortages)
-    remedies = " or ".join([f"raise to {raised}", *_alternatives(problem)])
-    return Infeasible(f"no plan fits: {short} (allowed: {had}); {remedies}", shortages)
-
-
-def _alternatives(problem: Problem) -> Iterator[str]:
-    """Overrides that fit without more hardware: a checkpoint that exists, whose weights need no free space, forced decisions dropped, KV in
-    smaller pages since none is kept, a smaller batch, a shorter prompt."""
-    if not problem.model.checkpoint and _fits(replace(problem, model=replace(problem.model, checkpoint="DIR"))):
-        yield "set model=hf model.checkpoint=DIR where the checkpoint lies already"
-    if problem.force.given and _fits(replace(problem, force=Force(policy=problem.force.policy))):
-        keys = [key for key in problem.force.given if key != "policy"]
-        enough = next((key for key in keys if _fits(replace(problem, force=problem.force.without(key)))), None)
-        yield "drop " + ", ".join(map(Force.key, [enough] if enough else keys))
-    if problem.workload.kept_tokens and _fits(replace(problem, workload=replace(problem.workload, kept_tokens=0))):
-        yield "set workload.kept_tokens=0"
-    batch = problem.batch // 2
-    while batch >= 1:
-        if _fits(replace(problem, batch=batch)):
-            yield f"set workload.batch={batch}"
-            return
-        batch //= 2
-    prompt = problem.workload.prompt_tokens // 2
-    while prompt >= MENUS.prefill_chunk_min_tokens:
-        if _fits(replace(problem, batch=1, workload=replace(problem.workload, prompt_tokens=prompt))):
-            yield ("set workload.batch=1 " if problem.batch > 1 else "set ") + f"workload.prompt_tokens={prompt}"
-            return
-        prompt //= 2
-
-
-def _fits(problem: Problem) -> bool:
-    return Formulation(problem).minimise(pulp.lpSum([]))
-
-
-def _gb(nbytes: int) -> str:
-    """Decimal GB, rounded up to the next MB."""
-    return f"{math.ceil(nbytes / MB) / 1000:.3f}"
 
 
 def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> None:

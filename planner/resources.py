@@ -1,0 +1,87 @@
+"""What of a machine could be had more of: capacities and rates, each as one figure that can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from planner.hardware import Curve, Gpu, HardwareProfile
+from planner.units import GB
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One figure of a machine, in ``unit``, and the machine with another one."""
+
+    key: str
+    name: str
+    unit: str
+    of: Callable[[HardwareProfile], float]
+    with_amount: Callable[[HardwareProfile, float], HardwareProfile]
+
+    @property
+    def is_capacity(self) -> bool:
+        return self.unit == "GB"
+
+
+def resources(hardware: HardwareProfile) -> tuple[Resource, ...]:
+    """Those that this machine has."""
+    return tuple(r for r in ALL if hardware.gpu or r.key not in ("vram", "pcie"))
+
+
+def _capacity(key: str) -> tuple[Callable[[HardwareProfile], float], Callable[[HardwareProfile, float], HardwareProfile]]:
+    field = f"{key}_bytes"
+    return (lambda h: getattr(h, field) / GB), (lambda h, amount: replace(h, **{field: round(amount * GB)}))
+
+
+def _ssd_gbps(hardware: HardwareProfile) -> float:
+    return max(point.gbps for point in hardware.ssd_read)
+
+
+def _with_ssd(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
+    """Every point of the curve in proportion, also beside copies: what the links take from each other stays the same share."""
+    factor = gbps / _ssd_gbps(hardware)
+    gpu = hardware.gpu and replace(hardware.gpu, ssd_while_h2d_gbps=hardware.gpu.ssd_while_h2d_gbps * factor)
+    return replace(hardware, ssd_read=tuple(replace(p, gbps=p.gbps * factor) for p in hardware.ssd_read), gpu=gpu)
+
+
+def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
+    """Both directions in proportion."""
+    gpu = _gpu(hardware)
+    factor = gbps / gpu.h2d.peak
+    rates = {name: getattr(gpu, name) * factor for name in ("h2d_pageable_gbps", "h2d_while_ssd_gbps", "h2d_with_d2h_gbps")}
+    return replace(hardware, gpu=replace(gpu, h2d=_faster(gpu.h2d, factor), d2h=_faster(gpu.d2h, factor), **rates))
+
+
+def _with_weight_rate(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
+    if hardware.gpu is None:
+        return replace(hardware, cpu_matvec_gbps=gbps)
+    return replace(hardware, gpu=replace(hardware.gpu, memory_gbps=gbps))
+
+
+def _with_matrix_rate(hardware: HardwareProfile, tflops: float) -> HardwareProfile:
+    """Attention in proportion."""
+    if hardware.gpu is None:
+        return replace(hardware, cpu_dense_tflops=tflops)
+    attention = hardware.gpu.attention_tflops * tflops / hardware.gpu.dense_tflops
+    return replace(hardware, gpu=replace(hardware.gpu, dense_tflops=tflops, attention_tflops=attention))
+
+
+def _gpu(hardware: HardwareProfile) -> Gpu:
+    assert hardware.gpu is not None
+    return hardware.gpu
+
+
+def _faster(curve: Curve, factor: float) -> Curve:
+    return Curve(tuple((size, rate * factor) for size, rate in curve.points))
+
+
+ALL = (
+    Resource("vram", "VRAM", "GB", *_capacity("vram")),
+    Resource("dram", "DRAM", "GB", *_capacity("dram")),
+    Resource("ssd", "SSD read", "GB/s", _ssd_gbps, _with_ssd),
+    Resource("pcie", "PCIe", "GB/s", lambda h: _gpu(h).h2d.peak, _with_pcie),
+    Resource("weights", "weight reads", "GB/s", lambda h: h.weight_gbps, _with_weight_rate),
+    Resource("matrices", "matrices", "TFLOP/s", lambda h: h.dense_tflops, _with_matrix_rate),
+)
+"""Capacities and links first, then what computes: its memory's rate, by which decode goes, and its matrix rate."""

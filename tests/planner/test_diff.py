@@ -1,0 +1,104 @@
+"""`planner diff`: only what differs, with ratios, of plans as their files have them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.diff import Part, PlanDiff, compare, document
+from planner.force import Force
+from planner.plan import Plan
+from planner.planfile import read_plan, write_plan
+from planner.problem import Question
+from planner.solve import answer
+from tests.cli import command, refusal
+from tests.planner.small import GB, MB, machine, model, work
+
+QUESTION = Question(machine(vram=1500 * MB, dram=2 * GB), model(24), work())
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return answer(QUESTION)
+
+
+def names(comparison: PlanDiff, part: Part) -> dict[str, float | None]:
+    return {d.name: d.ratio for d in comparison.differences if d.part is part}
+
+
+def test_a_plan_does_not_differ_from_itself_nor_from_its_file(plan: Plan, tmp_path: Path) -> None:
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert compare(plan, plan).differences == ()
+    assert compare(plan, read_plan(tmp_path / "plan.yaml")).differences == ()
+
+
+def test_a_smaller_cache_differs_in_its_counts_and_in_what_follows(plan: Plan) -> None:
+    cap = plan.decisions.weights.dram.cap_layers
+    other = answer(replace(QUESTION, force=Force(cap_layers=cap - 1)))
+    found = compare(plan, other)
+    decided, predicted = names(found, Part.decided), names(found, Part.predicted)
+    assert decided["weights.dram.cap_layers"] == pytest.approx((cap - 1) / cap)
+    assert "weights.policy" not in decided and "batch" not in decided
+    slower = other.predicted.decode_s_per_token / plan.predicted.decode_s_per_token
+    assert predicted["predicted.decode_s_per_token"] == pytest.approx(slower, rel=1e-4) and slower > 1
+    assert predicted["predicted.decode_tokens_per_s"] == pytest.approx(1 / slower, rel=1e-4)
+    assert not names(found, Part.assumed), "the same machine, model and work"
+
+
+def test_another_machine_is_an_assumption_that_differs_but_not_its_origins(plan: Plan) -> None:
+    hardware = replace(QUESTION.hardware, dram_bytes=3 * GB, origin={"dram_bytes": "set by hand"})
+    found = compare(plan, answer(QUESTION.on(hardware)))
+    assert names(found, Part.assumed) == {"hardware.dram_bytes": pytest.approx(1.5)}
+
+
+def test_what_only_one_plan_has_is_shown_without_a_ratio(plan: Plan) -> None:
+    found = compare(plan, answer(replace(QUESTION, model=model(8, ffn=480 * MB, experts=8))))
+    slots = next(d for d in found.differences if d.name == "experts.dram_slots")
+    assert slots.a is None and slots.b > 0 and slots.ratio is None
+    policy = next(d for d in found.differences if d.name == "experts.policy")
+    assert policy.b == "mix" and json.loads(json.dumps(document(found)))["same"] is False
+
+
+def test_a_broken_plan_is_named_since_its_prediction_is_old(plan: Plan) -> None:
+    broken = replace(plan, decisions=Force(cap_layers=24).apply(plan.decisions, 24))
+    found = compare(plan, broken)
+    assert found.broken_a == () and "DRAM: the plan needs" in found.broken_b[0]
+
+
+def test_diff_shows_a_table_and_ends_with_json(plan: Plan, tmp_path: Path) -> None:
+    write_plan(plan, tmp_path / "a.yaml")
+    text = (tmp_path / "a.yaml").read_text()
+    assert plan.decisions.prefill_chunk_tokens == 512
+    (tmp_path / "b.yaml").write_text(text.replace("prefill_chunk_tokens: 512", "prefill_chunk_tokens: 256"))
+    result = command("planner", "diff", "a.yaml", "b.yaml", "out=d.json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    *told, last = result.stdout.splitlines()
+    rows = [line.split() for line in told]
+    assert ["prefill_chunk_tokens", "512", "256", "0.5"] in rows and "\x1b" not in result.stdout and max(map(len, told)) <= 80
+    found = json.loads(last)
+    assert json.loads((tmp_path / "d.json").read_text()) == found and found["a"] == "a.yaml" and found["b"] == "b.yaml"
+    row = next(d for d in found["differences"] if d["name"] == "predicted.ttft_s")
+    assert row["part"] == "predicted" and row["ratio"] == pytest.approx(row["b"] / row["a"], rel=1e-4)
+    same = command("planner", "diff", "a.yaml", "a.yaml", cwd=tmp_path)
+    assert "The plans are the same." in same.stdout and json.loads(same.stdout.splitlines()[-1])["same"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["a=... is required"]),
+        (("a.yaml",), ["b=... is required"]),
+        (("a.yaml", "none.yaml"), ["b=none.yaml: no such file"]),
+        (("odd.yaml", "a.yaml"), ["a=odd.yaml: not a plan"]),
+        (("a.yaml", "a.yaml", "c.yaml"), ["c.yaml"]),
+    ],
+)
+def test_what_is_no_pair_of_plans_is_refused(arguments: tuple[str, ...], words: list[str], plan: Plan, tmp_path: Path) -> None:
+    write_plan(plan, tmp_path / "a.yaml")
+    (tmp_path / "odd.yaml").write_text("x: 1\n")
+    line = refusal("planner", "diff", *arguments, cwd=tmp_path)
+    for word in words:
+        assert word in line

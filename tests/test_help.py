@@ -1,0 +1,42 @@
+"""`--help` of every verb of both programs: one worked example each, that the verb accepts."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from pathlib import Path
+
+import pytest
+
+from planner.app import Verb, _grammar, _spelled_out
+from planner.overrides import normalise
+from tests.cli import command
+
+VERBS = [(name, verb) for name in ("planner", "runtime") for verb in importlib.import_module(f"{name}.cli").PROGRAM.verbs]
+IDS = [f"{name}-{verb.name}" for name, verb in VERBS]
+
+
+@pytest.mark.parametrize(("program", "verb"), VERBS, ids=IDS)
+def test_the_example_of_a_verb_is_one_that_it_accepts(program: str, verb: Verb) -> None:
+    words = shlex.split(verb.example)
+    assert words[:2] == [program, verb.name]
+    grammar = _grammar(verb, multirun=False)
+    for override in _spelled_out(words[2:], verb.words):
+        assert normalise(override, grammar)
+    typed = {word.partition("=")[0] for word in _spelled_out(words[2:], verb.words)}
+    assert not verb.words or set(verb.words) <= typed, "bare words stand for keys, so the example shows them"
+
+
+@pytest.mark.parametrize(("program", "verb"), VERBS, ids=IDS)
+def test_a_verb_has_a_line_that_says_what_it_does(program: str, verb: Verb) -> None:
+    assert len(verb.summary.split()) > 5 and verb.summary[0].islower() and not verb.summary.endswith(".")
+    assert set(verb.words) <= set(_grammar(verb, multirun=False).keys)
+
+
+@pytest.mark.parametrize(("program", "verb"), VERBS, ids=IDS)
+def test_help_shows_the_example_in_a_line_of_its_own_without_colours(program: str, verb: Verb, tmp_path: Path) -> None:
+    result = command(program, verb.name, "--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{program} {verb.name}: ") and f"  {verb.example}" in lines and "\x1b" not in result.stdout
+    assert list(tmp_path.iterdir()) == []
