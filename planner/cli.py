@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
-from planner.schema import ProbeConfig, ReplayConfig, SolveConfig
+from planner.schema import ProbeConfig, ReplayConfig, SimulateConfig, SolveConfig
 from planner.threads import wait_asleep
 
 
@@ -36,12 +36,22 @@ def replay(cfg: ReplayConfig) -> None:
     replay_verb(cfg)
 
 
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="simulate")
+@job
+def simulate(cfg: SimulateConfig) -> None:
+    """act a plan out unit by unit: its loads, evictions and waits, and the seconds that come of them"""
+    from planner.simulate_verb import simulate_verb
+
+    simulate_verb(cfg)
+
+
 PROGRAM = Program(
     "planner",
     "decides where a model's weights, KV cache and experts live on a machine, and writes it down as a plan.",
     (
         Verb(probe, ProbeConfig, "planner probe probe.path=/data/checkpoints probe.quick=true"),
         Verb(solve, SolveConfig, "planner solve hardware=rtx5080 model=llama70b workload.batch=4 out=plan.yaml", reads_wsm=True),
+        Verb(simulate, SimulateConfig, "planner simulate plan=plan.yaml trace=sim.png"),
         Verb(replay, ReplayConfig, "planner replay traces=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
     ),
 )

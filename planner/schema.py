@@ -7,6 +7,7 @@ Sizes are bytes (an override may say ``6GiB``), GB = 1e9.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -251,6 +252,45 @@ class ReplayConfig:
     """A JSON file to write."""
     plot: str | None = None
     """A picture to draw, such as replay.png."""
+
+
+class RuleBreaks(StrEnum):
+    """What becomes of a plan that breaks rules."""
+
+    refuse = "refuse"
+    warn = "warn"
+    """It is acted out where it can be."""
+
+
+@dataclass
+class DemoConfig:
+    """A plan that ships with the program, and what is changed in it."""
+
+    about: str = MISSING
+    """In words."""
+    plan: str = MISSING
+    """Which one, of conf/plans."""
+    cap_layers: int | None = None
+    hwm_layers: int | None = None
+    prefetch_distance: int | None = None
+
+
+@dataclass
+class SimulateConfig:
+    """`planner simulate`"""
+
+    plan: str | None = None
+    """The plan file, written by `planner solve`."""
+    demo: DemoConfig | None = None
+    """A demonstration in place of a plan."""
+    force: ForceConfig = field(default_factory=ForceConfig)
+    rules: RuleBreaks = RuleBreaks.refuse
+    wrap_around: bool = True
+    """At the last layers, prefetch the first ones for the next pass."""
+    trace: str | None = None
+    """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
+    out: str | None = None
+    """A JSON file to write."""
 
 
 @dataclass

@@ -25,7 +25,8 @@ from planner.trace import COMPUTE, H2D, KV, PASS
 from planner.units import GB
 
 AHEAD_PASSES = 2
-"""At the end of a run of equal passes so many are acted out in any case: by then something moves for the passes that follow."""
+"""At the end of a run of equal passes so many are acted out where KV streams: by then KV moves for the passes that follow, of which there
+is more."""
 
 Progress = Callable[[int, int], None]
 """Told (decode steps done, of all)."""
@@ -133,7 +134,7 @@ class Simulation:
                     self._record.prefill_ns.append(self._record.offset_ns - began)
                     self._mark("prefill", began)
             else:
-                self._repeat(run.count, AHEAD_PASSES, lambda run=run: self._step(run.each))
+                self._repeat(run.count, AHEAD_PASSES if self._kv else 0, lambda run=run: self._step(run.each))
 
     def _step(self, each: Pass) -> None:
         began = self._record.offset_ns

@@ -1,0 +1,97 @@
+"""`planner simulate`: a plan acted out, as tables, JSON and a timeline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from planner.bars import make_bar
+from planner.cost import predict
+from planner.errors import UserError
+from planner.force import Force
+from planner.output import write_json
+from planner.plan import Plan
+from planner.planfile import read_plan
+from planner.render import make_console
+from planner.rules import broken_rules
+from planner.schema import RuleBreaks, SimulateConfig
+from planner.simulate.act import Options, Progress, Simulation
+from planner.simulate.bend import check_bent
+from planner.simulate.table import print_told
+from planner.simulate.told import Told
+from planner.trace_file import check_form, write_trace
+
+
+def simulate_verb(cfg: SimulateConfig) -> None:
+    """Act the plan out and tell; with decisions changed, the plan as it was beside it. The last line is one JSON document. Files are
+    written when all is done."""
+    if cfg.trace is not None:
+        check_form(Path(cfg.trace))
+    plan, force = _asked(cfg)
+    changed = _forced(plan, force, cfg.rules)
+    options = Options(cfg.wrap_around, keep_spans=cfg.trace is not None)
+    with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("acting it out", total=None)
+        progress: Progress = lambda done, of: bar.update(task, completed=done, total=of)  # noqa: E731
+        told = _told(changed, options, progress)
+        before = _told(plan, Options(cfg.wrap_around), progress) if changed is not plan and not _broken(plan) else None
+    console = make_console()
+    if cfg.demo is not None:
+        console.print(f"{cfg.demo.about}\n", soft_wrap=True)
+    for rule in broken_rules(changed.hardware, changed.model, changed.workload, changed.decisions):
+        console.print(f"warning: the plan breaks a rule ({rule.name}): {rule.message}", style="yellow", soft_wrap=True)
+    print_told(told, before, console)
+    document = {"plan": _name(cfg), **told.document()}
+    if before is not None:
+        document["before"] = before.document()
+        document["damage"] = {"ssd_bytes": told.read_bytes - before.read_bytes, "seconds": float(f"{told.total_s - before.total_s:.6g}")}
+    if cfg.out is not None:
+        write_json(Path(cfg.out), "out", document)
+    if cfg.trace is not None:
+        write_trace(told.timeline(), Path(cfg.trace))
+    print(json.dumps(document, separators=(",", ":")))
+
+
+def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:
+    if (cfg.plan is None) == (cfg.demo is None):
+        raise UserError("plan=, demo=: one of them is needed, and only one; write a plan with `planner solve`, or choose a demonstration")
+    force = Force.from_config(cfg.force)
+    if cfg.demo is None:
+        plan = read_plan(Path(cfg.plan).expanduser())
+    else:
+        own = {name: getattr(cfg.demo, name) for name in ("cap_layers", "hwm_layers", "prefetch_distance")}
+        force = replace(force, **{name: value for name, value in own.items() if name not in force.given})
+        with resources.as_file(resources.files("conf").joinpath("plans", f"{cfg.demo.plan}.yaml")) as path:
+            plan = read_plan(path)
+    if plan.model.experts:
+        raise UserError(f"plan={_name(cfg)}: {plan.model.name} has routed experts, which are not simulated; choose a plan of a dense model")
+    return plan, force
+
+
+def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
+    """``plan`` with what is forced; itself where nothing changes. UserError where a rule is broken that is not to be."""
+    decisions = force.apply(plan.decisions, plan.model.layers) if force.given else plan.decisions
+    changed = plan if decisions == plan.decisions else replace(plan, decisions=decisions)
+    broken = broken_rules(changed.hardware, changed.model, changed.workload, decisions)
+    if broken and rules is RuleBreaks.refuse:
+        raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}; or act it out all the same with rules=warn")
+    if broken:
+        check_bent(changed, broken)
+        return changed
+    return changed if changed is plan else replace(changed, predicted=predict(plan.hardware, plan.model, plan.workload, decisions))
+
+
+def _broken(plan: Plan) -> tuple[str, ...]:
+    return tuple(rule.name for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions))
+
+
+def _told(plan: Plan, options: Options, progress: Progress) -> Told:
+    return Told(Simulation(plan, options, progress).run(), _broken(plan))
+
+
+def _name(cfg: SimulateConfig) -> str:
+    return cfg.plan if cfg.demo is None else cfg.demo.plan
