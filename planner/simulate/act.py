@@ -14,7 +14,7 @@ from planner.policy import make_policy
 from planner.policy.slots import CacheStats
 from planner.policy.turns import Turns
 from planner.simulate.dram import SimulatedDram
-from planner.simulate.feed import CardFeed, HostFeed
+from planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
 from planner.simulate.kv import LANES, CardKv, HostKv, open_kv
 from planner.simulate.lanes import NS, Lanes, Work, ns
 from planner.simulate.record import Record
@@ -109,11 +109,13 @@ class Simulation:
         policy = make_policy(placement, self._options.wrap_around)
         return SimulatedDram(placement, policy, read_ns, nbytes, self._lanes, self._record, self._options.keep_log)
 
-    def _make_feed(self) -> HostFeed | CardFeed:
+    def _make_feed(self) -> HostFeed | CardFeed | ResidentFeed:
         gpu, placement, weights = self._plan.hardware.gpu, self._placement, self._plan.decisions.weights
         if gpu is None:
             return HostFeed(self._dram)
         units = placement.streamed_units
+        if not units:
+            return ResidentFeed()
         counts = {name: count for name, (count, _) in placement.ring_classes.items()}
         turns = Turns([u.ring_class for u in units], counts, weights.vram.prefetch_distance, self._options.wrap_around)
         sizes = [placement.unit_bytes(u) for u in units]

@@ -1,4 +1,4 @@
-"""The two ways in which compute meets units: straight from DRAM on the CPU, through the VRAM ring on a GPU."""
+"""The ways in which compute meets units: straight from DRAM on the CPU, through the VRAM ring on a GPU, or always there."""
 
 from __future__ import annotations
 
@@ -84,3 +84,33 @@ class CardFeed:
 
     def rebase(self, passed_ns: int) -> None:
         self._ring.rebase(passed_ns)
+
+
+class ResidentFeed:
+    """Everything stays in VRAM."""
+
+    waits_for = H2D
+
+    def begin_pass(self) -> None:
+        """Nothing moves."""
+
+    def ask(self, unit: Unit) -> None:
+        """It is there."""
+
+    def ready(self, unit: Unit) -> bool:
+        return True
+
+    def enter(self, unit: Unit) -> None:
+        """It stays there."""
+
+    def leave(self, unit: Unit) -> None:
+        """It stays there."""
+
+    def go_on(self) -> bool:
+        return False
+
+    def state(self) -> tuple[object, ...]:
+        return ()
+
+    def rebase(self, passed_ns: int) -> None:
+        """No time is kept."""
