@@ -19,7 +19,8 @@ SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
 def test_alone_the_program_lists_its_verbs_with_a_line_each(tmp_path: Path) -> None:
     result = command("planner", cwd=tmp_path)
     assert result.returncode == 0
-    assert {line.split()[1] for line in result.stdout.splitlines() if line.startswith("  planner ")} >= {"probe", "solve", "simulate", "replay"}
+    told = {line.split()[1] for line in result.stdout.splitlines() if line.startswith("  planner ")}
+    assert told >= {"probe", "solve", "simulate", "replay"}
 
 
 def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) -> None:
