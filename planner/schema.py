@@ -287,6 +287,8 @@ class SimulateConfig:
     rules: RuleBreaks = RuleBreaks.refuse
     wrap_around: bool = True
     """At the last layers, prefetch the first ones for the next pass."""
+    traces: str | None = None
+    """A file of routings for a plan of a MoE model; null: experts are drawn so often again as the plan expects."""
     trace: str | None = None
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
     out: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -16,14 +17,17 @@ from planner.force import Force
 from planner.output import write_json
 from planner.plan import Plan
 from planner.planfile import read_plan
+from planner.policy.experts import make_expert_policy
 from planner.render import make_console
 from planner.rules import broken_rules
 from planner.schema import RuleBreaks, SimulateConfig
 from planner.simulate.act import Options, Progress, Simulation
 from planner.simulate.bend import check_bent
+from planner.simulate.routings import DrawnRouting, Routings, TracedRouting
 from planner.simulate.table import print_told
 from planner.simulate.told import Told
 from planner.trace_file import check_form, write_trace
+from planner.traces import read_trace
 
 
 def simulate_verb(cfg: SimulateConfig) -> None:
@@ -33,12 +37,13 @@ def simulate_verb(cfg: SimulateConfig) -> None:
         check_form(Path(cfg.trace))
     plan, force = _asked(cfg)
     changed = _forced(plan, force, cfg.rules)
+    routings = _routings(cfg, plan)
     options = Options(cfg.wrap_around, keep_spans=cfg.trace is not None)
     with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("acting it out", total=None)
         progress: Progress = lambda done, of: bar.update(task, completed=done, total=of)  # noqa: E731
-        told = _told(changed, options, progress)
-        before = _told(plan, Options(cfg.wrap_around), progress) if changed is not plan and not _broken(plan) else None
+        told = _told(changed, options, progress, routings())
+        before = _told(plan, Options(cfg.wrap_around), progress, routings()) if changed is not plan and not _broken(plan) else None
     console = make_console()
     if cfg.demo is not None:
         console.print(f"{cfg.demo.about}\n", soft_wrap=True)
@@ -67,8 +72,6 @@ def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:
         force = replace(force, **{name: value for name, value in own.items() if name not in force.given})
         with resources.as_file(resources.files("conf").joinpath("plans", f"{cfg.demo.plan}.yaml")) as path:
             plan = read_plan(path)
-    if plan.model.experts:
-        raise UserError(f"plan={_name(cfg)}: {plan.model.name} has routed experts, which are not simulated; choose a plan of a dense model")
     return plan, force
 
 
@@ -89,8 +92,29 @@ def _broken(plan: Plan) -> tuple[str, ...]:
     return tuple(rule.name for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions))
 
 
-def _told(plan: Plan, options: Options, progress: Progress) -> Told:
-    return Told(Simulation(plan, options, progress).run(), _broken(plan))
+def _told(plan: Plan, options: Options, progress: Progress, routings: Routings | None) -> Told:
+    return Told(Simulation(plan, options, progress, routings).run(), _broken(plan))
+
+
+def _routings(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routings | None]:
+    """Makes the routers' choices, the same ones each time; None for a dense model. UserError for a trace of another model."""
+    experts, made = plan.model.experts, plan.decisions.experts
+    if experts is None or made is None:
+        if cfg.traces is not None:
+            raise UserError(f"traces={cfg.traces}: {plan.model.name} has no routed experts; leave it out, or name a plan of a MoE model")
+        return lambda: None
+    needs = make_expert_policy(made.policy, len(experts.layers), experts.count, experts.top_k).needs_ahead
+    if cfg.traces is None:
+        if needs is not None:
+            raise UserError(f"experts.policy={made.policy}: needs scores of hidden states, which only a trace has; give traces=FILE")
+        return lambda: DrawnRouting(experts)
+    trace = read_trace(Path(cfg.traces).expanduser(), experts.count)
+    for what, traced, planned in (("MoE layers", trace.layers, len(experts.layers)), ("experts a token", trace.top_k, experts.top_k)):
+        if traced != planned:
+            raise UserError(f"traces={cfg.traces}: has {traced} {what}, the plan's model {planned}; name a trace of {plan.model.name}")
+    if needs is not None and needs not in trace.scores and trace.layers > 1:
+        raise UserError(f"traces={cfg.traces}: has no scores for experts.policy={made.policy}; record them with `runtime run moe.record=`")
+    return lambda: TracedRouting(trace, needs if trace.layers > 1 else None)
 
 
 def _name(cfg: SimulateConfig) -> str:

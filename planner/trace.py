@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PASS, COMPUTE, H2D, SSD = "pass", "compute", "h2d", "ssd"
-KV, D2H, SSD_WRITE = "h2d.kv", "d2h", "ssd_write"
+KV, D2H, SSD_WRITE, EXPERTS = "h2d.kv", "d2h", "ssd_write", "experts"
 TITLES = {
-    PASS: "passes", COMPUTE: "compute", H2D: "H2D copies", KV: "H2D copies of KV", D2H: "D2H copies of KV", SSD_WRITE: "SSD writes of KV",
-    SSD: "SSD reads, whole",
+    PASS: "passes", COMPUTE: "compute", H2D: "H2D copies", KV: "H2D copies of KV", EXPERTS: "H2D copies of experts",
+    D2H: "D2H copies of KV", SSD_WRITE: "SSD writes of KV", SSD: "SSD reads, whole",
 }  # fmt: skip
 """Tracks in the order in which they are shown. A track ``ssd.3`` is the third reader's own."""
 

@@ -14,14 +14,16 @@ from planner.policy import make_policy
 from planner.policy.slots import CacheStats
 from planner.policy.turns import Turns
 from planner.simulate.dram import SimulatedDram
+from planner.simulate.experts import SimulatedExperts, TierCounts
 from planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
 from planner.simulate.kv import LANES, CardKv, HostKv, open_kv
 from planner.simulate.lanes import NS, Lanes, Work, ns
 from planner.simulate.record import Record
 from planner.simulate.ring import SimulatedRing
+from planner.simulate.routings import DrawnRouting, Routings
 from planner.simulate.work import Pass, Passes, passes_of
 from planner.stages import Traffic, h2d_gbps, ssd_gbps, traffic
-from planner.trace import COMPUTE, H2D, KV, PASS
+from planner.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
 from planner.units import GB
 
 AHEAD_PASSES = 2
@@ -53,6 +55,8 @@ class Acted:
     total_ns: int
     acted_passes: int
     """Of all passes, those that were acted out one by one."""
+    experts: dict[str, TierCounts]
+    """Tier -> what was found in it; empty for a dense model."""
 
 
 class Simulation:
@@ -62,7 +66,13 @@ class Simulation:
     passes to come are as long, everything repeats: as many whole periods as fit are added up instead.
     """
 
-    def __init__(self, plan: Plan, options: Options = Options(), progress: Progress = lambda done, of: None):
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options = Options(),
+        progress: Progress = lambda done, of: None,
+        routings: Routings | None = None,
+    ):
         self._plan, self._options, self._progress = plan, options, progress
         self._placement = plan.placement
         self._units = tuple(unit for unit, _ in self._placement.units)
@@ -71,6 +81,10 @@ class Simulation:
         self._lanes = Lanes(contention(plan.hardware), self._record.booked if options.keep_spans else None)
         self._dram = self._make_dram()
         self._feed = self._make_feed()
+        self._experts = SimulatedExperts(plan, self._traffic, self._lanes) if plan.model.experts else None
+        self._routings = routings or (DrawnRouting(plan.model.experts) if plan.model.experts else None)
+        self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)} if plan.model.experts else {}
+        self._sequences = 0
         self._kv: HostKv | CardKv | None = None
         self._kv_layers: frozenset[int] = frozenset()
         self._runs: list[Passes] = []
@@ -94,7 +108,11 @@ class Simulation:
         if rest:
             self._batch(rest)
         self._dram.slots.stats.wait_s = self._record.counts.pop("cache waits, ns", 0) / NS
-        return Acted(self._plan, self._record, self._dram.slots.stats, self._record.offset_ns, self._acted)
+        return Acted(self._plan, self._record, self._dram.slots.stats, self._record.offset_ns, self._acted, self._found())
+
+    def _found(self) -> dict[str, TierCounts]:
+        tiers = {} if self._experts is None else {"vram": self._experts.card, "dram": self._experts.dram}
+        return {name: tier.counts for name, tier in tiers.items() if tier is not None}
 
     @property
     def _lists(self) -> tuple[list[Any], ...]:
@@ -120,11 +138,12 @@ class Simulation:
         turns = Turns([u.ring_class for u in units], counts, weights.vram.prefetch_distance, self._options.wrap_around)
         sizes = [placement.unit_bytes(u) for u in units]
         copies = [(ns(n / h2d_gbps(gpu, n, weights.h2d.chunk_bytes) / GB), n) for n in sizes]
-        return CardFeed(SimulatedRing(units, turns, lambda n: copies[n % len(copies)], self._dram, self._lanes, self._record, H2D))
+        ring = SimulatedRing(units, turns, lambda n: copies[n % len(copies)], self._dram, self._lanes, self._record, H2D)
+        return CardFeed(ring, reads_back=self._plan.model.experts is not None)
 
     def _batch(self, batch: int) -> None:
         self._lanes.clear(*LANES)
-        self._at, self._not_acted = 0, 0
+        self._at, self._not_acted, self._sequences = 0, 0, batch
         self._runs = passes_of(self._plan, self._units, batch)
         self._kv = open_kv(self._plan, self._traffic, batch, self._tokens, self._lanes, self._record)
         self._kv_layers = frozenset(self._kv.layers) if self._kv else frozenset()
@@ -174,6 +193,8 @@ class Simulation:
                 self._record.waited(COMPUTE, self._kv.waits_for, f"kv.{layer}", since, lanes.now)
             lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), length_ns)
             self._until_computed(unit)
+            if unit.kind == "ffn" and unit.layer in self._places:
+                self._route(each, unit.layer)
             self._feed.leave(unit)
             if layer is not None:
                 self._kv.leave(layer)
@@ -186,6 +207,22 @@ class Simulation:
         self._at += 1
         self._acted += 1
         self._rebase()
+
+    def _route(self, each: Pass, layer: int) -> None:
+        """The layer's routed experts, each as soon as it is there."""
+        experts, lanes = self._experts, self._lanes
+        waits_for = EXPERTS if experts.card else SSD
+        tokens = max(1, round(each.kv_new))
+        experts.visit(layer, self._routings.next(self._places[layer], self._sequences, tokens, each.prefill))
+        while experts.waiting:
+            since = lanes.now
+            self._await(lambda _: experts.ready() is not None, None, f"experts of layer {layer}")
+            expert = experts.ready()
+            name = f"expert.{layer}.{expert}"
+            self._record.waited(COMPUTE, waits_for, name, since, lanes.now)
+            lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), each.expert_ns)
+            self._until_computed(name)
+            experts.used(expert)
 
     def _until_computed(self, what: object) -> None:
         lane = self._lanes.of[COMPUTE]
@@ -201,7 +238,7 @@ class Simulation:
 
     def _settle(self) -> None:
         """Everything that can begin begins."""
-        while self._feed.go_on() or (self._kv is not None and self._kv.go_on()):
+        while any([part.go_on() for part in (self._feed, self._kv, self._experts) if part is not None]):
             pass
 
     def _rebase(self) -> None:
@@ -222,7 +259,7 @@ class Simulation:
 
     def _repeat(self, count: int, ahead: int, act: Callable[[], None]) -> None:
         """``act`` so many times. Once a state comes again, whole periods are added up, but for the last ``ahead`` times."""
-        seen: dict[tuple[object, ...], tuple[int, _Sums]] | None = {} if self._options.skip else None
+        seen: dict[tuple[object, ...], tuple[int, _Sums]] | None = {} if self._options.skip and self._experts is None else None
         done = 0
         while done < count:
             if seen is not None and self._record.full:

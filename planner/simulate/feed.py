@@ -42,22 +42,26 @@ class HostFeed:
 
 
 class CardFeed:
-    """Compute reads a streamed unit in its ring slot; a resident one is always there."""
+    """Compute reads a streamed unit in its ring slot; a resident one is always there. Where a router's choice is read back, the host issues
+    no kernels beyond it."""
 
     waits_for = H2D
 
-    def __init__(self, ring: SimulatedRing):
+    def __init__(self, ring: SimulatedRing, reads_back: bool):
         self._ring = ring
+        self._reads_back = reads_back
         self._streamed = frozenset(ring.units)
         self._next = 0
         self._end = 0
 
     def begin_pass(self) -> None:
         self._ring.begin_pass()
-        self._end = self._next + len(self._ring.units)
+        self._end = self._next + (0 if self._reads_back else len(self._ring.units))
 
     def ask(self, unit: Unit) -> None:
         """The host has asked as soon as it could."""
+        if self._reads_back and unit in self._streamed:
+            self._end = self._next + 1
 
     def ready(self, unit: Unit) -> bool:
         return unit not in self._streamed or self._ring.copied(self._next)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from planner.contention import Contention
-from planner.trace import COMPUTE, D2H, H2D, KV, SSD, SSD_WRITE
+from planner.trace import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
 
 WHOLE = 1 << 20
 """The speed of a lane that has its link for itself. Work is nanoseconds times this."""
 NS = 10**9
 """Of a second. Times are whole nanoseconds: sums are exact, so a state that comes again is the same one."""
 
-LINKS = {SSD: SSD, SSD_WRITE: SSD, H2D: H2D, KV: H2D, D2H: D2H, COMPUTE: COMPUTE}
+LINKS = {SSD: SSD, SSD_WRITE: SSD, H2D: H2D, KV: H2D, EXPERTS: H2D, D2H: D2H, COMPUTE: COMPUTE}
 """Track -> the link that it shares with others."""
 
 

@@ -6,14 +6,16 @@ from rich.console import Console
 from rich.text import Text
 
 from planner.simulate.told import FIGURES, PHASES, Told
-from planner.trace import COMPUTE, D2H, H2D, KV, SSD, SSD_WRITE
+from planner.trace import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
 from planner.units import show_bytes, show_seconds
 
 _NAMES = {
     "ttft_s": "first token", "prefill_s": "prefill", "decode_s_per_token": "decode a token", "decode_tokens_per_s": "tokens/s",
     "ssd_bytes_per_token": "SSD a token", "h2d_bytes_per_token": "H2D a token",
 }  # fmt: skip
-_TRACKS = {COMPUTE: "compute", H2D: "H2D", KV: "H2D of KV", D2H: "D2H of KV", SSD: "SSD read", SSD_WRITE: "SSD write"}
+_TRACKS = {
+    COMPUTE: "compute", H2D: "H2D", KV: "H2D of KV", EXPERTS: "H2D of experts", D2H: "D2H of KV", SSD: "SSD read", SSD_WRITE: "SSD write",
+}  # fmt: skip
 
 
 def print_told(told: Told, before: Told | None, console: Console) -> None:
@@ -24,6 +26,7 @@ def print_told(told: Told, before: Told | None, console: Console) -> None:
     console.print(Text(f"{work.prompt_tokens} prompt + {work.new_tokens} new tokens, batch {plan.decisions.batch}", style="dim"))
     _figures(told, before, console)
     _cache(told, before, console)
+    _experts(told, console)
     _busy(told, console)
     _waits(told, console)
     if before is not None:
@@ -53,6 +56,15 @@ def _cache(told: Told, before: Told | None, console: Console) -> None:
     }
     for name, values in rows.items():
         _row(console, name, [str(value) for value in values])
+
+
+def _experts(told: Told, console: Console) -> None:
+    found = told.acted.experts
+    if not found:
+        return
+    _head(console, "Experts", ["hits", "misses", "ahead", "of use"])
+    for tier, counts in found.items():
+        _row(console, tier.upper(), [str(n) for n in (counts.hits, counts.misses, counts.ahead, counts.ahead_used)])
 
 
 def _busy(told: Told, console: Console) -> None:

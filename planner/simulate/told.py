@@ -11,12 +11,12 @@ from planner.plan import Plan
 from planner.simulate.act import Acted
 from planner.simulate.lanes import LINKS, NS
 from planner.stages import Stage
-from planner.trace import COMPUTE, H2D, KV, SSD, Timeline
+from planner.trace import COMPUTE, EXPERTS, H2D, KV, SSD, Timeline
 
 FIGURES = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "ssd_bytes_per_token", "h2d_bytes_per_token")
 """Of ``planner.cost.Prediction``, what a simulation finds, too."""
 PHASES = ("prefill", "decode")
-WAITERS = ((COMPUTE, H2D), (COMPUTE, SSD), (COMPUTE, KV), (H2D, SSD), (H2D, COMPUTE), (KV, SSD), (KV, COMPUTE))
+WAITERS = ((COMPUTE, H2D), (COMPUTE, SSD), (COMPUTE, KV), (COMPUTE, EXPERTS), (H2D, SSD), (H2D, COMPUTE), (KV, SSD), (KV, COMPUTE))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Told:
 
     def bytes(self, phase: str, stage: Stage) -> int:
         """What ``stage`` brought in ``phase``; writes of KV apart."""
-        tracks = {Stage.ssd: (SSD,), Stage.h2d: (H2D, KV)}[stage]
+        tracks = {Stage.ssd: (SSD,), Stage.h2d: (H2D, KV, EXPERTS)}[stage]
         return sum(self.acted.record.counts[f"{phase} {track} bytes"] for track in tracks)
 
     @property
@@ -100,6 +100,7 @@ class Told:
             "total_s": _six(self.total_s),
             "step_s": _steps(record.step_ns),
             "cache": {**cache, "wait_s": _six(cache["wait_s"]), "held_layers": record.held},
+            "experts": {name: vars(counts) for name, counts in self.acted.experts.items()} or None,
             "waits": {key: {"times": times, "seconds": _six(seconds)} for key, (times, seconds) in self.waits().items()},
             "busy": {phase: {track: _six(share) for track in LINKS if (share := self.busy(phase, track))} for phase in PHASES},
             "ssd_bytes": self.read_bytes,

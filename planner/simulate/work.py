@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.decisions import Tier
 from planner.kv_tiers import kv_tiers
+from planner.model import touched_experts
 from planner.placement import Unit
 from planner.plan import Plan
 from planner.reuse import expected
@@ -24,6 +25,8 @@ class Pass:
     """Of compute before the first unit: looking up embeddings, restoring kept KV."""
     unit_ns: tuple[int, ...]
     """Compute of each unit, in order."""
+    expert_ns: int
+    """Compute of one routed expert."""
     kv_read: float
     """Tokens whose KV a layer outside the device brings in."""
     kv_new: float
@@ -53,8 +56,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         seconds = prefill_compute_s(plan.hardware, model, replace(work, prompt_tokens=last), batch, made.prefill_chunk_tokens, first)
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
-        unit_ns = shares.cut(seconds, (last + first) / 2, batch * (last - first))
-        found.append(Passes(1, Pass(True, ns(before_s), unit_ns, first, last - first)))
+        dealt = shares.cut(seconds, (last + first) / 2, batch * (last - first))
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt, first, last - first)))
     page, until = made.kv.page_tokens, work.max_tokens - 1
     first = work.prompt_tokens
     while first < until:
@@ -62,7 +65,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         context = (first + last) / 2
         seconds = step_compute_s(plan.hardware, model, context, batch)
         before_s = lookup_s(model, batch, 1) if far else 0.0
-        found.append(Passes(last - first, Pass(False, ns(before_s), shares.cut(seconds, context, batch), context - 0.5, 1)))
+        found.append(Passes(last - first, Pass(False, ns(before_s), *shares.cut(seconds, context, batch), context - 0.5, 1)))
         first = last
     return found
 
@@ -75,8 +78,9 @@ class _Shares:
         self._plan, self._units, self._batch = plan, units, batch
         self._head_rows = batch
 
-    def cut(self, seconds: float, context: float, tokens: int) -> tuple[int, ...]:
-        """For a pass over ``tokens`` tokens in all sequences, each of which sees ``context`` others on average."""
+    def cut(self, seconds: float, context: float, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Nanoseconds of each unit and of one routed expert, in a pass over ``tokens`` tokens in all sequences, each of which sees
+        ``context`` others on average."""
         model, hardware = self._plan.model, self._plan.hardware
         read_kv = self._batch * context * model.kv_bytes_per_token / model.layers
         read = [self._bytes(unit) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
@@ -86,9 +90,16 @@ class _Shares:
             + (score_s if unit.kind == "attn" else 0)
             for unit in self._units
         ]
-        shares = read if sum(read) / hardware.weight_gbps > sum(flops) / 1e3 else flops
-        total = sum(shares)
-        return tuple(ns(seconds * share / total) for share in shares)
+        routed, touched, experts = 0, 1.0, model.experts
+        read_routed = flops_routed = 0.0
+        if experts is not None:
+            routed, touched = len(experts.layers), touched_experts(experts, tokens)
+            read_routed = touched * experts.expert_bytes
+            flops_routed = 2 * experts.expert_bytes / model.dtype_bytes * tokens * experts.top_k / hardware.dense_tflops
+        by_read, by_flops = sum(read) + routed * read_routed, sum(flops) + routed * flops_routed
+        reads = by_read / hardware.weight_gbps > by_flops / 1e3
+        shares, each, total = (read, read_routed, by_read) if reads else (flops, flops_routed, by_flops)
+        return tuple(ns(seconds * share / total) for share in shares), ns(seconds * each / touched / total)
 
     def _bytes(self, unit: Unit) -> int:
         model = self._plan.model

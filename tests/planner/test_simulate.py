@@ -75,9 +75,9 @@ def test_the_cases_are_what_they_are_called() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_passes_that_are_counted_are_exactly_those_that_would_be_acted_out(case: str) -> None:
     brief, whole = acted(planned(case), keep_log=True), acted(planned(case), keep_log=True, skip=False)
-    assert brief.acted_passes <= whole.acted_passes == len(whole.record.step_ns) + sum(
-        run.count for run in passes_of(whole.plan, (), 1) if run.each.prefill
-    ) * len(whole.record.prefill_ns)
+    runs = passes_of(whole.plan, tuple(unit for unit, _ in whole.plan.placement.units), 1)
+    prefills = sum(run.count for run in runs if run.each.prefill) * len(whole.record.prefill_ns)
+    assert brief.acted_passes <= whole.acted_passes == len(whole.record.step_ns) + prefills
     assert brief.record == whole.record
     assert brief.cache == whole.cache
 
@@ -237,7 +237,9 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (["plan=plan.yaml", "rules=warn", "force.queue_depth=0"], ["rules=warn cannot pass over", "queue_depth=0"]),
         (["plan=plan.yaml", "rules=warn", "force.hwm_layers=0"], ["weights.dram.hwm_layers=0", "or more"]),
         (["plan=plan.yaml", "rules=warn", "force.vram_slots=1"], ["weights.vram.slots=1"]),
-        (["plan=experts.yaml"], ["routed experts", "dense model"]),
+        (["plan=plan.yaml", "traces=routing.jsonl"], ["traces=routing.jsonl", "no routed experts"]),
+        (["plan=experts.yaml", "traces=none.jsonl"], ["traces=none.jsonl", "cannot be read"]),
+        (["plan=experts.yaml", "traces=other.jsonl"], ["traces=other.jsonl", "2 MoE layers", "8"]),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
@@ -246,5 +248,6 @@ def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], words: list
         hardware, model, work = small.machine(), small.model(experts=8), small.work()
         made = solve(hardware, model, work, Force())
         write_plan(Plan(hardware, model, work, made, predict(hardware, model, work, made)), tmp_path / "experts.yaml")
+        (tmp_path / "other.jsonl").write_text('{"prompt": 0, "experts": [[0, 1], [2, 3]]}\n')
     line = refusal("planner", "simulate", *arguments, cwd=tmp_path)
     assert all(word in line for word in words), line

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.decisions import CachePolicy, Decisions
+from planner.decisions import CachePolicy, Decisions, ExpertPolicyName, ExpertSlots
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.policy import make_policy
@@ -24,8 +24,9 @@ from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Sampler, Sampling, generate
 from runtime.kv.spill import SpillHome
 from runtime.model import open_skeleton
+from runtime.schema import ExpertsConfig
 from tests.runtime.running import Desk, desk
-from tests.support import HostCopier, decisions, plan_for, workload
+from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
 
 CPU = torch.device("cpu")
 LAYERS = 6
@@ -182,3 +183,32 @@ def test_what_is_skipped_changes_nothing(checkpoint: Path, tmp_path: Path) -> No
     brief, whole = simulated(plan), simulated(plan, skip=False)
     assert brief.acted_passes < whole.acted_passes / 3
     assert (brief.cache, brief.record.counts, brief.total_ns) == (whole.cache, whole.record.counts, whole.total_ns)
+
+
+@pytest.mark.parametrize("policy", [ExpertPolicyName.lru, ExpertPolicyName.mix])
+def test_with_a_runs_own_routings_a_simulation_finds_as_many_experts(tmp_path: Path, policy: ExpertPolicyName) -> None:
+    """Nothing is fetched ahead here: what arrives in time is a matter of time."""
+    mixtral = save_tiny(tmp_path / "mixtral", "mixtral")
+    slots = ExpertSlots(0, 15, policy, prefetch=0, chunk_bytes=1 << 16)
+    plan = plan_for(mixtral, decisions(experts=slots), work=workload(prompt_tokens=1, new_tokens=40))
+    here, routed = desk(tmp_path, plan), tmp_path / "routed.jsonl"
+    ran = here.run(moe=ExpertsConfig(record=str(routed)))
+    out = tmp_path / "told.json"
+    simulate_verb(SimulateConfig(plan=str(here.plan), traces=str(routed), out=str(out)))
+    told = json.loads(out.read_text(encoding="utf-8"))
+    found, acted = ran["experts"]["dram"], told["experts"]["dram"]
+    assert (acted["hits"], acted["misses"]) == (found["hits"], found["misses"])
+    assert acted["misses"] > 0 < acted["hits"]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_experts_of_a_batch_pass_whatever_slots_there_are(tmp_path: Path, gpu: bool, prefetch: int) -> None:
+    mixtral = save_tiny(tmp_path / "mixtral", "mixtral")
+    for vram, dram in ((5, 5), (9, 12), (24, 0), (5, 24)):
+        slots = ExpertSlots(vram if gpu else 0, dram if gpu else max(dram, 5), prefetch=prefetch, chunk_bytes=1 << 14)
+        made = decisions(experts=slots, gpu=gpu, batch=2)
+        plan = plan_for(mixtral, made, gpu, workload(prompt_tokens=6, new_tokens=9, batch=2, requests=4))
+        acted = simulated(plan)
+        used = acted.experts["vram" if gpu else "dram"]
+        assert used.hits + used.misses >= 2 * LAYERS * (4 + 8 * 2) and len(acted.record.step_ns) == 16
