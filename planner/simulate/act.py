@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from planner.simulate.lanes import NS, Lanes, Work, ns
 from planner.simulate.record import Record
 from planner.simulate.ring import SimulatedRing
 from planner.simulate.routings import DrawnRouting, Routings
+from planner.simulate.sums import Sums
 from planner.simulate.work import Pass, Passes, passes_of
 from planner.stages import Traffic, h2d_gbps, ssd_gbps, traffic
 from planner.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
@@ -113,10 +113,6 @@ class Simulation:
     def _found(self) -> dict[str, TierCounts]:
         tiers = {} if self._experts is None else {"vram": self._experts.card, "dram": self._experts.dram}
         return {name: tier.counts for name, tier in tiers.items() if tier is not None}
-
-    @property
-    def _lists(self) -> tuple[list[Any], ...]:
-        return self._record.prefill_ns, self._record.step_ns, self._dram.slots.stats.log
 
     def _make_dram(self) -> SimulatedDram:
         plan, placement = self._plan, self._placement
@@ -259,19 +255,20 @@ class Simulation:
 
     def _repeat(self, count: int, ahead: int, act: Callable[[], None]) -> None:
         """``act`` so many times. Once a state comes again, whole periods are added up, but for the last ``ahead`` times."""
-        seen: dict[tuple[object, ...], tuple[int, _Sums]] | None = {} if self._options.skip and self._experts is None else None
+        seen: dict[tuple[object, ...], tuple[int, int, Sums]] | None = {} if self._options.skip and self._experts is None else None
         done = 0
         while done < count:
             if seen is not None and self._record.full:
                 state = self._state()
                 if state in seen:
-                    before, sums = seen[state]
+                    before, at, sums = seen[state]
                     times = max(0, count - done - ahead) // (done - before)
-                    skipped = times * (done - before)
-                    sums.repeat(times, self)
-                    done, seen = done + skipped, None
+                    sums.repeat(times, self._record, self._dram.slots.stats)
+                    passes = times * (self._at - at)
+                    self._at, self._not_acted = self._at + passes, self._not_acted + passes
+                    done, seen = done + times * (done - before), None
                     continue
-                seen[state] = done, _Sums.of(self)
+                seen[state] = done, self._at, Sums.of(self._record, self._dram.slots.stats)
             act()
             done += 1
 
@@ -279,39 +276,3 @@ class Simulation:
         lanes = self._lanes
         idle = tuple(lanes.of[t].idle_since for t in (H2D, KV) if lanes.of[t].nbytes and not lanes.of[t].queue)
         return lanes.state(), idle, self._dram.state(), self._feed.state(), None if self._kv is None else self._kv.state()
-
-
-_ADDED = ("hits", "misses", "loads", "evictions_out_of_window", "evictions_in_window", "shrinks", "waits", "accesses")
-"""Of ``CacheStats``, what adds up."""
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Everything that adds up, at one moment."""
-
-    counts: Counter[str]
-    stats: dict[str, int]
-    lengths: tuple[int, ...]
-    offset_ns: int
-    at: int
-
-    @classmethod
-    def of(cls, acted: Simulation) -> _Sums:
-        record, stats = acted._record, acted._dram.slots.stats
-        lengths = tuple(map(len, acted._lists))
-        return cls(Counter(record.counts), {name: getattr(stats, name) for name in _ADDED}, lengths, record.offset_ns, acted._at)
-
-    def repeat(self, times: int, acted: Simulation) -> None:
-        """Let what came since this moment come ``times`` times more."""
-        if not times:
-            return
-        record, stats, now = acted._record, acted._dram.slots.stats, _Sums.of(acted)
-        for key, count in now.counts.items():
-            record.counts[key] += times * (count - self.counts[key])
-        for name in _ADDED:
-            setattr(stats, name, now.stats[name] + times * (now.stats[name] - self.stats[name]))
-        for items, since in zip(acted._lists, self.lengths, strict=True):
-            items += items[since:] * times
-        record.offset_ns += times * (now.offset_ns - self.offset_ns)
-        acted._at += times * (now.at - self.at)
-        acted._not_acted += times * (now.at - self.at)
