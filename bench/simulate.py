@@ -38,6 +38,8 @@ CASES: Mapping[str, tuple[str, ...]] = {
 }
 """Name -> overrides of `planner solve`."""
 WORK = ("workload.prompt_tokens=128", "workload.new_tokens=25", "hardware.dram_bytes=6GB")
+ROUNDS = 3
+"""Of each run, one after the other: figures are medians over them."""
 KEYS = ("work", "out", "repeats", "cases")
 
 
@@ -63,7 +65,8 @@ def rows_of(case: str, plan: Plan, report: dict) -> Iterator[Row]:
 
 
 def simulated(plan: Plan) -> dict[str, float]:
-    record = Simulation(plan).run().record
+    work = replace(plan.workload, requests=ROUNDS * plan.decisions.batch)
+    record = Simulation(replace(plan, workload=work)).run().record
     return {"prefill": median(record.prefill_ns) / NS, "decode": median(record.step_ns) / NS}
 
 
@@ -105,7 +108,7 @@ def measure(work: Path, cases: tuple[str, ...], repeats: int) -> list[Row]:
     rows: list[Row] = []
     for _ in range(repeats):
         for case in cases:
-            report = bench.run(case, checkpoint, [*WORK, *CASES[case]], [])
+            report = bench.run(case, checkpoint, [*WORK, *CASES[case]], [f"rounds={ROUNDS}"])
             rows += rows_of(case, read_plan(work / f"{case}.yaml"), report)
             print(json.dumps([asdict(row) for row in rows[-2:]]), flush=True)
     return rows
