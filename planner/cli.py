@@ -5,7 +5,17 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
-from planner.schema import DiffConfig, DoctorConfig, ExplainConfig, ExportConfig, ProbeConfig, ReplayConfig, ReportConfig, SolveConfig
+from planner.schema import (
+    DiffConfig,
+    DoctorConfig,
+    ExplainConfig,
+    ExportConfig,
+    ProbeConfig,
+    ReplayConfig,
+    ReportConfig,
+    SimulateConfig,
+    SolveConfig,
+)
 from planner.threads import wait_asleep
 
 
@@ -81,6 +91,15 @@ def report(cfg: ReportConfig) -> None:
     report_verb(cfg)
 
 
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="simulate")
+@job
+def simulate(cfg: SimulateConfig) -> None:
+    """act a plan out unit by unit: its loads, evictions and waits, and the seconds that come of them"""
+    from planner.simulate_verb import simulate_verb
+
+    simulate_verb(cfg)
+
+
 PROGRAM = Program(
     "planner",
     "decides where a model's weights, KV cache and experts live on a machine, and writes it down as a plan.",
@@ -90,6 +109,7 @@ PROGRAM = Program(
         Verb(explain, ExplainConfig, "planner explain plan=plan.yaml html=explain.html", reads_wsm=True, instead="plan"),
         Verb(diff, DiffConfig, "planner diff plan.yaml edited.yaml", words=("a", "b")),
         Verb(doctor, DoctorConfig, "planner doctor path=/data/checkpoints"),
+        Verb(simulate, SimulateConfig, "planner simulate plan=plan.yaml trace=sim.png"),
         Verb(replay, ReplayConfig, "planner replay traces=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
         Verb(export, ExportConfig, "planner export plan=plan.yaml to=llama.cpp checkpoint=Llama-3.1-70B.gguf"),
         Verb(report, ReportConfig, "planner report sweeps/0", words=("dir",)),

@@ -362,6 +362,47 @@ class ReportConfig:
     """Name of the files to write, without their endings .csv, .json and .html; null: report, in the directory."""
 
 
+class RuleBreaks(StrEnum):
+    """What becomes of a plan that breaks rules."""
+
+    refuse = "refuse"
+    warn = "warn"
+    """It is acted out where it can be."""
+
+
+@dataclass
+class DemoConfig:
+    """A plan that ships with the program, and what is changed in it."""
+
+    about: str = MISSING
+    """In words."""
+    plan: str = MISSING
+    """Which one, of conf/plans."""
+    cap_layers: int | None = None
+    hwm_layers: int | None = None
+    prefetch_distance: int | None = None
+
+
+@dataclass
+class SimulateConfig:
+    """`planner simulate`"""
+
+    plan: str | None = None
+    """The plan file, written by `planner solve`."""
+    demo: DemoConfig | None = None
+    """A demonstration in place of a plan."""
+    force: ForceConfig = field(default_factory=ForceConfig)
+    rules: RuleBreaks = RuleBreaks.refuse
+    wrap_around: bool = True
+    """At the last layers, prefetch the first ones for the next pass."""
+    traces: str | None = None
+    """A file of routings for a plan of a MoE model; null: experts are drawn so often again as the plan expects."""
+    trace: str | None = None
+    """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
+    out: str | None = None
+    """A JSON file to write."""
+
+
 @dataclass
 class PlanFile:
     """The plan as a file; ``planner.plan`` checks it section by section."""

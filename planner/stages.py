@@ -96,8 +96,13 @@ def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> f
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
-    """Compute seconds of one decode step at the mean context: weights or FLOPs, whichever is slower, and the KV cache read."""
-    context = workload.prompt_tokens + workload.new_tokens / 2
+    """Compute seconds of one decode step at the mean context."""
+    return step_compute_s(hardware, model, workload.prompt_tokens + workload.new_tokens / 2, batch)
+
+
+def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
+    """Compute seconds of one decode step over ``context`` tokens a sequence: weights or FLOPs, whichever is slower, and the KV cache
+    read."""
     flops_s = batch * _token_s(hardware, model.flops_per_token, model.attention_flops(context))
     kv_s = batch * context * model.kv_bytes_per_token / hardware.weight_gbps / GB
     return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from planner.errors import UserError
 from planner.plan import Plan
 from planner.policy import make_policy
+from planner.policy.turns import Turns
 from runtime.schema import EngineConfig
-from runtime.turns import Turns
 
 
 def check_engine(engine: EngineConfig, plan: Plan) -> list[str]:

@@ -15,11 +15,11 @@ from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.planfile import read_plan
 from planner.rules import BrokenRule, broken_rules
+from planner.trace_file import check_form
 from runtime.knobs import check_engine
 from runtime.kv.check import check_reuse, check_scratch
 from runtime.requests import Asked, read_requests
 from runtime.schema import RunConfig
-from runtime.trace import check_form
 
 _SHAPES = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied")
 _IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes")

@@ -14,11 +14,11 @@ import torch
 from planner.errors import UserError
 from planner.interrupt import uninterrupted
 from planner.placement import Unit
+from planner.policy.turns import Turns
 from runtime.booking import Booking, Cleared, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
 from runtime.pieces import Parts, Segment
-from runtime.turns import Turns
 
 Ready = Callable[[], bool]
 
@@ -202,10 +202,7 @@ class VramRing:
                 yield from self._copying(number)
 
     def _may_fetch(self) -> bool:
-        """Fetching holds up what was fetched before it, so that must be none, or the unit must be there already."""
-        if not self.turns.may_fetch():
-            return False
-        return not self._fetched or self._source.arrived(self._unit(self.turns.fetched))
+        return self.turns.may_fetch_now(lambda number: self._source.arrived(self._unit(number)))
 
     def _fetch(self, number: int) -> None:
         window_s = time.perf_counter()

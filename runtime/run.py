@@ -15,6 +15,7 @@ from rich.console import Console
 from planner.interrupt import uninterrupted
 from planner.output import write_json
 from planner.trace import Timeline
+from planner.trace_file import write_trace
 from runtime.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from runtime.engine import Engine
 from runtime.generate import Batch, Generation, Sampler, Sampling, generate
@@ -37,7 +38,7 @@ from runtime.schema import RunConfig, Validation
 from runtime.stages import StageClock
 from runtime.startup import Startup
 from runtime.summary import show
-from runtime.trace import PassMarks, make_timeline, write_trace
+from runtime.trace import PassMarks, make_timeline
 from runtime.validate import broken_at_run_time, compare_logits, load_unstreamed
 
 LOADING = ("arena", "cuda", "engine", "rehearsal", "load")

@@ -40,6 +40,10 @@ class LayerPolicy(Protocol):
 
     hwm: int
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Layers that are held, in the policy's own order: all that its answers depend on."""
+
     def preload(self) -> tuple[int, ...]:
         """Layers to load before the first access, in order."""
 

@@ -21,6 +21,10 @@ class PinnedPolicy:
         self._slots = hwm - len(resident)
         self._held: list[int] = []
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        return (*sorted(self.resident), *self._held)
+
     def preload(self) -> tuple[int, ...]:
         layers = self._cycle.layers
         streamed = [layer for layer in layers[: self._distance + 1] if layer not in self.resident]

@@ -22,6 +22,10 @@ class RollingPolicy:
         self._cycle = Cycle(layers, wrap)
         self._held: OrderedDict[int, None] = OrderedDict()
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        return tuple(self._held)
+
     def preload(self) -> tuple[int, ...]:
         first = self._cycle.layers[: min(self._distance + 1, self.hwm)]
         self._held = OrderedDict.fromkeys(first)

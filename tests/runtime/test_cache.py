@@ -187,6 +187,10 @@ class Script:
     first: tuple[int, ...]
     steps: dict[int, Step]
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        return ()
+
     def preload(self) -> tuple[int, ...]:
         return self.first
 

@@ -76,7 +76,7 @@ def test_bytes_stay_until_a_unit_is_given_back(checkpoint: Path, resident: tuple
                 give_back(held[pick % len(held)])
         while held := [kind for kind, waiting in out.items() if waiting]:
             give_back(held[0])
-        assert sum(map(len, tier.cache._in_use.values())) <= 1, "beside the layer that was begun last, one was never left"
+        assert sum(map(len, tier.cache._slots._in_use.values())) <= 1, "beside the layer that was begun last, one was never left"
 
 
 def test_a_layer_that_is_visited_again_before_it_was_left_stays(checkpoint: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_layer_that_is_visited_again_before_it_was_left_stays(checkpoint: Path
             tier.acquire(unit)
         for unit in (attn, attn, ffn):
             tier.release(unit)
-        assert len(tier.cache._in_use[attn.layer]) == 1
+        assert len(tier.cache._slots._in_use[attn.layer]) == 1
         tier.release(ffn)
-        assert not tier.cache._in_use[attn.layer]
+        assert not tier.cache._slots._in_use[attn.layer]
 
 
 def test_what_lies_in_dram_need_not_be_waited_for(checkpoint: Path) -> None:

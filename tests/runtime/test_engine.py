@@ -67,7 +67,7 @@ def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> No
     engine = Engine(plan_for(checkpoint, decisions(**TWO_TIERS[case])), open_skeleton(checkpoint), None, CPU, EngineOptions())
     try:
         _same(_run(engine), _expect(checkpoint))
-        assert engine.dram.cache.stats.peak_layers <= engine.dram.cache._slots
+        assert engine.dram.cache.stats.peak_layers <= engine.dram.slots
     finally:
         engine.close()
 

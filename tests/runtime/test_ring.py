@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from planner.errors import UserError
 from planner.placement import Unit
+from planner.policy.turns import Turns
 from runtime.pieces import Segment
 from runtime.ring import VramRing
-from runtime.turns import Turns
 from tests.runtime.fakes import Rig, Setting, contents
 
 

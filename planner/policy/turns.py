@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 class Turns:
@@ -66,6 +66,10 @@ class Turns:
             return False
         return self.fetched < max(self.entered + self._distance, self.asked) and self.fetched < self.first + self._balance
 
+    def may_fetch_now(self, there: Callable[[int], bool]) -> bool:
+        """Fetching holds up what was fetched before it, so that must be none, or the unit must be ``there`` already."""
+        return self.may_fetch() and (self.fetched == self.copied or there(self.fetched))
+
     def next_copy(self) -> int | None:
         """The first fetched number whose slot is free: compute has issued everything that reads what lies there."""
         return min(filter(self._may_copy, self._candidates()), default=None)
@@ -77,6 +81,12 @@ class Turns:
     def may_enter(self) -> bool:
         """The next unit's copy was queued, so its kernels may be issued behind it."""
         return self._ordinal(self.entered) < self._copied[self._class(self.entered)]
+
+    def state(self) -> tuple[int, ...]:
+        """Between passes, all that what comes next depends on: equal when only the number of passes differs."""
+        units, passes = len(self._classes), self.entered // len(self._classes) if self._classes else 0
+        ahead = (self.fetched - passes * units, self.left - passes * units, self.asked - passes * units, self.begun - passes)
+        return *ahead, *(count - passes * len(self._members[name]) for name, count in self._copied.items())
 
     def _candidates(self) -> Iterator[int]:
         return (number for name, count in self._copied.items() if (number := self._number(name, count)) < self.fetched)

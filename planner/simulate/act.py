@@ -1,0 +1,278 @@
+"""The plan acted out: pass after pass, unit after unit, as long as nothing comes again exactly as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from planner.contention import contention
+from planner.errors import UserError
+from planner.plan import Plan
+from planner.policy import make_policy
+from planner.policy.slots import CacheStats
+from planner.policy.turns import Turns
+from planner.simulate.dram import SimulatedDram
+from planner.simulate.experts import SimulatedExperts, TierCounts
+from planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
+from planner.simulate.kv import LANES, CardKv, HostKv, open_kv
+from planner.simulate.lanes import NS, Lanes, Work, ns
+from planner.simulate.record import Record
+from planner.simulate.ring import SimulatedRing
+from planner.simulate.routings import DrawnRouting, Routings
+from planner.simulate.sums import Sums
+from planner.simulate.work import Pass, Passes, passes_of
+from planner.stages import Traffic, h2d_gbps, ssd_gbps, traffic
+from planner.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
+from planner.units import GB
+
+AHEAD_PASSES = 2
+"""At the end of a run of equal passes so many are acted out where KV streams: by then KV moves for the passes that follow, of which there
+is more."""
+
+Progress = Callable[[int, int], None]
+"""Told (decode steps done, of all)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a plan is acted out, beside what it decides."""
+
+    wrap_around: bool = True
+    keep_spans: bool = False
+    keep_log: bool = False
+    skip: bool = True
+    """Whether passes that would be the same as earlier ones are counted instead of acted out."""
+
+
+@dataclass(frozen=True)
+class Acted:
+    """What came of it. ``record`` has the times; ``cache`` is what a run calls the same."""
+
+    plan: Plan
+    record: Record
+    cache: CacheStats
+    total_ns: int
+    acted_passes: int
+    """Of all passes, those that were acted out one by one."""
+    experts: dict[str, TierCounts]
+    """Tier -> what was found in it; empty for a dense model."""
+
+
+class Simulation:
+    """One plan, from the moment at which it has loaded, all batches of its workload one after the other.
+
+    Time is in whole nanoseconds and set back to 0 after each pass. Where the state at the end of a pass is that of an earlier one, and
+    passes to come are as long, everything repeats: as many whole periods as fit are added up instead.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options = Options(),
+        progress: Progress = lambda done, of: None,
+        routings: Routings | None = None,
+    ):
+        self._plan, self._options, self._progress = plan, options, progress
+        self._placement = plan.placement
+        self._units = tuple(unit for unit, _ in self._placement.units)
+        self._traffic: Traffic = traffic(plan.hardware, plan.model, plan.decisions)
+        self._record = Record(options.keep_spans)
+        self._lanes = Lanes(contention(plan.hardware), self._record.booked if options.keep_spans else None)
+        self._dram = self._make_dram()
+        self._feed = self._make_feed()
+        self._experts = SimulatedExperts(plan, self._traffic, self._lanes) if plan.model.experts else None
+        self._routings = routings or (DrawnRouting(plan.model.experts) if plan.model.experts else None)
+        self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)} if plan.model.experts else {}
+        self._sequences = 0
+        self._kv: HostKv | CardKv | None = None
+        self._kv_layers: frozenset[int] = frozenset()
+        self._runs: list[Passes] = []
+        self._at = 0
+        """Passes of the batch that are over, those that were not acted out included."""
+        self._not_acted = 0
+        self._acted = 0
+
+    def run(self) -> Acted:
+        """Act it out. UserError where nothing can go on."""
+        work, batch = self._plan.workload, self._plan.decisions.batch
+        waves, rest = divmod(max(work.requests, batch), batch)
+        self._steps = (waves + bool(rest)) * (work.new_tokens - 1)
+        self._dram.preload()
+        self._settle()
+        while self._lanes.step():
+            self._settle()
+        self._rebase()
+        self._record.begin()
+        self._repeat(waves, 0, lambda: self._batch(batch))
+        if rest:
+            self._batch(rest)
+        self._dram.slots.stats.wait_s = self._record.counts.pop("cache waits, ns", 0) / NS
+        return Acted(self._plan, self._record, self._dram.slots.stats, self._record.offset_ns, self._acted, self._found())
+
+    def _found(self) -> dict[str, TierCounts]:
+        tiers = {} if self._experts is None else {"vram": self._experts.card, "dram": self._experts.dram}
+        return {name: tier.counts for name, tier in tiers.items() if tier is not None}
+
+    def _make_dram(self) -> SimulatedDram:
+        plan, placement = self._plan, self._placement
+        ssd = plan.decisions.weights.ssd
+        rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth) * GB
+        nbytes = {i: placement.layer_dram_bytes(i) for i in placement.dram_layers}
+        read_ns = {i: ns(n / rate) for i, n in nbytes.items()}
+        policy = make_policy(placement, self._options.wrap_around)
+        return SimulatedDram(placement, policy, read_ns, nbytes, self._lanes, self._record, self._options.keep_log)
+
+    def _make_feed(self) -> HostFeed | CardFeed | ResidentFeed:
+        gpu, placement, weights = self._plan.hardware.gpu, self._placement, self._plan.decisions.weights
+        if gpu is None:
+            return HostFeed(self._dram)
+        units = placement.streamed_units
+        if not units:
+            return ResidentFeed()
+        counts = {name: count for name, (count, _) in placement.ring_classes.items()}
+        turns = Turns([u.ring_class for u in units], counts, weights.vram.prefetch_distance, self._options.wrap_around)
+        sizes = [placement.unit_bytes(u) for u in units]
+        copies = [(ns(n / h2d_gbps(gpu, n, weights.h2d.chunk_bytes) / GB), n) for n in sizes]
+        ring = SimulatedRing(units, turns, lambda n: copies[n % len(copies)], self._dram, self._lanes, self._record, H2D)
+        return CardFeed(ring, reads_back=self._plan.model.experts is not None)
+
+    def _batch(self, batch: int) -> None:
+        self._lanes.clear(*LANES)
+        self._at, self._not_acted, self._sequences = 0, 0, batch
+        self._runs = passes_of(self._plan, self._units, batch)
+        self._kv = open_kv(self._plan, self._traffic, batch, self._tokens, self._lanes, self._record)
+        self._kv_layers = frozenset(self._kv.layers) if self._kv else frozenset()
+        began = self._record.offset_ns
+        for run in self._runs:
+            if run.each.prefill:
+                self._pass(run.each)
+                if self._at == sum(r.count for r in self._runs if r.each.prefill):
+                    self._record.prefill_ns.append(self._record.offset_ns - began)
+                    self._mark("prefill", began)
+            else:
+                self._repeat(run.count, AHEAD_PASSES if self._kv else 0, lambda run=run: self._step(run.each))
+
+    def _step(self, each: Pass) -> None:
+        began = self._record.offset_ns
+        self._pass(each)
+        self._record.step_ns.append(self._record.offset_ns - began)
+        self._mark(f"decode {self._at - sum(r.count for r in self._runs if r.each.prefill)}", began)
+        self._progress(len(self._record.step_ns), self._steps)
+
+    def _mark(self, name: str, began: int) -> None:
+        self._record.passed(PASS, name, began - self._record.offset_ns, 0)
+
+    def _pass(self, each: Pass) -> None:
+        """Every unit once; ends when the last one was computed."""
+        lanes = self._lanes
+        before = {track: (lane.busy_ns, lane.nbytes) for track, lane in lanes.of.items()}
+        self._feed.begin_pass()
+        if self._kv is not None:
+            self._kv.begin_pass()
+        self._settle()
+        if each.before_ns:
+            lanes.add(COMPUTE, Work(("embedding",), "embedding", 0, lambda: None), each.before_ns)
+            self._until_computed("embedding")
+        for unit, length_ns in zip(self._units, each.unit_ns, strict=True):
+            since = max(0, lanes.now)
+            self._feed.ask(unit)
+            self._await(self._feed.ready, unit, unit)
+            self._feed.enter(unit)
+            self._record.waited(COMPUTE, self._feed.waits_for, str(unit), since, lanes.now)
+            layer = unit.layer if unit.kind == "attn" and unit.layer in self._kv_layers else None
+            if layer is not None:
+                since = lanes.now
+                self._kv.ask(layer)
+                self._await(self._kv.ready, layer, unit)
+                self._kv.enter(layer)
+                self._record.waited(COMPUTE, self._kv.waits_for, f"kv.{layer}", since, lanes.now)
+            lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), length_ns)
+            self._until_computed(unit)
+            if unit.kind == "ffn" and unit.layer in self._places:
+                self._route(each, unit.layer)
+            self._feed.leave(unit)
+            if layer is not None:
+                self._kv.leave(layer)
+            self._settle()
+        phase = "prefill" if each.prefill else "decode"
+        for track, (busy_ns, nbytes) in before.items():
+            lane = lanes.of[track]
+            self._record.counts[f"{phase} {track} ns"] += lane.busy_ns - busy_ns
+            self._record.counts[f"{phase} {track} bytes"] += lane.nbytes - nbytes
+        self._at += 1
+        self._acted += 1
+        self._rebase()
+
+    def _route(self, each: Pass, layer: int) -> None:
+        """The layer's routed experts, each as soon as it is there."""
+        experts, lanes = self._experts, self._lanes
+        waits_for = EXPERTS if experts.card else SSD
+        tokens = max(1, round(each.kv_new))
+        experts.visit(layer, self._routings.next(self._places[layer], self._sequences, tokens, each.prefill))
+        while experts.waiting:
+            since = lanes.now
+            self._await(lambda _: experts.ready() is not None, None, f"experts of layer {layer}")
+            expert = experts.ready()
+            name = f"expert.{layer}.{expert}"
+            self._record.waited(COMPUTE, waits_for, name, since, lanes.now)
+            lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), each.expert_ns)
+            self._until_computed(name)
+            experts.used(expert)
+
+    def _until_computed(self, what: object) -> None:
+        lane = self._lanes.of[COMPUTE]
+        self._await(lambda _: not lane.queue, None, what)
+
+    def _await(self, ready: Callable[[Any], bool], asked: Any, what: object) -> None:
+        while True:
+            self._settle()
+            if ready(asked):
+                return
+            if not self._lanes.step():
+                raise UserError(f"the plan stands still before {what}: nothing moves and nothing computes; give it more slots or layers")
+
+    def _settle(self) -> None:
+        """Everything that can begin begins."""
+        while any([part.go_on() for part in (self._feed, self._kv, self._experts) if part is not None]):
+            pass
+
+    def _rebase(self) -> None:
+        passed = self._lanes.rebase()
+        self._record.offset_ns += passed
+        for part in (self._dram, self._feed, self._kv):
+            if part is not None:
+                part.rebase(passed)
+
+    def _tokens(self, acted: int) -> tuple[float, float]:
+        """Of a batch's pass, by its number among those that were acted out."""
+        at = acted + self._not_acted
+        for run in self._runs:
+            if at < run.count:
+                return run.each.kv_read, run.each.kv_new
+            at -= run.count
+        return 0.0, 0.0
+
+    def _repeat(self, count: int, ahead: int, act: Callable[[], None]) -> None:
+        """``act`` so many times. Once a state comes again, whole periods are added up, but for the last ``ahead`` times."""
+        seen: dict[tuple[object, ...], tuple[int, int, Sums]] | None = {} if self._options.skip and self._experts is None else None
+        done = 0
+        while done < count:
+            if seen is not None and self._record.full:
+                state = self._state()
+                if state in seen:
+                    before, at, sums = seen[state]
+                    times = max(0, count - done - ahead) // (done - before)
+                    sums.repeat(times, self._record, self._dram.slots.stats)
+                    passes = times * (self._at - at)
+                    self._at, self._not_acted = self._at + passes, self._not_acted + passes
+                    done, seen = done + times * (done - before), None
+                    continue
+                seen[state] = done, self._at, Sums.of(self._record, self._dram.slots.stats)
+            act()
+            done += 1
+
+    def _state(self) -> tuple[object, ...]:
+        lanes = self._lanes
+        idle = tuple(lanes.of[t].idle_since for t in (H2D, KV) if lanes.of[t].nbytes and not lanes.of[t].queue)
+        return lanes.state(), idle, self._dram.state(), self._feed.state(), None if self._kv is None else self._kv.state()

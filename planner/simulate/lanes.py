@@ -1,0 +1,129 @@
+"""The stages as queues that share what they have: a clock that jumps from the end of one piece of work to that of the next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from planner.contention import Contention
+from planner.trace import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
+
+WHOLE = 1 << 20
+"""The speed of a lane that has its link for itself. Work is nanoseconds times this."""
+NS = 10**9
+"""Of a second. Times are whole nanoseconds: sums are exact, so a state that comes again is the same one."""
+
+LINKS = {SSD: SSD, SSD_WRITE: SSD, H2D: H2D, KV: H2D, EXPERTS: H2D, D2H: D2H, COMPUTE: COMPUTE}
+"""Track -> the link that it shares with others."""
+
+
+def ns(seconds: float) -> int:
+    """``seconds`` in whole nanoseconds."""
+    return round(seconds * NS)
+
+
+class Work(NamedTuple):
+    """``tag`` says what it is, the same in every pass; ``done`` is called at its end."""
+
+    tag: tuple[object, ...]
+    name: str
+    nbytes: int
+    done: Callable[[], None]
+
+
+class Lane:
+    """First come, first served."""
+
+    __slots__ = ("track", "link", "queue", "left", "begun", "busy_ns", "nbytes", "idle_since")
+
+    def __init__(self, track: str):
+        self.track, self.link = track, LINKS[track]
+        self.queue: deque[tuple[Work, int]] = deque()
+        self.left = 0
+        self.begun = 0
+        self.busy_ns = 0
+        self.nbytes = 0
+        self.idle_since = 0
+
+
+Booked = Callable[[str, str, int, int, int], None]
+"""Told (track, name, begin, end, bytes) of work that is over, in nanoseconds."""
+
+
+class Lanes:
+    """All lanes and the time. Lanes of one link have equal shares of it; while reads and copies both go on, each link loses what
+    ``both`` says."""
+
+    def __init__(self, both: Contention, booked: Booked | None = None):
+        self.now = 0
+        self.of = {track: Lane(track) for track in LINKS}
+        self.booked = booked
+        self._both = both
+        self._lanes = tuple(self.of.values())
+        self._speeds: dict[int, list[tuple[Lane, int]]] = {}
+
+    def add(self, track: str, work: Work, length_ns: int) -> None:
+        """Queue ``work`` that takes so long where nothing else is under way."""
+        lane = self.of[track]
+        lane.queue.append((work, length_ns))
+        if len(lane.queue) == 1:
+            lane.left, lane.begun = length_ns * WHOLE, self.now
+
+    def step(self) -> bool:
+        """Go on to the next end of anything; False when nothing is under way."""
+        mask = 0
+        for i, lane in enumerate(self._lanes):
+            if lane.queue:
+                mask |= 1 << i
+        if not mask:
+            return False
+        speeds = self._speeds.get(mask)
+        if speeds is None:
+            speeds = self._speeds[mask] = self._share([lane for i, lane in enumerate(self._lanes) if mask >> i & 1])
+        after = min(-(-lane.left // speed) for lane, speed in speeds)
+        self.now += after
+        over = []
+        for lane, speed in speeds:
+            lane.left -= after * speed
+            lane.busy_ns += after
+            if lane.left <= 0:
+                over.append(lane)
+        for lane in over:
+            self._end(lane)
+        return True
+
+    def clear(self, *tracks: str) -> None:
+        """Forget what is queued on ``tracks``."""
+        for track in tracks:
+            self.of[track].queue.clear()
+
+    def rebase(self) -> int:
+        """Begin to count time anew; the time until now."""
+        passed, self.now = self.now, 0
+        for lane in self._lanes:
+            lane.begun -= passed
+            lane.idle_since -= passed
+        return passed
+
+    def state(self) -> tuple[object, ...]:
+        """What is under way and queued."""
+        return tuple((lane.left if lane.queue else 0, tuple((work.tag, length) for work, length in lane.queue)) for lane in self._lanes)
+
+    def _end(self, lane: Lane) -> None:
+        work, _ = lane.queue.popleft()
+        begun, lane.idle_since = lane.begun, self.now
+        lane.nbytes += work.nbytes
+        if lane.queue:
+            lane.left, lane.begun = lane.queue[0][1] * WHOLE, self.now
+        if self.booked is not None:
+            self.booked(lane.track, work.name, begun, self.now, work.nbytes)
+        work.done()
+
+    def _share(self, active: list[Lane]) -> list[tuple[Lane, int]]:
+        links = {lane.link for lane in active}
+        lost = {SSD: self._both.ssd, H2D: self._both.h2d} if {SSD, H2D} <= links else {}
+        return [
+            (lane, max(1, round(WHOLE * (1 - lost.get(lane.link, 0.0)) / sum(other.link == lane.link for other in active))))
+            for lane in active
+        ]

@@ -1,0 +1,68 @@
+"""What the routers choose in a simulation: a trace's tokens, or draws with the reuse that the plan expects."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from planner.expert_cache import Routing
+from planner.model import Experts
+from planner.policy.experts import AheadScores
+from planner.routing import Trace
+
+
+class Routings(Protocol):
+    """``next`` gives the routing of ``tokens`` tokens of each of ``sequences`` in MoE layer number ``place``, layers in order. A
+    prompt's pass over one token counts as a step, as in a run."""
+
+    def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing: ...
+
+
+class DrawnRouting:
+    """Of the experts of a layer in the order of their last use, a token takes those at drawn depths, so that n of the latest hold the share
+    of its experts that ``Experts.hit_rates[n]`` says. Prompts are drawn evenly."""
+
+    def __init__(self, experts: Experts, seed: int = 0):
+        self._draw, self._top_k = np.random.default_rng(seed), experts.top_k
+        gains = np.maximum(np.diff(np.asarray(experts.hit_rates)), 1e-9)
+        self._odds = np.log(gains)
+        self._latest = [list(self._draw.permutation(experts.count)) for _ in experts.layers]
+
+    def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing:
+        latest, count = self._latest[place], len(self._odds)
+        rows = sequences * tokens
+        if prompt:
+            return Routing(np.argsort(self._draw.random((rows, count)), axis=1)[:, : self._top_k], tokens > 1)
+        chosen = np.empty((rows, self._top_k), np.intp)
+        for row in range(rows):
+            depths = np.argsort(-(self._odds + self._draw.gumbel(size=count)))[: self._top_k]
+            chosen[row] = [latest[depth] for depth in depths]
+        for expert in dict.fromkeys(chosen.ravel().tolist()):
+            latest.remove(expert)
+            latest.insert(0, expert)
+        return Routing(chosen, False)
+
+
+class TracedRouting:
+    """The trace's tokens in their order, those of prompts and those of steps apart, each from the beginning again after its end. Sequences
+    of a batch begin at different places."""
+
+    def __init__(self, trace: Trace, needs: AheadScores | None):
+        self._trace = trace
+        self._pools = {prompt: np.flatnonzero(trace.decode != prompt) for prompt in (True, False)}
+        self._pools = {prompt: pool if len(pool) else np.arange(len(trace.decode)) for prompt, pool in self._pools.items()}
+        self._scores = None if needs is None else trace.scores[needs]
+        self._at = {True: 0, False: 0}
+
+    def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing:
+        pool = self._pools[prompt]
+        starts = np.arange(sequences) * len(pool) // sequences + self._at[prompt]
+        rows = pool[(starts[:, None] + np.arange(tokens)) % len(pool)].ravel()
+        if place == self._trace.layers - 1:
+            self._at[prompt] += tokens
+        ahead = None
+        if self._scores is not None and place < self._trace.layers - 1:
+            ahead = self._scores[rows, place].mean(0)
+        return Routing(self._trace.experts[rows, place].astype(np.intp), prompt and tokens > 1, ahead)
+

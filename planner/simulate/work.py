@@ -1,0 +1,114 @@
+"""What compute does in each pass, and how much KV there is: seconds from ``planner.stages``, cut up by unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from planner.decisions import Tier
+from planner.kv_tiers import kv_tiers
+from planner.model import touched_experts
+from planner.placement import Unit
+from planner.plan import Plan
+from planner.reuse import expected
+from planner.simulate.lanes import ns
+from planner.stages import Prefill, lookup_s, prefill_compute_s, step_compute_s, table_is_far
+
+PREFILL = "prefill"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One visit of every unit."""
+
+    prefill: bool
+    before_ns: int
+    """Of compute before the first unit: looking up embeddings, restoring kept KV."""
+    unit_ns: tuple[int, ...]
+    """Compute of each unit, in order."""
+    expert_ns: int
+    """Compute of one routed expert."""
+    kv_read: float
+    """Tokens whose KV a layer outside the device brings in."""
+    kv_new: float
+    """Tokens whose KV goes out."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """``count`` equal passes one after the other."""
+
+    count: int
+    each: Pass
+
+
+def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
+    """A batch of ``batch`` sequences: the prefill, and a step for every new token but the first.
+
+    Steps whose context lies in the same KV page are taken as equal, at their mean context: seconds are linear in it, so the sum is the
+    same.
+    """
+    model, work, made = plan.model, plan.workload, plan.decisions
+    far, shares = table_is_far(plan.hardware, made), _Shares(plan, units, batch)
+    found: list[Passes] = []
+    start, restore_s = expected(Prefill(plan.hardware, model, work, made))
+    for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
+        last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
+        seconds = prefill_compute_s(plan.hardware, model, replace(work, prompt_tokens=last), batch, made.prefill_chunk_tokens, first)
+        before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
+        before_s += restore_s if first == start else 0.0
+        dealt = shares.cut(seconds, (last + first) / 2, batch * (last - first))
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt, first, last - first)))
+    page, until = made.kv.page_tokens, work.max_tokens - 1
+    first = work.prompt_tokens
+    while first < until:
+        last = min(until, (first // page + 1) * page)
+        context = (first + last) / 2
+        seconds = step_compute_s(plan.hardware, model, context, batch)
+        before_s = lookup_s(model, batch, 1) if far else 0.0
+        found.append(Passes(last - first, Pass(False, ns(before_s), *shares.cut(seconds, context, batch), context - 0.5, 1)))
+        first = last
+    return found
+
+
+class _Shares:
+    """Compute seconds of a pass dealt out to its units: by the bytes that they read or the FLOPs that they cost, whichever takes longer
+    for the whole pass, attention's own apart. Only the shares are of this place; the sum is that of ``planner.stages``."""
+
+    def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
+        self._plan, self._units, self._batch = plan, units, batch
+        self._head_rows = batch
+
+    def cut(self, seconds: float, context: float, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Nanoseconds of each unit and of one routed expert, in a pass over ``tokens`` tokens in all sequences, each of which sees
+        ``context`` others on average."""
+        model, hardware = self._plan.model, self._plan.hardware
+        read_kv = self._batch * context * model.kv_bytes_per_token / model.layers
+        read = [self._bytes(unit) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
+        score_s = tokens * model.attention_flops(context) / model.layers / hardware.attention_tflops
+        flops = [
+            2 * self._bytes(unit) / model.dtype_bytes * (self._head_rows if unit.kind == "head" else tokens) / hardware.dense_tflops
+            + (score_s if unit.kind == "attn" else 0)
+            for unit in self._units
+        ]
+        routed, touched, experts = 0, 1.0, model.experts
+        read_routed = flops_routed = 0.0
+        if experts is not None:
+            routed, touched = len(experts.layers), touched_experts(experts, tokens)
+            read_routed = touched * experts.expert_bytes
+            flops_routed = 2 * experts.expert_bytes / model.dtype_bytes * tokens * experts.top_k / hardware.dense_tflops
+        by_read, by_flops = sum(read) + routed * read_routed, sum(flops) + routed * flops_routed
+        reads = by_read / hardware.weight_gbps > by_flops / 1e3
+        shares, each, total = (read, read_routed, by_read) if reads else (flops, flops_routed, by_flops)
+        return tuple(ns(seconds * share / total) for share in shares), ns(seconds * each / touched / total)
+
+    def _bytes(self, unit: Unit) -> int:
+        model = self._plan.model
+        if unit.kind == "head":
+            return model.lm_head_bytes // self._plan.decisions.weights.head_blocks
+        return model.attn_bytes[unit.layer] if unit.kind == "attn" else model.ffn_bytes[unit.layer]
+
+
+def outside_kv(plan: Plan) -> dict[int, Tier]:
+    """Layers whose KV does not lie where it is computed with, and where it does."""
+    own = Tier.vram if plan.hardware.gpu else Tier.dram
+    return {i: tier for i, tier in enumerate(kv_tiers(plan.model.layers, plan.decisions.kv)) if tier is not own}

@@ -1,0 +1,253 @@
+"""A plan acted out: no link is faster than its rate, repeats are exact, and the seeds' demonstrations show what they are about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.contention import Contention
+from planner.cost import predict
+from planner.force import Force
+from planner.plan import Plan
+from planner.planfile import read_plan, write_plan
+from planner.program import solve
+from planner.rules import broken_rules
+from planner.simulate.act import Acted, Options, Simulation
+from planner.simulate.lanes import NS, Lanes, Work
+from planner.simulate.told import Told
+from planner.simulate.work import passes_of
+from planner.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
+from planner.trace import COMPUTE, H2D, KV, SSD, SSD_WRITE
+from tests.cli import ROOT, command, refusal
+from tests.planner import small
+
+GB = small.GB
+DEMOS = sorted(path.name.removesuffix(".yaml") for path in resources.files("conf").joinpath("demo").iterdir())
+CASES: dict[str, dict[str, Any]] = {
+    "streams from the SSD": {"hardware": {"vram": GB, "dram": GB}},
+    "streams from DRAM": {"hardware": {"vram": GB}, "force": Force(resident_ffn=1)},
+    "all in VRAM": {},
+    "rolls": {"hardware": {"vram": GB, "dram": 3 * GB}, "force": Force(policy="rolling", cap_layers=4, prefetch_distance=5)},
+    "without a GPU": {"hardware": {"vram": 0, "dram": 1500 * small.MB}},
+    "KV streams": {
+        "hardware": {"vram": 1400 * small.MB, "dram": 8 * GB},
+        "work": {"kv_spill": True, "prompt_tokens": 4096, "batch": 16, "new_tokens": 300},
+    },
+    "KV on the SSD, without a GPU": {
+        "hardware": {"vram": 0, "dram": 1300 * small.MB},
+        "work": {"kv_spill": True, "prompt_tokens": 4096, "batch": 8, "new_tokens": 200},
+    },
+    "several batches": {"hardware": {"vram": 0, "dram": 1500 * small.MB}, "work": {"requests": 7, "batch": 2, "new_tokens": 40}},
+    "a prompt in many passes": {"hardware": {"vram": GB, "dram": 2 * GB}, "force": Force(prefill_chunk_tokens=64)},
+}  # fmt: skip
+
+
+@cache
+def planned(case: str) -> Plan:
+    asked = CASES[case]
+    hardware, model, work = small.machine(**asked.get("hardware", {})), small.model(layers=12), small.work(**asked.get("work", {}))
+    made = solve(hardware, model, work, asked.get("force", Force()))
+    return Plan(hardware, model, work, made, predict(hardware, model, work, made))
+
+
+def acted(plan: Plan, **options: bool) -> Acted:
+    return Simulation(plan, Options(**options)).run()
+
+
+def test_the_cases_are_what_they_are_called() -> None:
+    assert planned("streams from the SSD").placement.ssd_layers and planned("without a GPU").placement.ssd_layers
+    assert planned("streams from DRAM").placement.streamed_units and not planned("streams from DRAM").placement.ssd_layers
+    assert not planned("all in VRAM").placement.streamed_units
+    assert planned("KV streams").decisions.kv.dram_pages > 0
+    assert planned("KV on the SSD, without a GPU").decisions.kv.ssd_pages > 0
+    assert planned("a prompt in many passes").decisions.prefill_chunk_tokens == 64
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_passes_that_are_counted_are_exactly_those_that_would_be_acted_out(case: str) -> None:
+    brief, whole = acted(planned(case), keep_log=True), acted(planned(case), keep_log=True, skip=False)
+    runs = passes_of(whole.plan, tuple(unit for unit, _ in whole.plan.placement.units), 1)
+    prefills = sum(run.count for run in runs if run.each.prefill) * len(whole.record.prefill_ns)
+    assert brief.acted_passes <= whole.acted_passes == len(whole.record.step_ns) + prefills
+    assert brief.record == whole.record
+    assert brief.cache == whole.cache
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_simulation_moves_the_bytes_of_the_closed_form_and_is_no_faster_than_any_stage(case: str) -> None:
+    plan = planned(case)
+    told, p = Told(acted(plan)), plan.predicted
+    fills = plan.workload.new_tokens - 1
+    kept = plan.placement.dram_slots * plan.placement.dram_slot_bytes
+    read = told.figures["ssd_bytes_per_token"]
+    assert read == pytest.approx(p.ssd_bytes_per_token, rel=0.01, abs=kept / fills + 1)
+    ahead = plan.decisions.weights.vram.slots * plan.model.ffn_max
+    assert told.figures["h2d_bytes_per_token"] == pytest.approx(p.h2d_bytes_per_token, rel=0.01, abs=ahead / fills + 1)
+    for stage in (Stage.h2d, Stage.compute):
+        assert told.figures["decode_s_per_token"] >= 0.98 * p.decode_stages[stage] - p.decode_stages[stage] / fills
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_one_stage_binds_the_seconds_are_those_of_the_closed_form(case: str) -> None:
+    plan = planned(case)
+    assert Told(acted(plan)).figures["decode_s_per_token"] == pytest.approx(plan.predicted.decode_s_per_token, rel=0.05)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compute_of_all_units_of_all_passes_is_that_of_the_closed_form(case: str) -> None:
+    plan = planned(case)
+    units = tuple(unit for unit, _ in plan.placement.units)
+    runs = passes_of(plan, units, plan.decisions.batch)
+    step_s = [sum(run.each.unit_ns) / NS for run in runs if not run.each.prefill for _ in range(run.count)]
+    steps = replace(plan.workload, new_tokens=plan.workload.new_tokens - 1)
+    want = decode_compute_s(plan.hardware, plan.model, steps, plan.decisions.batch)
+    assert sum(step_s) / len(step_s) == pytest.approx(want, rel=1e-3)
+    assert len(step_s) == plan.workload.new_tokens - 1
+    whole = prefill_compute_s(plan.hardware, plan.model, plan.workload, plan.decisions.batch, plan.decisions.prefill_chunk_tokens)
+    assert sum(sum(run.each.unit_ns) for run in runs if run.each.prefill) / NS == pytest.approx(whole, rel=0.05)
+    assert Prefill(plan.hardware, plan.model, plan.workload, plan.decisions).stages()[Stage.compute] >= whole
+
+
+@given(
+    st.floats(0, 0.6), st.floats(0, 0.6), st.integers(10**6, 10**9), st.integers(10**6, 10**9)
+)
+def test_reads_and_copies_that_begin_together_end_when_the_closed_form_says(ssd: float, h2d: float, read: int, copy: int) -> None:
+    both = Contention(ssd, h2d)
+    if both.h2d / (1 - both.ssd) > 1 or both.ssd / (1 - both.h2d) > 1:
+        return
+    ends: dict[str, int] = {}
+    lanes = Lanes(both)
+    for track, length in ((SSD, read), (H2D, copy)):
+        lanes.add(track, Work((track,), track, 0, lambda track=track: ends.setdefault(track, lanes.now)), length)
+    while lanes.step():
+        pass
+    assert (ends[SSD] / NS, ends[H2D] / NS) == pytest.approx(both.finish(read / NS, copy / NS), rel=1e-5)
+
+
+def test_lanes_of_one_link_share_it_and_others_do_not() -> None:
+    ends: dict[str, int] = {}
+    lanes = Lanes(Contention())
+    for track in (SSD, SSD_WRITE, H2D, KV, COMPUTE):
+        for _ in range(2):
+            lanes.add(track, Work((), "", 1, lambda track=track: ends.update({track: lanes.now})), 100)
+    while lanes.step():
+        pass
+    assert ends == {SSD: 400, SSD_WRITE: 400, H2D: 400, KV: 400, COMPUTE: 200}
+    assert lanes.of[SSD].nbytes == 2 and lanes.of[COMPUTE].busy_ns == 200
+
+
+def shipped(demo: str) -> tuple[Plan, Plan]:
+    """The demonstration's plan as it ships, and as it is changed."""
+    conf = resources.files("conf")
+    values = yaml.safe_load(conf.joinpath("demo", f"{demo}.yaml").read_text(encoding="utf-8"))
+    with resources.as_file(conf.joinpath("plans", f"{values['plan']}.yaml")) as path:
+        plan = read_plan(path)
+    given = {name: values[name] for name in ("cap_layers", "hwm_layers", "prefetch_distance") if name in values}
+    return plan, replace(plan, decisions=Force(**given).apply(plan.decisions, plan.model.layers))
+
+
+def test_a_window_of_50_over_80_layers_stays_within_50_to_55_and_evicts_only_out_of_it() -> None:
+    plan, same = shipped("rolling-50-55")
+    dram = plan.decisions.weights.dram
+    assert (plan.model.layers, dram.cap_layers, dram.hwm_layers, dram.prefetch_distance) == (80, 50, 55, 50)
+    assert plan == same and not broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions)
+    found = acted(plan)
+    low, high = found.record.held
+    assert 50 <= low < high == 55 == found.cache.peak_layers
+    assert found.cache.evictions_in_window == 0 < found.cache.evictions_out_of_window
+    assert found.cache.misses == 0
+
+
+@pytest.mark.parametrize("demo", [demo for demo in DEMOS if demo != "rolling-50-55"])
+def test_each_wrong_configuration_costs_bytes_and_seconds(demo: str) -> None:
+    right, wrong = (Told(acted(plan)) for plan in shipped(demo))
+    assert wrong.read_bytes > right.read_bytes and wrong.total_s > right.total_s
+    if demo == "window-over-capacity":
+        assert wrong.acted.cache.evictions_in_window > 0 and wrong.read_bytes > 10 * right.read_bytes
+    if demo == "hwm-at-cap":
+        assert wrong.acted.cache.shrinks == wrong.acted.cache.accesses > 4 * right.acted.cache.shrinks
+
+
+def test_ten_thousand_tokens_of_a_70b_plan_are_mostly_counted() -> None:
+    plan, _ = shipped("rolling-50-55")
+    found = acted(replace(plan, workload=replace(plan.workload, new_tokens=10_000)))
+    assert len(found.record.step_ns) == 9_999 and found.acted_passes < 700
+
+
+def test_simulate_tells_compares_and_ends_with_one_json_line(tmp_path: Path) -> None:
+    result = command("planner", "simulate", "demo=hwm-at-cap", "rules=warn", "out=told.json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "" and "\x1b" not in result.stdout
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert document == json.loads((tmp_path / "told.json").read_text())
+    assert document["rules_broken"] == ["hwm = cap + k, 3 <= k <= 10"] and document["closed_form"] is None
+    assert document["damage"]["seconds"] > 0 < document["damage"]["ssd_bytes"]
+    assert document["before"]["ratio"]["decode_s_per_token"] == pytest.approx(1, rel=0.01)
+    assert "warning: the plan breaks a rule (hwm = cap + k" in result.stdout
+
+
+def test_a_plan_file_is_acted_out_without_torch_and_drawn(tmp_path: Path) -> None:
+    write_plan(planned("streams from the SSD"), tmp_path / "plan.yaml")
+    code = (
+        "import sys, atexit; sys.argv = ['planner', 'simulate', 'plan=plan.yaml', 'trace=sim.json'];"
+        "atexit.register(lambda: print(sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'transformers', 'runtime'})));"
+        "from planner.cli import main; main()"
+    )
+    import subprocess
+    import sys
+
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+                            capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+    document = json.loads((tmp_path / "sim.json").read_text())
+    assert document["otherData"]["simulated"] is True
+    for event in document["traceEvents"]:
+        assert event["ph"] == "M" or (event["dur"] >= 0 and event["ts"] >= 0)
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write_plan(planned("without a GPU"), tmp_path / "plan.yaml")
+    result = command("planner", "simulate", "plan=plan.yaml", "trace=sim.png", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "sim.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["plan=, demo=", "planner solve"]),
+        (["plan=plan.yaml", "demo=small-cache"], ["plan=, demo=", "only one"]),
+        (["plan=none.yaml"], ["plan=none.yaml", "no such file"]),
+        (["demo=nothing"], ["demo=nothing", "rolling-50-55"]),
+        (["plan=plan.yaml", "trace=sim.txt"], ["trace=sim.txt", ".json", ".png"]),
+        (["plan=plan.yaml", "rules=perhaps"], ["rules", "refuse", "warn"]),
+        (["demo=hwm-at-cap"], ["hwm = cap + k", "hwm_layers=50", "rules=warn"]),
+        (["demo=window-over-capacity"], ["cap <= prefetch_distance <= hwm", "rules=warn"]),
+        (["plan=plan.yaml", "rules=warn", "force.queue_depth=0"], ["rules=warn cannot pass over", "queue_depth=0"]),
+        (["plan=plan.yaml", "rules=warn", "force.hwm_layers=0"], ["weights.dram.hwm_layers=0", "or more"]),
+        (["plan=plan.yaml", "rules=warn", "force.vram_slots=1"], ["weights.vram.slots=1"]),
+        (["plan=plan.yaml", "traces=routing.jsonl"], ["traces=routing.jsonl", "no routed experts"]),
+        (["plan=experts.yaml", "traces=none.jsonl"], ["traces=none.jsonl", "cannot be read"]),
+        (["plan=experts.yaml", "traces=other.jsonl"], ["traces=other.jsonl", "2 MoE layers", "8"]),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    write_plan(planned("streams from the SSD"), tmp_path / "plan.yaml")
+    if "plan=experts.yaml" in arguments:
+        hardware, model, work = small.machine(), small.model(experts=8), small.work()
+        made = solve(hardware, model, work, Force())
+        write_plan(Plan(hardware, model, work, made, predict(hardware, model, work, made)), tmp_path / "experts.yaml")
+        (tmp_path / "other.jsonl").write_text('{"prompt": 0, "experts": [[0, 1], [2, 3]]}\n')
+    line = refusal("planner", "simulate", *arguments, cwd=tmp_path)
+    assert all(word in line for word in words), line
