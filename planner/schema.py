@@ -379,8 +379,11 @@ class DemoConfig:
     plan: str = MISSING
     """Which one, of conf/plans."""
     cap_layers: int | None = None
+    """Layers that the DRAM cache shrinks to; null: the plan's."""
     hwm_layers: int | None = None
+    """Layers that it may hold at most; null: the plan's."""
     prefetch_distance: int | None = None
+    """Layers that may be read ahead; null: the plan's."""
 
 
 @dataclass
@@ -393,6 +396,7 @@ class SimulateConfig:
     """A demonstration in place of a plan."""
     force: ForceConfig = field(default_factory=ForceConfig)
     rules: RuleBreaks = RuleBreaks.refuse
+    """What becomes of a plan that breaks rules; `warn` acts it out where it can be."""
     wrap_around: bool = True
     """At the last layers, prefetch the first ones for the next pass."""
     traces: str | None = None
