@@ -154,7 +154,7 @@ class SimulatedExperts:
 
         def tier(slots: int, track: str, seconds: float, above: ExpertCache | None, arrived: Callable[[Key, bool], None]) -> SimulatedTier:
             policy = make_expert_policy(made.policy, len(experts.layers), experts.count, experts.top_k)
-            cache = ExpertCache(kept_slots(experts, slots), slots, policy, above)
+            cache = ExpertCache(kept_slots(experts, slots), slots, experts.count, policy, above)
             sizes = ns(seconds / pieces), experts.expert_bytes // pieces, pieces
             return SimulatedTier(cache, track, *sizes, made.in_flight, lanes, arrived)
 
