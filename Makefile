@@ -36,7 +36,7 @@ demo: $(STAMP)
 	runtime run plan=$(DEMO)/plan.yaml validate=full out=$(DEMO)/run.json
 
 test: $(STAMP)
-	pytest -q
+	pytest -q -n 2 --dist loadfile
 
 lint: $(STAMP)
 	ruff check .
