@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -33,6 +34,17 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: hashlib.blake2b(path.read_bytes()).digest() for path in directory.iterdir()}
 
 
+def settled(directory: Path) -> dict[str, bytes]:
+    """The contents once a process that opens the directory has written its index: unchanged for a while, with no file half written."""
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            before = contents(directory)
+            time.sleep(0.3)
+            if before == contents(directory) and not any(name.endswith(".partial") for name in before):
+                return before
+    raise AssertionError(f"{directory} goes on changing")
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("readers"))
@@ -51,7 +63,7 @@ def test_a_run_that_only_reads_restores_beside_a_writer_and_changes_nothing(here
     wait_for_holder(kv)
     refused = here.refusal(**WORK, kv=ReuseConfig(dir=str(kv)))
     assert f"process {pid} of host" in refused and "set kv.read_only=true" in refused
-    before = contents(kv)
+    before = settled(kv)
     got = here.run(**WORK, kv=ReuseConfig(dir=str(kv), read_only=True, read_gbps=1e9), rounds=2)
     nursery.kill(pid)
     assert got["tokens"] == want["tokens"]
