@@ -35,7 +35,10 @@ def _traced(path: Path, name: str, experts: Experts, policy: ExpertPolicyName) -
     from planner.replay import hit_curve
     from planner.traces import read_trace
 
-    trace = read_trace(path, experts.count)
+    try:
+        trace = read_trace(path, experts.count)
+    except UserError as error:  # which names its key as `planner replay` has it
+        raise UserError(f"moe.{error}") from error
     if trace.top_k != experts.top_k:
         raise UserError(
             f"moe.traces={path}: its tokens use {trace.top_k} experts a layer, those of {name} {experts.top_k}; name a trace of this model"

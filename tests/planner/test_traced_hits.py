@@ -52,7 +52,7 @@ def test_a_trace_gives_the_curve_and_the_plan_follows_it(tmp_path):
 
 @pytest.mark.parametrize("phase, choices, policy, says", [
     ("decode", [[0, 1, 2]] * 3, None, "use 3 experts a layer, those of small 2"),
-    ("decode", [[0, 8]] * 3, None, "trace.jsonl"),
+    ("decode", [[0, 8]] * 3, None, r"^moe\.traces=.*trace\.jsonl"),
     ("prefill", [[0, 1]] * 3, None, "no decode steps"),
     ("decode", [[0, 1]] * 3, ExpertPolicyName.lookahead, "moe.policy=lookahead: .* has no scores"),
 ])  # fmt: skip
