@@ -15,7 +15,7 @@ from runtime.cli import PROGRAM as RUNTIME
 HEAD = """\
 # Every key
 
-Written by `make keys` from the docstrings in `planner/schema.py` and `runtime/schema.py`; change it there.
+Written by `make keys` from the docstrings in `planner/schema.py`, `planner/verb_schema.py` and `runtime/schema.py`; change it there.
 
 A key is set with `key=value`. A size may be written `6GiB`. Under `--multirun` a comma list tries each value. Keys with a dot belong to a
 section; sections that several verbs share are listed once, at the end.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hydra
 
 from planner.app import CONFIG, Program, Verb, job
-from planner.schema import (
+from planner.schema import SolveConfig
+from planner.threads import wait_asleep
+from planner.verb_schema import (
     DiffConfig,
     DoctorConfig,
     ExplainConfig,
@@ -14,9 +16,7 @@ from planner.schema import (
     ReplayConfig,
     ReportConfig,
     SimulateConfig,
-    SolveConfig,
 )
-from planner.threads import wait_asleep
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="probe")

@@ -14,8 +14,8 @@ from planner.diff import Difference, Part, PlanDiff, compare, document
 from planner.output import write_json
 from planner.planfile import read_plan
 from planner.render import WIDTH, make_console
-from planner.schema import DiffConfig
 from planner.units import show_bytes, show_seconds
+from planner.verb_schema import DiffConfig
 
 TITLES = {Part.decided: "Decided", Part.predicted: "Predicted", Part.assumed: "Assumed"}
 LONGEST = 16

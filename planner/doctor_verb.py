@@ -14,7 +14,7 @@ from planner.doctor.examination import document, examine
 from planner.doctor.finding import Finding, Verdict
 from planner.output import write_json
 from planner.render import make_console
-from planner.schema import DoctorConfig
+from planner.verb_schema import DoctorConfig
 
 _MARKS = {Verdict.good: ("ok", "green"), Verdict.fair: ("!", "yellow"), Verdict.stops: ("x", "bold red"), Verdict.unknown: ("?", "dim")}
 _NAME = 14

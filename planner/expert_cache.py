@@ -15,7 +15,6 @@ DENSE = 0.75
 """Share of a layer's experts from which a visit counts as one of all: what it does not keep only passes through, and the coming layer's
 experts will be wanted whoever they are."""
 
-
 LIKELY = 0.5
 """Probability from which an expert is worth fetching ahead: a right one gains what the link carries while a layer computes, a wrong one
 costs about as much, since a demand waits for the chunks that are queued."""
@@ -84,12 +83,11 @@ class ExpertCache:
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> Visit:
         """``layer`` is about to use ``routing``'s experts, ``wanted`` of them from this tier."""
         self._judge(self._place[layer], routing)
-        routed = wanted
         kept, passing = self._kept[layer], self._passing[layer]
-        vain = [expert for expert in passing if expert not in routed]
+        vain = [expert for expert in passing if expert not in wanted]
         dropped = tuple(passing.pop(expert) for expert in vain)
-        hits = (*(e for e in routed if e in kept), *(e for e in routed if e in passing))
-        return Visit(hits, tuple(e for e in routed if e not in kept and e not in passing), dropped)
+        hits = (*(e for e in wanted if e in kept), *(e for e in wanted if e in passing))
+        return Visit(hits, tuple(e for e in wanted if e not in kept and e not in passing), dropped)
 
     def _judge(self, place: int, routing: Routing) -> None:
         """Show the policy what happened; where every expert has a slot there is nothing to decide."""

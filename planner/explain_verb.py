@@ -19,8 +19,9 @@ from planner.output import write_at_once, write_json
 from planner.planfile import read_plan
 from planner.problem import Question
 from planner.render import make_console
-from planner.schema import ExplainConfig, SolveConfig, WorkloadConfig
+from planner.schema import SolveConfig, WorkloadConfig
 from planner.solve import question_from
+from planner.verb_schema import ExplainConfig
 
 
 def explain_verb(cfg: ExplainConfig) -> None:

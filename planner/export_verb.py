@@ -11,7 +11,7 @@ from planner.export.targets import find_target
 from planner.output import write_at_once
 from planner.planfile import check_plan, read_plan
 from planner.render import make_console
-from planner.schema import ExportConfig
+from planner.verb_schema import ExportConfig
 
 
 def export_verb(cfg: ExportConfig) -> None:

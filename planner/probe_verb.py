@@ -12,7 +12,7 @@ from planner.errors import UserError
 from planner.probe.measure import probe
 from planner.probe.profile import prepare_directory, profile_path, write_profile
 from planner.probe.table import profile_table
-from planner.schema import ProbeSettings
+from planner.verb_schema import ProbeSettings
 
 
 def probe_verb(settings: ProbeSettings) -> None:

@@ -22,9 +22,10 @@ from planner.replay_picture import check_picture, draw_comparison
 from planner.replay_table import print_comparison
 from planner.resolve import model_from
 from planner.routing import Trace
-from planner.schema import ModelConfig, ReplayConfig
+from planner.schema import ModelConfig
 from planner.trace_lines import SCORES
 from planner.traces import read_trace
+from planner.verb_schema import ReplayConfig
 
 MOST_SLOTS = 15
 """Numbers of slots that are compared when none are asked for."""

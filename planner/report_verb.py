@@ -17,7 +17,7 @@ from planner.render import make_console
 from planner.report.gather import Gathered, gather
 from planner.report.page import page
 from planner.report.table import as_csv, as_rows, columns, ratio, show
-from planner.schema import ReportConfig
+from planner.verb_schema import ReportConfig
 
 ENDINGS = (".csv", ".json", ".html")
 

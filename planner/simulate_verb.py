@@ -20,7 +20,6 @@ from planner.planfile import read_plan
 from planner.policy.experts import make_expert_policy
 from planner.render import make_console
 from planner.rules import broken_rules
-from planner.schema import RuleBreaks, SimulateConfig
 from planner.simulate.act import Options, Progress, Simulation
 from planner.simulate.bend import check_bent
 from planner.simulate.routings import DrawnRouting, Routings, TracedRouting
@@ -28,6 +27,7 @@ from planner.simulate.table import print_told
 from planner.simulate.told import Told
 from planner.trace_file import check_form, write_trace
 from planner.traces import read_trace
+from planner.verb_schema import RuleBreaks, SimulateConfig
 
 
 def simulate_verb(cfg: SimulateConfig) -> None:

@@ -25,8 +25,9 @@ from planner.probe.meter import FULL, QUICK, Meter, Shares
 from planner.probe.scratch import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from planner.probe.ssd import Buffers, ReadLoad, fill_scratch, read_sampler
 from planner.probe.sweep import best_point, sweep, table
-from planner.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, ProbeSettings, SsdConfig
+from planner.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
 from planner.units import show_bytes
+from planner.verb_schema import ProbeSettings
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""

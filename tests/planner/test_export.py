@@ -25,7 +25,7 @@ from planner.force import Force
 from planner.memory import kept_page_bytes
 from planner.plan import Plan
 from planner.program import solve
-from planner.schema import TargetName
+from planner.verb_schema import TargetName
 from planner.wsm import TABLE, read_environment
 from tests.cli import ROOT, command, refusal
 from tests.planner.small import GB, MB, machine, model, work

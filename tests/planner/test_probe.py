@@ -19,7 +19,8 @@ from planner.probe.dram import Arena, Lock
 from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
 from planner.probe.meter import QUICK, Meter
 from planner.probe_verb import probe_verb
-from planner.schema import HardwareConfig, ProbeSettings
+from planner.schema import HardwareConfig
+from planner.verb_schema import ProbeSettings
 
 MIB = 2**20
 TINY = dataclasses.replace(
