@@ -86,5 +86,5 @@ def measure_launch(device: str, seconds: float, synchronize: Callable[[], None])
         end = time.perf_counter() + seconds
         while len(durations) < LEAST_SAMPLES or time.perf_counter() < end:
             durations.append(sample())
-    how = f"a Llama of {LAYERS} layers of hidden size {HIDDEN} in transformers, one token on {device}, lower quartile of {len(durations)} steps"
+    how = f"a Llama of {LAYERS} layers of hidden size {HIDDEN} in transformers, {device}: lower quartile of {len(durations)} steps"
     yield Figure("layer_launch_s", statistics.quantiles(durations, n=4, method="inclusive")[0], how)
