@@ -12,10 +12,7 @@ from planner.policy.experts.mix import Evidence, LayerRecord, MixPolicy
 LEAST_SCORE = 1e-4
 """A score below it counts as this much, so that logarithms of scores do not fall without end."""
 
-STEEPNESS = 3.0
-"""Of the slope from what a router leaves out to what it chooses: beyond a margin of 0.7, a score twice the middle, it is nearly level."""
-
-FIRST_WEIGHTS = (1.2, 0.4, 0.8, -0.5)
+FIRST_WEIGHTS = (1.0, 0.4, 0.8, -0.5)
 """Of a score's margin, side and slope, and of mix's odds where there are scores: before anything was seen, what a router scores highest
 is likely, as it is in a model whose layers each add little to the hidden state."""
 
@@ -24,8 +21,8 @@ class LookaheadPolicy(MixPolicy):
     """Keeps what ``mix`` keeps. For fetching, the scores of the coming layer's router are further evidence, weighed as mix weighs its own
     and by weights that all layers share: probabilities, however good the router's foresight is.
 
-    A score's *margin* is its logarithm above the middle of those of the ``top_k``-th score and the next, its *side* the margin's sign, and
-    its *slope* lies between: tanh(STEEPNESS x margin). A router that is always right is believed by the side, one that errs where scores
+    A score's *margin* is its logarithm to base 2 above the middle of those of the ``top_k``-th score and the next, its *side* the margin's
+    sign, and its *slope* lies between: tanh(margin). A router that is always right is believed by the side, one that errs where scores
     are close by the slope. None depends on the scores' scale, and all are 0 where scores are alike. Where there are scores mix's odds
     count for less, by a weight of their own, so that the first layer, which no router foresees, goes on by all of them.
     """
@@ -37,8 +34,7 @@ class LookaheadPolicy(MixPolicy):
         self._last_layer = layers - 1
         self._scores: np.ndarray | None = None
         self._least = np.full(count, LEAST_SCORE, np.float32)
-        self._steepness = np.full(count, STEEPNESS, np.float32)
-        self._ranked = np.empty(count, np.float32)
+        self._ranked, self._middle = np.empty((2, count), np.float32)
         self._outside, self._inside = max(count - top_k - 1, 0), count - top_k
 
     def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
@@ -61,12 +57,12 @@ class LookaheadPolicy(MixPolicy):
                 row.fill(0)
             return
         np.maximum(self._scores, self._least, out=margin)
-        np.log(margin, out=margin)
+        np.log2(margin, out=margin)
         ranked = self._ranked
         ranked[:] = margin
         ranked.sort()
-        margin -= 0.5 * (ranked.item(self._outside) + ranked.item(self._inside))
+        self._middle.fill(0.5 * (ranked.item(self._outside) + ranked.item(self._inside)))
+        np.subtract(margin, self._middle, out=margin)
         np.sign(margin, out=side)
-        np.multiply(margin, self._steepness, out=slope)
-        np.tanh(slope, out=slope)
+        np.tanh(margin, out=slope)
         odds[:] = now.prior

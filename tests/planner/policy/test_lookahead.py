@@ -124,7 +124,8 @@ def test_after_a_prompt_no_scores_of_an_earlier_token_are_left() -> None:
     trace = foreseen_exactly(8, 2)
     policies = lookahead(trace), make_expert_policy(ExpertPolicyName.lookahead, trace.layers, trace.count, trace.top_k)
     for policy, scores in zip(policies, ([0.9, *[0.01] * 7], [*[0.01] * 7, 0.9]), strict=True):
-        policy.observe(0, [0, 1], np.array(scores))
+        for _ in range(2):
+            policy.observe(0, [0, 1], np.array(scores))
         for layer in range(trace.layers):
             policy.study(layer, trace.experts[:5, layer].astype(np.intp))
     np.testing.assert_array_equal(policies[0].foresee(1), policies[1].foresee(1))
