@@ -21,6 +21,7 @@ from planner.arguments import arguments, parse
 from planner.complaints import explain
 from planner.complete import complete_word
 from planner.errors import UserError, nearest
+from planner.hardware import BY_HAND
 from planner.interrupt import Terminated, raise_if_interrupted, terminate_as_interrupt
 from planner.keys import Key, keys_of, strip_none
 from planner.overrides import Grammar, key_of, normalise, quote
@@ -138,7 +139,7 @@ def _credit(config: Any, overrides: list[str]) -> None:
             origin = config.hardware.origin
             for covered in [key for key in origin if key.startswith(path + ".")]:
                 del origin[covered]
-            origin[path] = "set by hand"
+            origin[path] = BY_HAND
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import cached_property
 from planner.cost import Prediction
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
+from planner.interval import Intervals, intervals
 from planner.model import ModelSpec
 from planner.placement import Placement, place
 from planner.reuse import BreakEven, break_even
@@ -32,6 +33,11 @@ class Plan:
     def break_even(self) -> BreakEven:
         """From how many tokens on restoring the head of a prompt of the workload beats computing it, per tier."""
         return break_even(Prefill(self.hardware, self.model, self.workload, self.decisions))
+
+    @cached_property
+    def intervals(self) -> Intervals:
+        """Between what nine of ten runs will find the prediction's seconds."""
+        return intervals(self.hardware, self.model, self.workload, self.decisions)
 
     @property
     def placement(self) -> Placement:

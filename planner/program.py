@@ -30,7 +30,7 @@ from planner.hardware import HardwareProfile
 from planner.leftover import keep_more
 from planner.linear import MB
 from planner.memory import kept_file_bytes
-from planner.menu import MENUS, batch_menu, expert_chunk_bytes
+from planner.menu import MENUS, batch_menu, expert_chunk_bytes, ring_menu
 from planner.model import ModelSpec
 from planner.problem import Problem
 from planner.rules import LIMITS, broken_rules
@@ -99,6 +99,24 @@ def search(hardware: HardwareProfile, model: ModelSpec, workload: Workload, forc
     if force.policy is None:
         considered.append(_other_policy(best, best_s))
     return Solution(_least_memory(best), best_s, tuple(considered))
+
+
+def nearest_first(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, like: Decisions) -> Decisions | None:
+    """A simple plan with the batch and cache policy of ``like``: every byte in the nearest tier that holds it, so that links have the least
+    to move, through the fewest slots; KV of running sequences where the model computes, none of earlier ones. What is forced stays forced.
+    None where that does not fit."""
+    if hardware.gpu:
+        force = replace(force, vram_slots=ring_menu(force)[0])
+    plain = replace(workload, kv_spill=False, kept_tokens=0)
+    program = Formulation(Problem(hardware, model, plain, force, like.weights.policy, like.batch))
+    moved = program.ssd_t + program.h2d_t + program.expert_ssd_t + program.expert_h2d_t
+    if not program.minimise(moved):
+        return None
+    program.add(moved <= pulp.value(moved) * (1 + 1e-6))
+    if not program.minimise(program.total_t):
+        return None
+    simple = _least_memory(program)
+    return None if broken_rules(hardware, model, workload, simple) else simple
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float, list[Considered]]:
