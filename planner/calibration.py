@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from planner.build import build, convert
+from planner.build import build
 from planner.corrections import Figure, slowed
 from planner.errors import UserError
 from planner.fit import Fitted
@@ -169,7 +169,7 @@ _REMEDY = "correct or delete it, or set calibration=off"
 
 def _calibration_from(data: Mapping[str, Any]) -> Calibration:
     known = build(Calibration, {**data, "runs": data.get("runs") or []}, "calibration")
-    for i, run in enumerate(convert(tuple[CalibratingRun, ...], known.runs, "runs")):
+    for i, run in enumerate(known.runs):
         for f in dataclasses.fields(run):
             value = getattr(run, f.name)
             least = 0 if f.name in ("pass_s", "start_s") else None

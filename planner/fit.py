@@ -18,11 +18,9 @@ from planner.workload import Workload
 LINKS = {Figure.ssd: Stage.ssd, Figure.h2d: Stage.h2d, Figure.d2h: Stage.d2h}
 MOST = 64.0
 """A figure that is off by more is taken to be off by this much: a stage that stood still for another reason."""
-_TURNS = 40
-"""The links depend on each other only by what they lose to each other, so each turn at least halves the error."""
 _TIMES = 3
-_ROUNDS, _HALVINGS = 12, 40
-"""Of solving for one of the two compute figures after the other, and of the interval in which each lies."""
+_ROUNDS, _HALVINGS, _SAME = 12, 40, 1e-6
+"""Of solving for one figure after the other, and of the interval in which each lies."""
 _NEARNESS = 1e-4
 """Of two corrections that explain a run as well the smaller one is taken: weight of its square beside that of the error."""
 
@@ -101,18 +99,24 @@ def fit(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisio
 def _links(
     base: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, seen: Measured, known: Mapping[Figure, float]
 ) -> dict[Figure, float]:
-    slow: dict[Figure, float] = {}
-    for _ in range(_TURNS):
-        predicted = predict(slowed(base, {**known, **slow}), model, workload, decisions)
-        phases = ((seen.decode, predicted.decode_stages), (seen.prefill, predicted.prefill_stages))
-        before = dict(slow)
-        for figure, stage in LINKS.items():
-            ratio = next((got[stage] / said[stage] for got, said in phases if got.get(stage) and said[stage]), None)
-            if ratio is not None:
-                slow[figure] = _bounded(slow.get(figure, known.get(figure, 1.0)) * ratio)
-        if before and all(math.isclose(slow[figure], before[figure], rel_tol=1e-6) for figure in slow):
-            break
-    return slow
+    """Of those that moved something; what they lose to each other is in the cost model."""
+
+    def stages(machine: HardwareProfile) -> tuple[dict[str, float], dict[str, float]]:
+        predicted = predict(machine, model, workload, decisions)
+        return predicted.decode_stages, predicted.prefill_stages
+
+    def error_of(phase: int, stage: Stage, seconds: float) -> Callable[[HardwareProfile], float]:
+        return lambda machine: math.log(stages(machine)[phase][stage] / seconds)
+
+    errors: dict[Figure, Callable[[HardwareProfile], float]] = {}
+    said = stages(slowed(base, known))
+    for figure, stage in LINKS.items():
+        phase = next((i for i, got in enumerate((seen.decode, seen.prefill)) if got.get(stage) and said[i][stage]), None)
+        if phase is not None:
+            errors[figure] = error_of(phase, stage, (seen.decode, seen.prefill)[phase][stage])
+    start = {figure: math.log(known.get(figure, 1.0)) for figure in errors}
+    others = {figure: factor for figure, factor in known.items() if figure not in errors}
+    return _factors(_solved(slowed(base, others), errors, start))
 
 
 def _compute(
@@ -135,7 +139,8 @@ def _compute(
         return sum(error(machine) ** 2 for error in errors) + _NEARNESS * sum(x**2 for x in logs.values())
 
     ways = [dict(zip(figures, errors, strict=False)) for figures in permutations((Figure.products, Figure.weights))]
-    found = _factors(min((_solved(base, way) for way in ways), key=misfit))
+    begin = dict.fromkeys((Figure.weights, Figure.products), 0.0)
+    found = _factors(min((_solved(base, way, begin) for way in ways), key=misfit))
 
     def told(figure: Figure) -> bool:
         """Whether another factor of ``figure`` would have shown."""
@@ -146,12 +151,17 @@ def _compute(
     return {figure: found[figure] for figure in found if told(figure)}
 
 
-def _solved(base: HardwareProfile, errors: Mapping[Figure, Callable[[HardwareProfile], float]]) -> dict[Figure, float]:
+def _solved(
+    base: HardwareProfile, errors: Mapping[Figure, Callable[[HardwareProfile], float]], start: Mapping[Figure, float]
+) -> dict[Figure, float]:
     """Logarithms of the factors with which each error is 0, as nearly as it can be: one figure after the other, again and again."""
-    logs = dict.fromkeys((Figure.weights, Figure.products), 0.0)
+    logs = dict(start)
     for _ in range(_ROUNDS):
+        before = dict(logs)
         for figure, error in errors.items():
             logs[figure] = _nearest_root(lambda x: error(slowed(base, _factors({**logs, figure: x}))), logs[figure])  # noqa: B023
+        if all(abs(logs[figure] - before[figure]) < _SAME for figure in logs):
+            break
     return logs
 
 

@@ -18,7 +18,7 @@ CLAIM = 0.005
 
 @dataclass(frozen=True)
 class Gain:
-    """Seconds of the simple plan over those of another, less 1: as the profile has it, and at worst."""
+    """Share of the simple plan's seconds that another one saves: as the profile has it, and at worst."""
 
     promised: float
     worst: float
@@ -35,8 +35,8 @@ def gain(hardware: HardwareProfile, model: ModelSpec, workload: Workload, chosen
 
     def on(by: dict[Figure, float]) -> float:
         machine = slowed(hardware, by)
-        seconds = (predict(machine, model, workload, decisions).total_s for decisions in (simple, chosen))
-        return next(seconds) / next(seconds) - 1
+        seconds = (predict(machine, model, workload, decisions).total_s for decisions in (chosen, simple))
+        return 1 - next(seconds) / next(seconds)
 
     promised = on({})
     ends: dict[Figure, float] = {}

@@ -55,8 +55,8 @@ def _worth_it(hardware: HardwareProfile, model: ModelSpec, workload: Workload, f
     if not found.doubtful:
         return best, ()
     return simple, (
-        f"a plan that promises {found.promised:.1%} less time was left for the simple one (each tier filled, nearest first): within what runs "
-        f"find of this machine's figures it may be {-found.worst:.1%} slower",
+        f"a plan that promises {found.promised:.1%} less time was left for the simple one (each tier filled, nearest first): as far as "
+        f"this machine's figures are known it may take {-found.worst:.1%} more",
     )
 
 

@@ -18,10 +18,10 @@ USUAL: dict[Figure, float] = {
     Figure.weights: 0.10,
     Figure.products: 0.15,
 }
-"""Of figures that a probe or one or two runs measured, from the pairs of predicted and measured in docs/log.md and bench/results. SSD: 0.878
-to 1.209 on an H200, up to 1.28 on 2 cores. H2D: 0.993 to 1.004; D2H is taken as the same link. Weights: 0.992 to 0.994 on cards, 0.92 and
-0.94 on the CPU. Products: 0.984 and 0.997 on cards, 1.05 and 1.10 on the CPU, 0.85 in many chunks. DRAM copies and page-locking have no
-pairs: taken as for the SSD."""
+"""Of figures that a probe or one or two runs measured, from the pairs of predicted and measured in docs/log.md and bench/results. SSD:
+0.878 to 1.209 on an H200, up to 1.28 on 2 cores. H2D: 0.993 to 1.004; D2H is taken as the same link. Weights: 0.992 to 0.994 on cards,
+0.92 and 0.94 on the CPU. Products: 0.984 and 0.997 on cards, 1.05 and 1.10 on the CPU, 0.85 in many chunks. DRAM copies and page-locking
+have no pairs: taken as for the SSD."""
 UNSEEN = 0.5
 """Of figures that nobody measured: those of a datasheet, or derived. There are no pairs for them; half as much again is an assumption."""
 LEAST = 0.02

@@ -101,6 +101,8 @@ class RunConfig:
     """The report to write."""
     trace: str | None = None
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
+    calibrate: bool = False
+    """Keep what the run measured of the machine, for `planner solve` to go by."""
     verbose: bool = False
     """Log each load and eviction."""
     kv: ReuseConfig = field(default_factory=ReuseConfig)

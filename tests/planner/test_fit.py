@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.corrections import Figure, slowed
+from planner.corrections import slowed
 from planner.cost import predict
 from planner.decisions import Decisions
 from planner.errors import UserError
@@ -55,9 +55,9 @@ def wrong(hardware: HardwareProfile, ssd: float, link: float, back: float, step:
 def acted_out(true: HardwareProfile, m: ModelSpec, w: Workload, decisions: Decisions) -> Measured:
     """What a run on the ``true`` machine would report, the page cache being cold but for enough to time it."""
     p = predict(true, m, w, decisions)
-    stages = {phase: {Stage(name): s for name, s in of.items()} for phase, of in (("prefill", p.prefill_stages), ("decode", p.decode_stages))}
     return Measured(
-        **stages,
+        prefill={Stage(name): s for name, s in p.prefill_stages.items()},
+        decode={Stage(name): s for name, s in p.decode_stages.items()},
         prefill_s=p.prefill_s,
         decode_s=p.decode_s_per_token,
         load_s=p.load_s,
