@@ -139,9 +139,10 @@ def run_of(hardware: HardwareProfile, model: ModelSpec, fitted: Fitted, when: st
 
 
 def calibration_path(hardware: HardwareProfile) -> Path:
-    """``calibration/NAME.yaml`` beside the directory of the profiles, NAME being the profile's."""
+    """``calibrations/NAME.yaml`` beside the directory of the profiles, NAME being the profile's. Not ``calibration``: a directory with a
+    key's name would be taken for its choices."""
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in hardware.name)
-    return profile_dir() / "calibration" / f"{name}.yaml"
+    return profile_dir() / "calibrations" / f"{name}.yaml"
 
 
 def read_calibration(path: Path) -> Calibration | None:

@@ -19,8 +19,9 @@ LINKS = {Figure.ssd: Stage.ssd, Figure.h2d: Stage.h2d, Figure.d2h: Stage.d2h}
 MOST = 64.0
 """A figure that is off by more is taken to be off by this much: a stage that stood still for another reason."""
 _TIMES = 3
+"""The whole fit again where with it other tokens are restored than before."""
 _ROUNDS, _HALVINGS, _SAME = 12, 40, 1e-6
-"""Of solving for one figure after the other, and of the interval in which each lies."""
+"""Of solving for one figure after the other, and of the interval in which each lies; and the logarithm of a change that ends it."""
 _NEARNESS = 1e-4
 """Of two corrections that explain a run as well the smaller one is taken: weight of its square beside that of the error."""
 

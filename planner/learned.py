@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
 from planner.calibration import Calibration, Machine, calibration_path, geometry_of, read_calibration
 from planner.corrections import Figure, paths, slowed
@@ -20,7 +20,8 @@ def with_calibration(hardware: HardwareProfile, model: ModelSpec) -> tuple[Hardw
     """``hardware`` as this machine's runs found it, and notes; unchanged, without a note, where there are none. UserError for a damaged
     file, a note for one of another machine.
 
-    A model without a checkpoint is taken to lie on the drive of the last run.
+    Of several runs the median counts, since a neighbour's load makes single ones several times slower. A model without a checkpoint is
+    taken to lie on the drive of the last run.
     """
     path = calibration_path(hardware)
     known = read_calibration(path)
@@ -30,7 +31,7 @@ def with_calibration(hardware: HardwareProfile, model: ModelSpec) -> tuple[Hardw
         return hardware, (f"{path} is ignored: it is of another machine ({known.machine}), not of this profile ({Machine.of(hardware)})",)
     drive = known.runs[-1].drive if model.checkpoint is None else drive_of(Path(model.checkpoint))
     logs = dict(_logs(known, hardware, model, drive))
-    corrected = slowed(hardware, {figure: math.exp(fmean(xs)) for figure, xs in logs.items()})
+    corrected = slowed(hardware, {figure: math.exp(median(xs)) for figure, xs in logs.items()})
     of_model = [run for run in known.runs if run.geometry == geometry_of(model)]
     fixed = {name: [s for run in of_model if (s := getattr(run, name)) is not None] for name in ("pass_s", "start_s")}
     corrected = replace(
@@ -55,12 +56,12 @@ def _origins(hardware: HardwareProfile, logs: dict[Figure, list[float]]) -> Iter
     for figure, xs in logs.items():
         for path in paths(figure, hardware.gpu is not None):
             was = hardware.origin.get(path, "the profile's")
-            yield path, f"measured by {len(xs)} {_runs(len(xs))}: {math.exp(fmean(xs)):.3g} times the seconds of what was {was}"
+            yield path, f"measured by {len(xs)} {_runs(len(xs))}: {math.exp(median(xs)):.3g} times the seconds of what was {was}"
 
 
 def _told(path: Path, known: Calibration, logs: dict[Figure, list[float]], of_model: int, drive: str) -> Iterator[str]:
     last, n = known.runs[-1], len(known.runs)
-    factors = ", ".join(f"{figure} {math.exp(-fmean(xs)):.2f}" for figure, xs in logs.items())
+    factors = ", ".join(f"{figure} {math.exp(-median(xs)):.2f}" for figure, xs in logs.items())
     if factors:
         mine = "" if of_model == n else f", {of_model} of them of this model's geometry"
         yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import median, stdev
 
 from planner.corrections import Figure, paths
 from planner.hardware import HardwareProfile
@@ -36,16 +36,17 @@ def spread(hardware: HardwareProfile, figure: Figure) -> float:
     """Of ``figure`` on this machine: as its runs told, else as is usual for where it comes from."""
     if figure in hardware.spread:
         return hardware.spread[figure]
-    gpu = hardware.gpu is not None
-    origins = (origin for path in paths(figure, gpu) for key, origin in hardware.origin.items() if f"{path}.".startswith(f"{key}."))
-    return UNSEEN if any(origin.startswith(("datasheet", "derived")) for origin in origins) else USUAL[figure]
+    path = paths(figure, hardware.gpu is not None)[0]
+    covering = [key for key in hardware.origin if f"{path}.".startswith(f"{key}.")]
+    origin = hardware.origin[max(covering, key=len)] if covering else ""
+    return UNSEEN if origin.startswith(("datasheet", "derived")) else USUAL[figure]
 
 
 def spread_of_runs(figure: Figure, logs: Sequence[float]) -> float:
-    """From the logarithms of what several runs found of ``figure``: how far the next one may be from their mean. Of one or two runs
+    """From the logarithms of what several runs found of ``figure``: how far the next one may be from their middle. Of one or two runs
     no less than is usual."""
     n = len(logs)
     if n < SEVERAL:
-        return max(USUAL[figure], math.expm1(max(abs(x - mean(logs)) for x in logs)))
+        return max(USUAL[figure], math.expm1(max(abs(x - median(logs)) for x in logs)))
     t = _T90[n - SEVERAL] if n - SEVERAL < len(_T90) else 1.8
     return max(LEAST, math.expm1(t * stdev(logs) * math.sqrt(1 + 1 / n)))
