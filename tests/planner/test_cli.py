@@ -283,12 +283,12 @@ def calibrated(directory: Path, text: str = CALIBRATED) -> dict[str, str]:
 
 def test_solve_goes_by_what_runs_found_and_says_so_unless_told_not_to(tmp_path: Path) -> None:
     env = calibrated(tmp_path)
-    own, off = (command("planner", *SOLVE, *more, cwd=tmp_path, **env) for more in ((), ("calibration=off",)))
+    own, off = (command("planner", *SOLVE[:-1], "model=llama70b", *more, cwd=tmp_path, **env) for more in ((), ("calibration=off",)))
     assert own.returncode == off.returncode == 0, own.stderr + off.stderr
     said, without = (json.loads(result.stdout.splitlines()[-1]) for result in (own, off))
     assert any("calibrated by 1 run" in note and "h2d 0.50" in note for note in said["notes"])
     assert not any("calibrated" in note for note in without["notes"])
-    assert said["predicted"]["decode_s_per_token"] > 1.5 * without["predicted"]["decode_s_per_token"]
+    assert said["predicted"]["decode_s_per_token"] > 1.1 * without["predicted"]["decode_s_per_token"]
 
 
 def test_a_plan_keeps_between_what_its_prediction_lies(tmp_path: Path) -> None:
