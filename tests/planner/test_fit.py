@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.corrections import slowed
+from planner.corrections import Figure, slowed
 from planner.cost import predict
 from planner.decisions import Decisions
 from planner.errors import UserError
-from planner.fit import Fitted, Measured, fit
+from planner.fit import MOST, Fitted, Measured, fit
 from planner.hardware import Curve, HardwareProfile
 from planner.model import ModelSpec
-from planner.program import solve
+from planner.program import search, solve
 from planner.stages import Stage, ssd_gbps
 from planner.workload import Workload
 from tests.planner.small import GB, MB, gpu, machine, model, work
@@ -73,13 +73,12 @@ def taught(hardware: HardwareProfile, fitted: Fitted) -> HardwareProfile:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[HardwareProfile, ModelSpec, Workload]:
-    """Machines with and without a GPU, with memory for all, some or hardly any of a dense or MoE model."""
-    m = model(draw(st.integers(4, 16)), ffn=128 * MB, experts=draw(st.sampled_from([0, 0, 8])))
-    card = gpu(h2d_while_ssd_gbps=draw(st.sampled_from([55.0, 50.0, 35.0])), ssd_while_h2d_gbps=draw(st.sampled_from([0.0, 5.0])))
-    vram, dram = draw(st.sampled_from([0, 0.9, 1.6, 16])), draw(st.sampled_from([0.9, 1.5, 64]))
-    hardware = machine(vram=int(vram * GB), dram=int(dram * GB))
-    hardware = replace(hardware, gpu=card if vram else None)
+def cases(draw: st.DrawFn, moe: bool, card: bool) -> tuple[HardwareProfile, ModelSpec, Workload]:
+    """Machines with memory for all, some or hardly any of a model, and work of all kinds."""
+    m = model(draw(st.integers(4, 16)), ffn=128 * MB, experts=8 if moe else 0)
+    slower = {"h2d_while_ssd_gbps": draw(st.sampled_from([55.0, 50.0, 35.0])), "ssd_while_h2d_gbps": draw(st.sampled_from([0.0, 5.0]))}
+    vram, dram = draw(st.sampled_from([0.9, 1.6, 16])) if card else 0, draw(st.sampled_from([0.9, 1.5, 64]))
+    hardware = replace(machine(vram=int(vram * GB), dram=int(dram * GB)), gpu=gpu(**slower) if card else None)
     kept = draw(st.sampled_from([0, 0, 1024]))
     w = work(
         batch=draw(st.sampled_from([1, 4, 32])),
@@ -97,16 +96,58 @@ def planned(hardware: HardwareProfile, m: ModelSpec, w: Workload) -> Decisions |
         return None
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(case=cases(), factors=st.tuples(*[FACTORS] * 6))
-def test_after_one_run_the_prediction_is_right_and_the_new_plan_no_worse(case, factors):
-    hardware, m, w = case
+@pytest.mark.parametrize("moe", [False, True])
+@pytest.mark.parametrize("card", [False, True])
+@settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(data=st.data(), factors=st.tuples(*[FACTORS] * 6))
+def test_after_one_run_the_prediction_is_right_and_the_new_plan_no_worse(data, factors, moe, card):
+    hardware, m, w = data.draw(cases(moe, card))
     decisions = planned(hardware, m, w)
     assume(decisions is not None)
     true = wrong(hardware, *factors)
     known = taught(hardware, fit(hardware, m, w, decisions, acted_out(true, m, w, decisions)))
-    said, was = predict(known, m, w, decisions), predict(true, m, w, decisions)
-    for name in ("prefill_s", "decode_s_per_token", "load_s", "total_s"):
-        assert getattr(said, name) == pytest.approx(getattr(was, name), rel=0.05), name
     again = solve(known, m, w)
-    assert predict(true, m, w, again).total_s <= was.total_s * 1.01
+    for made in (decisions, again):
+        said, was = predict(known, m, w, made), predict(true, m, w, made)
+        for name in ("prefill_s", "decode_s_per_token", "load_s", "total_s"):
+            assert getattr(said, name) == pytest.approx(getattr(was, name), rel=0.05), name
+    assert predict(true, m, w, again).total_s <= predict(true, m, w, decisions).total_s * 1.01
+
+
+def run_on(true: HardwareProfile, **less: object) -> tuple[Fitted, HardwareProfile, Decisions]:
+    """A small profile, a plan by it, and what a run on ``true`` teaches; ``less`` is what it did not measure."""
+    hardware, m, w = machine(vram=GB, dram=GB), model(12), work()
+    decisions = solve(hardware, m, w)
+    return fit(hardware, m, w, decisions, replace(acted_out(true, m, w, decisions), **less)), hardware, decisions
+
+
+def test_a_right_profile_is_left_as_it_is():
+    fitted, _, _ = run_on(machine(vram=GB, dram=GB))
+    assert all(factor == pytest.approx(1.0) for factor in fitted.slow.values())
+    assert fitted.pass_s == pytest.approx(0.0, abs=1e-9) and fitted.start_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_a_run_did_not_measure_is_not_told():
+    fitted, _, _ = run_on(slowed(machine(vram=GB, dram=GB), {Figure.d2h: 2.0}), prefill={}, prefill_s=None, ssd_gbps=None, load_s=None)
+    assert Figure.products not in fitted.slow and Figure.d2h not in fitted.slow and fitted.start_s is None
+    assert {Figure.ssd, Figure.h2d, Figure.weights} <= set(fitted.slow)
+
+
+def test_what_no_stage_explains_is_of_each_pass_and_of_the_start():
+    true = replace(machine(vram=GB, dram=GB), pass_s=0.02, start_s=3.0)
+    fitted, _, _ = run_on(true)
+    assert (fitted.pass_s, fitted.start_s) == pytest.approx((0.02, 3.0))
+
+
+def test_a_stage_that_stood_still_for_another_reason_moves_no_rate_without_end():
+    fitted, _, _ = run_on(slowed(machine(vram=GB, dram=GB), {Figure.ssd: 1e4}))
+    assert fitted.slow[Figure.ssd] == pytest.approx(MOST)
+
+
+def test_a_plan_is_made_with_the_seconds_of_each_pass():
+    m, w = model(12), work(prompt_tokens=4096)
+    hardware = replace(machine(vram=GB, dram=GB), pass_s=0.5)
+    found = search(hardware, m, w)
+    assert found.best_s * (1 - 1e-6) <= predict(hardware, m, w, found.decisions).total_s <= found.best_s * 1.0051
+    without = solve(replace(hardware, pass_s=0.0), m, w)
+    assert found.decisions.prefill_chunk_tokens >= without.prefill_chunk_tokens
