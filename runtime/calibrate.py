@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -76,9 +76,9 @@ def measured(outcome: Outcome) -> Measured:
     prefill: dict[Stage, float] = {}
     decode: dict[Stage, float] = {}
     if whole and _alike(outcome):
-        prefill = _seconds(outcome, phases["prefill"], len(generations))
+        prefill = _seconds(outcome, phases["prefill"], [made.prefill_s for made in generations])
     if whole and steps:
-        decode = _seconds(outcome, phases["decode"], len(steps))
+        decode = _seconds(outcome, phases["decode"], steps)
         p = plan.predicted
         for stage, said in ((Stage.ssd, p.ssd_bytes_per_token), (Stage.h2d, p.h2d_bytes_per_token)):
             if stage in decode:
@@ -99,12 +99,13 @@ def measured(outcome: Outcome) -> Measured:
     )
 
 
-def _seconds(outcome: Outcome, uses: Mapping[str, StageUse], times: int) -> dict[Stage, float]:
-    """Busy seconds of each stage that tells of its rate, per pass or step of which there were ``times``."""
+def _seconds(outcome: Outcome, uses: Mapping[str, StageUse], lengths_s: Sequence[float]) -> dict[Stage, float]:
+    """Busy seconds of each stage that tells of its rate, in a prefill or step of median length: what made a few of them long, such as a
+    drive that stalled, is no rate."""
     links = {Stage.ssd, Stage.h2d, Stage.d2h} - ({Stage.h2d, Stage.d2h} if outcome.engine["arena"]["refused"] else set())
     busy = {stage: uses[stage] for stage in Stage if stage in uses and uses[stage].busy_s}
     told = (stage for stage, use in busy.items() if stage is Stage.compute or (stage in links and use.bytes >= LEAST_BYTES))
-    return {stage: busy[stage].busy_s / times for stage in told}
+    return {stage: busy[stage].busy_s / sum(lengths_s) * median(lengths_s) for stage in told}
 
 
 def _alike(outcome: Outcome) -> bool:
