@@ -13,13 +13,14 @@ from planner.problem import Question
 from planner.program import nearest_first, solve
 from planner.spread import spread
 
-CLAIM = 0.005
-"""A plan that promises less than this over the simple one does not promise to be faster: it takes less memory, which is certain."""
+SAME = 0.01
+"""Two plans are as fast whose seconds differ by no more than this share, half of which the program itself gives up for memory: the one with
+less memory is better, which is certain."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times the seconds of one plan another one takes, less 1: as the profile has it, and at either end of nine in ten."""
+    """Share of the fastest plan's seconds that the simple one takes more: by the profile, and at either end of nine in ten."""
 
     promised: float
     least: float
@@ -27,20 +28,21 @@ class Gain:
 
     @property
     def doubtful(self) -> bool:
-        """Whether a machine that is within what is known of this one might give nothing of what is promised."""
-        return self.promised > CLAIM and self.least <= 0
+        """Whether on machines that this one may be the fastest plan is no better, and the two are not as fast on all of these."""
+        return self.least <= 0 and max(self.promised, -self.least) > SAME
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Decisions that answer a question; ``left`` is what the fastest plan gains over them, where they are simple ones for its doubt."""
+    """Decisions that answer a question; ``left`` is what the fastest plan gains over them, where they are simple ones since that is
+    doubtful."""
 
     decisions: Decisions
     left: Gain | None = None
 
 
 def choose(question: Question) -> Choice:
-    """The fastest decisions, or the simple ones where it is not certain that these are slower. Costs those of ``solve``, three solves and
+    """The fastest decisions, or the simple ones where it is not certain that these are slower. Costs those of ``solve``, four solves and
     30 predictions. Raises ``planner.infeasible.Infeasible`` and UserError as ``solve`` does."""
     q = question
     best = solve(q.hardware, q.model, q.workload, q.force)
@@ -81,7 +83,8 @@ def gain(question: Question, chosen: Decisions, simple: Decisions) -> Gain:
 
 def doubt(left: Gain) -> str:
     """Why the simple plan was taken, for people."""
-    return (
-        f"the simple plan (each tier filled, nearest first): by the profile it takes {left.promised:.1%} longer than the fastest one, but "
-        f"as far as this machine's figures are known {left.least:+.1%} to {left.most:+.1%}, so that it is slower is not certain"
-    )
+    what, known = "the simple plan (each tier filled, nearest first)", "as far as this machine's figures are known"
+    if left.promised > SAME:
+        ends = f"{left.least:+.1%} to {left.most:+.1%}"
+        return f"{what}: by the profile it takes {left.promised:.1%} longer than the fastest one, {known} {ends}, so it may be no slower"
+    return f"{what}: by the profile it is as fast as one with less memory, and {known} it may take {-left.least:.1%} less time"
