@@ -9,7 +9,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from planner.corrections import Figure, slowed
-from planner.cost import predict
+from planner.cost import load_s, predict
 from planner.decisions import Decisions
 from planner.errors import UserError
 from planner.fit import MOST, Fitted, Measured, fit
@@ -69,7 +69,7 @@ def acted_out(true: HardwareProfile, m: ModelSpec, w: Workload, decisions: Decis
 
 
 def taught(hardware: HardwareProfile, fitted: Fitted) -> HardwareProfile:
-    return replace(slowed(hardware, fitted.slow), pass_s=fitted.pass_s, start_s=fitted.start_s)
+    return replace(slowed(hardware, fitted.slow), pass_s=fitted.pass_s or 0.0, start_s=fitted.start_s or 0.0)
 
 
 @st.composite
@@ -112,6 +112,32 @@ def test_after_one_run_the_prediction_is_right_and_the_new_plan_no_worse(data, f
         for name in ("prefill_s", "decode_s_per_token", "load_s", "total_s"):
             assert getattr(said, name) == pytest.approx(getattr(was, name), rel=0.05), name
     assert predict(true, m, w, again).total_s <= predict(true, m, w, decisions).total_s * 1.01
+
+
+SLOW_BACK = gpu(d2h=Curve(((2**26, 0.25),)))
+STARTS = machine(vram=GB, pin_s_per_gb=10.0)
+"""What locks memory for longer than it reads."""
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+@pytest.mark.parametrize(
+    "hardware, spill, figure, figures",
+    [
+        (machine(vram=1400 * MB, dram=8 * GB, gpu=SLOW_BACK), True, Figure.d2h, ("prefill_s",)),
+        (STARTS, False, Figure.page_lock, ("load_s",)),
+        (machine(pin_s_per_gb=0.0, dram_copy_gbps=1.0), False, Figure.dram_copy, ("cached_load_s",)),
+    ],
+)
+def test_what_binds_a_start_or_the_way_back_is_learnt_in_one_run(hardware, spill, figure, figures, factor):
+    m, w = model(12), work(kv_spill=spill, prompt_tokens=4096, batch=16 if spill else 1)
+    decisions, true = solve(hardware, m, w), slowed(hardware, {figure: factor})
+    known = taught(hardware, fit(hardware, m, w, decisions, acted_out(true, m, w, decisions)))
+
+    def error(of: HardwareProfile) -> float:
+        said, was = ({**vars(predict(h, m, w, decisions)), "cached_load_s": load_s(h, m, w, decisions, 1.0)} for h in (of, true))
+        return max(abs(said[name] / was[name] - 1) for name in figures)
+
+    assert error(hardware) > 0.05 > error(known)
 
 
 def run_on(true: HardwareProfile, **less: object) -> tuple[Fitted, HardwareProfile, Decisions]:
