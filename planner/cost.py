@@ -128,7 +128,11 @@ def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, deci
         loaded -= max(0, model.experts.units - kept) * model.experts.expert_bytes
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
-    pinned = used_bytes(dram_use(hardware, model, workload, decisions))
-    pin_s = max(0.0, pinned / GB * hardware.pin_s_per_gb - FIXED.imports_s)
+    pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - FIXED.imports_s)
     first_s = FIXED.first_kernels_s if hardware.gpu else FIXED.first_passes * decode_compute_s(hardware, model, workload, decisions.batch)
     return max(read_s, pin_s, first_s) + hardware.start_s
+
+
+def pinned_gb(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
+    """GB of DRAM that a start faults in, and locks for a GPU."""
+    return used_bytes(dram_use(hardware, model, workload, decisions)) / GB

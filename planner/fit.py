@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from planner.corrections import Figure, slowed
-from planner.cost import load_s, predict
+from planner.cost import load_s, pinned_gb, predict
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
-from planner.stages import Stage, decode_compute_s, lookup_s, prefill_compute_s, prefill_passes, ssd_gbps, table_is_far
+from planner.stages import FIXED, Stage, decode_compute_s, lookup_s, prefill_compute_s, prefill_passes, ssd_gbps, table_is_far
 from planner.workload import Workload
 
 LINKS = {Figure.ssd: Stage.ssd, Figure.h2d: Stage.h2d, Figure.d2h: Stage.d2h}
@@ -63,7 +63,8 @@ def fit(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisio
     """The corrections with which the cost model gives what ``seen`` says. Some 2,000 evaluations of it, less than a second.
 
     A link's busy seconds are taken from decode, and from the prefill where decode moved nothing: the prefill's are those of a few passes.
-    Where both moved nothing, a rate is that of loading.
+    Where both moved nothing, a rate is that of loading. Page-locking is no slower than the start was long: imports, beside which it begins,
+    may have taken longer than is assumed.
     """
     base = replace(hardware, pass_s=0.0, start_s=0.0)
     slow: dict[Figure, float] = {}
@@ -75,7 +76,8 @@ def fit(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisio
     if seen.dram_copy_gbps and base.dram_copy_gbps:
         slow[Figure.dram_copy] = base.dram_copy_gbps / seen.dram_copy_gbps
     if seen.pin_s_per_gb and base.pin_s_per_gb:
-        slow[Figure.page_lock] = seen.pin_s_per_gb / base.pin_s_per_gb
+        gb, whole_s = pinned_gb(base, model, workload, decisions), math.inf if seen.load_s is None else seen.load_s + FIXED.imports_s
+        slow[Figure.page_lock] = min(seen.pin_s_per_gb, whole_s / gb) / base.pin_s_per_gb
     start = None
     for _ in range(_TIMES):
         restored = predict(slowed(base, slow), model, workload, decisions).restored_tokens

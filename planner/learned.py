@@ -13,7 +13,7 @@ from planner.corrections import Figure, paths, slowed
 from planner.drive import drive_of
 from planner.hardware import BY_HAND, HardwareProfile
 from planner.model import ModelSpec
-from planner.spread import spread_of_runs
+from planner.spread import is_measured, spread_of_runs
 
 
 def with_calibration(hardware: HardwareProfile, model: ModelSpec) -> tuple[HardwareProfile, tuple[str, ...]]:
@@ -37,7 +37,7 @@ def with_calibration(hardware: HardwareProfile, model: ModelSpec) -> tuple[Hardw
     corrected = replace(
         corrected,
         origin=hardware.origin | dict(_origins(hardware, logs)),
-        spread=hardware.spread | {str(figure): spread_of_runs(figure, xs) for figure, xs in logs.items()},
+        spread=hardware.spread | {str(figure): spread_of_runs(figure, xs, is_measured(hardware, figure)) for figure, xs in logs.items()},
         **{name: median(values) for name, values in fixed.items() if values},
     )
     return corrected, tuple(_told(path, known, logs, len(of_model), drive))

@@ -36,17 +36,26 @@ def spread(hardware: HardwareProfile, figure: Figure) -> float:
     """Of ``figure`` on this machine: as its runs told, else as is usual for where it comes from."""
     if figure in hardware.spread:
         return hardware.spread[figure]
+    return UNSEEN if _origin(hardware, figure).startswith(("datasheet", "derived")) else USUAL[figure]
+
+
+def is_measured(hardware: HardwareProfile, figure: Figure) -> bool:
+    """Whether a probe measured what the profile says of ``figure``."""
+    return _origin(hardware, figure).startswith("measured")
+
+
+def _origin(hardware: HardwareProfile, figure: Figure) -> str:
     path = paths(figure, hardware.gpu is not None)[0]
     covering = [key for key in hardware.origin if f"{path}.".startswith(f"{key}.")]
-    origin = hardware.origin[max(covering, key=len)] if covering else ""
-    return UNSEEN if origin.startswith(("datasheet", "derived")) else USUAL[figure]
+    return hardware.origin[max(covering, key=len)] if covering else ""
 
 
-def spread_of_runs(figure: Figure, logs: Sequence[float]) -> float:
-    """From the logarithms of what several runs found of ``figure``: how far the next one may be from their middle. Of one or two runs
-    no less than is usual."""
+def spread_of_runs(figure: Figure, logs: Sequence[float], probed: bool = False) -> float:
+    """From the logarithms of what several runs found of ``figure``, 0 being what the profile says: how far the next one may be from their
+    middle. Of one or two runs no less than is usual, nor than how far they are from what was ``probed``: either may be the exception."""
     n = len(logs)
     if n < SEVERAL:
-        return max(USUAL[figure], math.expm1(max(abs(x - median(logs)) for x in logs)))
+        known = (*logs, 0.0) if probed else logs
+        return max(USUAL[figure], math.expm1(max(abs(x - median(logs)) for x in known)))
     t = _T90[n - SEVERAL] if n - SEVERAL < len(_T90) else 1.8
     return max(LEAST, math.expm1(t * stdev(logs) * math.sqrt(1 + 1 / n)))

@@ -177,3 +177,14 @@ def test_a_plan_is_made_with_the_seconds_of_each_pass():
     assert found.best_s * (1 - 1e-6) <= predict(hardware, m, w, found.decisions).total_s <= found.best_s * 1.0051
     without = solve(replace(hardware, pass_s=0.0), m, w)
     assert found.decisions.prefill_chunk_tokens >= without.prefill_chunk_tokens
+
+
+def test_a_start_is_predicted_to_be_as_long_as_it_was_however_long_imports_hid_the_page_locking():
+    hardware = machine(vram=GB)
+    m, w = model(12), work()
+    decisions = solve(hardware, m, w)
+    seen = replace(acted_out(hardware, m, w, decisions), pin_s_per_gb=20.0, load_s=12.0)
+    known = taught(hardware, fit(hardware, m, w, decisions, seen))
+    assert predict(known, m, w, decisions).load_s == pytest.approx(12.0)
+    again = fit(hardware, m, w, decisions, replace(seen, pin_s_per_gb=1.0))
+    assert again.slow[Figure.page_lock] == pytest.approx(1.0 / hardware.pin_s_per_gb), "a start that was long for another reason"

@@ -31,7 +31,7 @@ from planner.program import nearest_first, solve
 from planner.schema import SolveConfig, WorkloadConfig
 from planner.simple import SAME, Gain, choose, gain
 from planner.solve import answer, read_question
-from planner.spread import USUAL, spread, spread_of_runs
+from planner.spread import LEAST, USUAL, spread, spread_of_runs
 from tests.planner.small import GB, gpu, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset
@@ -80,6 +80,15 @@ def test_of_several_runs_the_middle_counts_and_their_spread_is_known() -> None:
     keep(hardware, *(run(ssd_gbps=rate) for rate in (3.5, 7.0, 14.0)))
     assert with_calibration(hardware, model())[0].spread["ssd"] > 1
     assert spread_of_runs(Figure.ssd, [0.0]) == USUAL[Figure.ssd]
+
+
+def test_a_run_that_contradicts_a_probe_makes_neither_certain_until_others_agree_and_a_datasheet_is_no_probe() -> None:
+    spreads = []
+    for origin, runs in (("measured 2026-11-21: so", 1), ("datasheet: a page", 1), ("measured 2026-11-21: so", 3)):
+        hardware = replace(machine(), origin={"dram.pin_s_per_gb": origin})
+        keep(hardware, *(run(pin_s_per_gb=hardware.pin_s_per_gb * 8),) * runs)
+        spreads.append(with_calibration(hardware, model())[0].spread["page_lock"])
+    assert spreads == pytest.approx([7.0, USUAL[Figure.page_lock], LEAST])
 
 
 def test_compute_is_of_one_geometry_and_links_are_of_all() -> None:
