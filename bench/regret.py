@@ -3,10 +3,10 @@
     python bench/regret.py work=/data/penstock checkpoint=DIR budgets=6GiB:16GiB,6GiB:6GiB out=regret.json [repeats=3] [steps=8]
     python bench/regret.py work=bench-work budgets=:400MB,:600MB,:800MB out=regret.json          # without a GPU: DRAM alone
 
-For each budget (VRAM:DRAM) the solver's plan, and that plan with one decision moved: cap, HWM, distance, policy, residents, slots, block,
-depth, chunk, copies in flight, expert slots. Regret is the plan's step over the best one measured; predicted over measured stands beside
-each point, their rank correlation and the spread of the repeats below. All points run in one process, an engine each, medians over steps
-and repeats. Without a checkpoint the demo geometry of 1.2 GB is made.
+For each budget (VRAM:DRAM) the solver's plan, be it the fastest or the simple one, and that plan with one decision moved: cap, HWM,
+distance, policy, residents, slots, block, depth, chunk, copies in flight, expert slots. Regret is the plan's step over the best one
+measured; predicted over measured stands beside each point, their rank correlation and the spread of the repeats below. All points run in
+one process, an engine each, medians over steps and repeats. Without a checkpoint the demo geometry of 1.2 GB is made.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ def document(points: Sequence[Point], where: dict) -> dict:
         ours, best = here[0], min(here, key=lambda p: p.measured_s)
         budgets[budget] = {
             "points": len(here),
+            "notes": list(ours.plan.notes),
             "regret": ours.measured_s / best.measured_s,
             "best": best.name,
             "noise": (max(ours.steps_s) - min(ours.steps_s)) / ours.measured_s,
@@ -158,6 +159,8 @@ def show(made: dict) -> None:
         figures = f"{row['measured_s']:9.4f} s  {spread:16} predicted {row['predicted_s']:8.4f} {ratio:6.3f}"
         print(f"{row['budget']:16} {row['name']:22} {figures}")
     for budget, facts in made["budgets"].items():
+        for note in facts["notes"]:
+            print(f"{budget}: {note}")
         print(f"{budget}: regret {facts['regret']:.3f} (best: {facts['best']}), noise {facts['noise']:.3f}, {facts['points']} points, "
               f"rank correlation {facts['rank_correlation']:.3f}, predicted/measured {facts['predicted_over_measured']:.3f}")  # fmt: skip
     print(f"rank correlation of all {len(made['points'])} points: {made['rank_correlation']:.3f}")

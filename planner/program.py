@@ -127,22 +127,22 @@ def optimum(question: Question) -> Optimum | None:
 
 
 def nearest_first(question: Question, like: Decisions) -> Decisions | None:
-    """A simple plan with the batch, the cache policy and the prefill's passes of ``like``: each tier filled, the
-    nearest first, so that the device is copied as little as can be, and then the SSD read as little as can be, through the fewest slots; KV
-    of running sequences where the model computes, none of earlier ones. What is forced stays forced. None where that does not fit. Costs
-    four solves. UserError as in ``solve``."""
+    """A simple plan with the batch, the cache policy and the prefill's passes of ``like``: each tier filled, the nearest first, so that
+    within half a percent the device is copied as little as can be, and then the SSD read as little as can be, through the fewest slots; KV
+    of running sequences where the model computes. What is forced stays forced. None where that does not fit. Costs four solves.
+    UserError as in ``solve``."""
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
     force = replace(q.force, prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
         force = replace(force, vram_slots=ring_menu(force)[0])
-    plain = replace(q.workload, kv_spill=False, kept_tokens=0)
+    plain = replace(q.workload, kv_spill=False)
     program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch))
     copied, read = program.h2d_t + program.expert_h2d_t, program.ssd_t + program.expert_ssd_t
     for moved in (copied, read) if q.hardware.gpu else (read,):
         if not program.minimise(moved):
             return None
-        program.add(moved <= pulp.value(moved) * (1 + 1e-6))
+        program.add(moved <= pulp.value(moved) * (1 + PREFERENCES.slower_at_most))
     if not program.minimise(program.total_t):
         return None
     simple = _least_memory(program)

@@ -87,4 +87,4 @@ def doubt(left: Gain) -> str:
     if left.promised > SAME:
         ends = f"{left.least:+.1%} to {left.most:+.1%}"
         return f"{what}: by the profile it takes {left.promised:.1%} longer than the fastest one, {known} {ends}, so it may be no slower"
-    return f"{what}: by the profile it is as fast as one with less memory, and {known} it may take {-left.least:.1%} less time"
+    return f"{what}: by the profile it is as fast as one with less memory, and {known} it takes up to {-left.least:.1%} less time than that"

@@ -257,7 +257,7 @@ def test_the_simple_plan_is_said_to_be_chosen_and_its_neighbours_are_compared_wi
     losses = {(n.key, n.value): n.loss for n in found.neighbours if n.loss is not None}
     decided = found.plan.decisions.weights
     assert losses["force.resident_ffn", decided.vram.resident_units.ffn - 1] > 0 and losses["force.policy", "rolling"] > 1
-    assert min(losses.values()) > -1e-6
+    assert min(losses.values()) > -0.005, "the simple plan gives up half a percent for memory, as others do"
     assert document(found)["simple"]["least"] == pytest.approx(found.left.least, rel=1e-5)
 
 
