@@ -306,6 +306,7 @@ def test_explain_of_what_does_not_fit_says_what_is_short_and_what_would_fit(tmp_
         (("plan=plan.yaml", "hardware=t4"), ["hardware= with plan=", "leave one of them out"]),
         (("plan=plan.yaml", "workload.batch=2"), ["workload.batch= with plan="]),
         (("plan=plan.yaml", "force.cap_layers=2"), ["force.cap_layers= with plan="]),
+        (("plan=plan.yaml", "calibration=off"), ["calibration= with plan="]),
         (("plan=plan.yaml",), ["plan=plan.yaml: no such file"]),
         (("hardware=t4",), ["model is required", "or set plan="]),
         (("model=llama8b",), ["hardware is required", "rtx5080"]),
@@ -391,6 +392,17 @@ def test_solve_goes_by_what_runs_found_and_says_so_unless_told_not_to(tmp_path: 
     assert any("calibrated by 1 run" in note and "h2d 0.50" in note for note in said["notes"])
     assert not any("calibrated" in note for note in without["notes"])
     assert said["predicted"]["decode_s_per_token"] > 1.1 * without["predicted"]["decode_s_per_token"]
+
+
+def test_explain_is_of_the_machine_as_runs_found_it_and_says_so(tmp_path: Path) -> None:
+    env, asked = calibrated(tmp_path), ("hardware=rtx5080", "model=llama70b")
+    own, off = (command("planner", "explain", *asked, *more, cwd=tmp_path, **env) for more in ((), ("calibration=off",)))
+    assert own.returncode == off.returncode == 0, own.stderr + off.stderr
+    assert "note: calibrated by 1 run" in own.stdout and "calibrated" not in off.stdout
+    solved = json.loads(command("planner", "solve", *asked, cwd=tmp_path, **env).stdout.splitlines()[-1])
+    found, without = (json.loads(result.stdout.splitlines()[-1]) for result in (own, off))
+    assert found["predicted"]["decode_s_per_token"] == solved["predicted"]["decode_s_per_token"]
+    assert without["predicted"]["decode_s_per_token"] < found["predicted"]["decode_s_per_token"]
 
 
 def test_a_plan_keeps_between_what_its_prediction_lies(tmp_path: Path) -> None:
