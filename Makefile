@@ -15,7 +15,7 @@ CHECKPOINT := $(DEMO)/checkpoint
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint keys clean
+.PHONY: demo test lint keys results clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
@@ -44,6 +44,10 @@ lint: $(STAMP)
 # The reference of every key, from the schemas.
 keys: $(STAMP)
 	PYTHONPATH=$(CURDIR) python docs/keys_page.py > docs/keys.md
+
+# The page of measured figures, from bench/results/.
+results: $(STAMP)
+	PYTHONPATH=$(CURDIR) python docs/results_page.py > docs/results.md
 
 clean:
 	rm -rf $(DEMO) $(VENV) build dist *.egg-info

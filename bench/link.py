@@ -104,7 +104,9 @@ def step_s(report: dict) -> float:
     return median(steps[len(steps) // requests :] if requests > 1 else steps)
 
 
-def bound_row(case: str, what: str, report: dict, key: str, target: str, beside: bool = False) -> Row:
+def bound_row(
+    case: str, what: str, report: dict, key: str, target: str, beside: bool = False, step: Callable[[dict], float] = step_s
+) -> Row:
     """Seconds against the slowest stage's bound at the limits that the process measured: bytes over each link's rate, and what
     computing takes when nothing moves. With ``beside`` links are taken as they are while both are busy."""
     phase = "prefill" if key == "prefill_s" else "decode"
@@ -112,7 +114,7 @@ def bound_row(case: str, what: str, report: dict, key: str, target: str, beside:
     moved = {n: stages[n]["bytes"] / steps / 1e9 for n in BESIDE if stages.get(n, {}).get("bytes")}
     bounds = [gb / (limit_of(report, BESIDE[n]) if beside else link_limit(report, n)[0]) for n, gb in moved.items()]
     bounds.append(limit_of(report, "prefill_s" if phase == "prefill" else "decode_s"))
-    seconds = step_s(report) if phase == "decode" else median(report["prefill_each_s"])
+    seconds = step(report) if phase == "decode" else median(report["prefill_each_s"])
     return _row(case, what, seconds, max(bounds), "s", seconds / max(bounds), target, report, key, seconds)
 
 

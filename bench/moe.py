@@ -1,33 +1,39 @@
 """Mixture of experts: each case beside the bound of its own process, and what hits buy.
 
-    python bench/moe.py work=/data/penstock out=moe.json cases=none,hits,three,prefill,peer [model=mixtral8x7b] [layers=16] [vram=16GiB]
+    python bench/moe.py work=/data/penstock out=moe.json [cases=none,hits,ahead,three,prefill,peer] [layers=16] [vram=16GiB]
     python bench/moe.py work=bench-work out=moe.json cases=cpu
 
 The checkpoint has random weights and a router with a stated skew (bench/moe_routing.py): ``share`` of all uses go to ``slots`` experts a
 layer. `none`: no expert is kept in VRAM, all pass through. `hits`: as many as fit. Their rows end with what the hits bought of what their
-bytes say. `three`: DRAM has slots for half of the experts. `peer`: accelerate under the same budget. `cpu`: SSD and DRAM, a small
-geometry. Tokens are sampled, since the greedy ones of random weights repeat. Every run is a process of its own; medians over steps.
+bytes say. `ahead`: the same with the coming layer's router asked beforehand, which here is always right, since it looks at nothing that
+blocks change: what foresight could gain at most. `three`: DRAM has slots for half of the experts. `peer`: accelerate under the same budget.
+`cpu`: SSD and DRAM, a small geometry. Hits are predicted from a trace that an earlier run of other prompts recorded. Tokens are sampled,
+since the greedy ones of random weights repeat. Every run is a process of its own; means over steps, which
+differ by what they miss.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, bound_row, link_limit, machine, step_s  # noqa: E402
+from bench.link import Bench, bound_row, limit_of, link_limit, machine  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
 from bench.peers.run import Request, compare  # noqa: E402
 from planner.checkpoint import spec_from_checkpoint  # noqa: E402
 from planner.errors import UserError  # noqa: E402
 from planner.experts import TRANSIT_SLOTS, fewest_slots  # noqa: E402
 
-PROMPT, NEW = 128, 48
+PROMPT, NEW, RECORDED = 128, 48, 128
+"""Tokens of a request; and of one whose routings are recorded."""
 KEYS = ("work", "out", "cases", "model", "layers", "vram", "share", "slots")
 SMALL = ("model.hidden=1024", "model.heads=16", "model.kv_heads=4", "model.head_dim=64", "model.expert_ffn=3584", "model.layers=8")
 """Mixtral's shape with experts of 22 MB: 1.5 GB in all, for a machine without a GPU."""
@@ -56,6 +62,9 @@ class Cases:
         if "none" in self._reports:
             yield self._bought()
 
+    def ahead(self) -> Iterator[Row]:
+        yield from self._decode("ahead", "router asked beforehand", *self._all_in_dram(), "moe.policy=lookahead", "moe.prefetch=2")
+
     def three(self) -> Iterator[Row]:
         yield from self._decode("three", "half of the experts in DRAM", f"force.expert_dram_slots={self._experts.units // 2}")
 
@@ -74,12 +83,12 @@ class Cases:
             print(f"accelerate: {theirs['message']}", flush=True)
             return
         seconds = theirs["decode_s"]
-        yield Row("accelerate's step over ours", "rest in DRAM", seconds, step_s(ours), "s", seconds / step_s(ours), ">= 8", None, 0, 0)
+        yield Row("accelerate's step over ours", "rest in DRAM", seconds, mean_s(ours), "s", seconds / mean_s(ours), ">= 8", None, 0, 0)
 
     def cpu(self) -> Iterator[Row]:
         for share in (2, 4):
             slots = self._experts.units * share // self._experts.count + TRANSIT_SLOTS
-            report = self._run(f"cpu{share}", PROMPT, NEW, "hardware.vram_bytes=0", f"force.expert_dram_slots={slots}")
+            report = self._run(f"cpu{share}", PROMPT, NEW, f"force.expert_dram_slots={slots}")
             yield from self._rows(f"SSD -> CPU, {share} of {self._experts.count} in DRAM", "1.5 GB", report, "<= 1.08")
 
     def _decode(self, name: str, what: str, *solve: str) -> Iterator[Row]:
@@ -89,19 +98,31 @@ class Cases:
     def _rows(self, case: str, what: str, report: dict, target: str) -> Iterator[Row]:
         tiers = {name: facts for name, facts in report["experts"].items() if name != "missed" and facts}
         found = ", ".join(f"{name} {facts['hit_rate']:.1%}" for name, facts in tiers.items() if facts["hit_rate"] is not None)
-        row = bound_row(case, f"{what}; hits: {found}", report, "decode_s_per_token", target)
-        yield row
+        yield bound_row(case, f"{what}; hits: {found}", report, "decode_s_per_token", target, step=mean_s)
+        yield self._one_after_the_other(report)
         decided = sum(facts["decide_s_per_visit"] for facts in tiers.values()) * len(self._experts.layers)
         each = max(facts["decide_s_per_visit"] for facts in tiers.values()) * 1e6
         yield Row("  deciding, a layer", "policy and slots, each tier", each, 20, "us", each / 20, "<= 1", None, 0, 0)
-        yield Row("  deciding, a step", "share of the step", decided, step_s(report), "s", decided / step_s(report), "< 0.01", None, 0, 0)
+        yield Row("  deciding, a step", "share of the step", decided, mean_s(report), "s", decided / mean_s(report), "< 0.01", None, 0, 0)
+
+    def _one_after_the_other(self, report: dict) -> Row:
+        """What batch 1 allows without foresight: an expert is fetched when its router has spoken, and nothing else is done meanwhile; what
+        comes from the SSD crosses the link as it arrives."""
+        stages, steps, compute_s = report["stages"]["decode"], len(report["step_s"]), limit_of(report, "decode_s")
+        gb = {name: stages[name]["bytes"] / steps / 1e9 for name in ("ssd", "h2d") if stages.get(name, {}).get("bytes")}
+        read, copied = gb.get("ssd", 0.0), gb.get("h2d", 0.0)
+        read_s = read / link_limit(report, "ssd")[0] if read else 0.0
+        copy_s = max(0.0, copied - read) / link_limit(report, "h2d")[0] if copied else 0.0
+        total = compute_s + read_s + copy_s
+        what = f"computing {compute_s:.4f}, SSD {read_s:.4f}, from DRAM {copy_s:.4f} s"
+        return Row("  of their sum", what, mean_s(report), total, "s", mean_s(report) / total, "", None, 0, 0)
 
     def _bought(self) -> Row:
         """Seconds that hits saved over those that their bytes take at the link's rate."""
         none, hits = self._reports["none"], self._reports["hits"]
         moved = [report["measured"]["h2d_bytes_per_token"] for report in (none, hits)]
         said = (moved[0] - moved[1]) / 1e9 / ((link_limit(none, "h2d")[0] + link_limit(hits, "h2d")[0]) / 2)
-        saved = step_s(none) - step_s(hits)
+        saved = mean_s(none) - mean_s(hits)
         what = f"{1 - moved[1] / moved[0]:.1%} fewer bytes"
         return Row("what hits buy", what, saved, said, "s", saved / said, ">= 0.92", None, 0, 0)
 
@@ -109,11 +130,26 @@ class Cases:
         return [f"force.expert_dram_slots={self._experts.units}"]
 
     def _run(self, name: str, prompt: int, new: int, *solve: str) -> dict:
+        self._reports[name] = self._made(name, prompt, new, [f"moe.traces={self._trace}", *solve], [])
+        return self._reports[name]
+
+    @cached_property
+    def _trace(self) -> Path:
+        """Routings of prompts that are not measured."""
+        path = self._bench.work / "moe-trace.jsonl.gz"
+        everything = [f"force.expert_dram_slots={self._experts.units}"]
+        self._made("record", PROMPT, RECORDED, everything, ["seed=1", f"moe.record={path}"])
+        return path
+
+    def _made(self, name: str, prompt: int, new: int, solve: list[str], run: list[str]) -> dict:
         work = [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}", "workload.requests=2"]
-        budget = [] if any(key.startswith("hardware.vram_bytes") for key in solve) else [f"hardware.vram_bytes={self._vram}"]
-        report = self._bench.run(f"moe-{name}", self.checkpoint, [*budget, *work, *solve], ["temperature=1.0"])
-        self._reports[name] = report
-        return report
+        budget = f"hardware.vram_bytes={self._vram}"
+        return self._bench.run(f"moe-{name}", self.checkpoint, [budget, *work, *solve], ["temperature=1.0", *run])
+
+
+def mean_s(report: dict) -> float:
+    """Of all decode steps, whose bytes the report counts."""
+    return fmean(report["step_s"])
 
 
 def main() -> None:
@@ -123,11 +159,12 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     where = machine(bench.probe())
-    names = given.get("cases", "none,hits,three,prefill,peer").split(",")
+    names = given.get("cases", "none,hits,ahead,three,prefill,peer").split(",")
     shape = [f"model={given.get('model', 'mixtral8x7b')}", *(SMALL if names == ["cpu"] else [f"model.layers={given.get('layers', '16')}"])]
-    cases = Cases(bench, shape, given.get("vram", "16GiB"), float(given.get("share", "0.6")), int(given.get("slots", "2")))
+    vram = given.get("vram", "0" if names == ["cpu"] else "16GiB")
+    cases = Cases(bench, shape, vram, float(given.get("share", "0.6")), int(given.get("slots", "2")))
     known: dict[str, Callable[[], Iterator[Row]]] = {
-        f.__name__: f for f in (cases.none, cases.hits, cases.three, cases.prefill, cases.peer, cases.cpu)
+        f.__name__: f for f in (cases.none, cases.hits, cases.ahead, cases.three, cases.prefill, cases.peer, cases.cpu)
     }
     run_cases(chosen(",".join(names), known), where, Path(given["out"]) if "out" in given else None)
 

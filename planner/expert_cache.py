@@ -50,7 +50,8 @@ class Visit:
 class ExpertCache:
     """``slots`` of one tier. Every layer keeps up to its quota of its ``count`` experts; the other slots are for those that pass through.
 
-    A visit runs so: :meth:`visit`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used. ``settle``
+    A visit runs so: :meth:`find`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used, before the
+    first of which comes :meth:`judge`: what is missing can be on its way before the policy has thought. ``settle``
     keeps the most worthy of those held and those just used: an expert that came through a passing slot stays where it is and the one that
     goes gives its slot. Slots that are let go are not used again until :meth:`give_back`. What the tier ``above`` keeps is of no worth
     here, but for the one that goes next there, where this tier is the larger: it would be lost to both. Of S and L slots a layer, L the
@@ -80,19 +81,19 @@ class ExpertCache:
         kept = self._kept[layer].get(expert)
         return self._passing[layer].get(expert) if kept is None else kept
 
-    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> Visit:
-        """``layer`` is about to use ``routing``'s experts, ``wanted`` of them from this tier."""
-        self._judge(self._place[layer], routing)
+    def find(self, layer: int, wanted: Sequence[int]) -> Visit:
+        """``layer`` is about to use experts, ``wanted`` of them from this tier."""
         kept, passing = self._kept[layer], self._passing[layer]
         vain = [expert for expert in passing if expert not in wanted]
         dropped = tuple(passing.pop(expert) for expert in vain)
         hits = (*(e for e in wanted if e in kept), *(e for e in wanted if e in passing))
         return Visit(hits, tuple(e for e in wanted if e not in kept and e not in passing), dropped)
 
-    def _judge(self, place: int, routing: Routing) -> None:
-        """Show the policy what happened; where every expert has a slot there is nothing to decide."""
+    def judge(self, layer: int, routing: Routing) -> None:
+        """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
         if self._whole:
             return
+        place = self._place[layer]
         if routing.prompt:
             self._policy.study(place, routing.chosen)
         else:

@@ -1,85 +1,65 @@
-"""What it costs the host to issue one decoder layer: a layer with the operations of a real one and next to no arithmetic.
-
-The operations are those of a Llama layer as ``transformers`` writes it (RMSNorm in FP32 by parts, rotate-half, cache by
-concatenation, SDPA, gated MLP), as modules, since calling modules is a part of the cost.
-"""
+"""What it costs the host to issue one decoder layer: those of a real model, with next to no arithmetic in them."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from planner.probe.findings import Figure
 
-HIDDEN, HEADS, KV_HEADS, FFN, CACHED_TOKENS = 128, 4, 2, 256, 32
-"""A layer so small that a device has done with an operation before the next one is issued."""
-LAYERS_PER_SAMPLE = 16
-"""Layers issued before a synchronize: fewer operations than a CUDA stream queues before it makes the host wait."""
-WARM_UP_LAYERS = 4
+if TYPE_CHECKING:
+    import torch
+
+HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, CACHED_TOKENS = 128, 4, 2, 256, 32, 32
+"""Layers so small that a device has done with an operation before the next one is issued."""
+LAYERS = 16
+"""Issued before a synchronize: fewer operations than a CUDA stream queues before it makes the host wait."""
+WARM_UP_STEPS = 2
 LEAST_SAMPLES = 2
 """Few, since on an overloaded machine a layer takes 100 times as long as on an idle one."""
 
 
-def build_layer(device: str) -> Callable[[], object]:
-    """A function that runs the layer once on ``device``, batch 1, one new token."""
-    import torch
-    from torch import nn
-    from torch.nn.functional import scaled_dot_product_attention, silu
+class TinyDecoder:
+    """A Llama of ``transformers`` with random weights on ``device``, batch 1, that decodes one token over ``CACHED_TOKENS`` cached ones.
 
-    head_dim = HIDDEN // HEADS
+    An event is recorded at both ends of each attention and FFN, as the runtime does.
+    """
 
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(HIDDEN))
+    def __init__(self, device: str):
+        import torch
+        from transformers import LlamaConfig, LlamaModel
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            wide = x.to(torch.float32)
-            return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+        config = LlamaConfig(
+            hidden_size=HIDDEN, intermediate_size=FFN, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, num_hidden_layers=LAYERS,
+            vocab_size=VOCAB, dtype=torch.bfloat16,
+        )  # fmt: skip
+        self._model = LlamaModel(config).to(device=device, dtype=torch.bfloat16).eval().requires_grad_(False)
+        self._events = device != "cpu"
+        for layer in self._model.layers:
+            for block in (layer.self_attn, layer.mlp):
+                block.register_forward_pre_hook(lambda *_: self._mark())
+                block.register_forward_hook(lambda *_: self._mark())
+        ids = torch.ones(1, CACHED_TOKENS, dtype=torch.long, device=device)
+        self._token, self._position = ids[:, :1], torch.full((1, 1), CACHED_TOKENS, device=device)
+        with torch.inference_mode():
+            self._cache = self._model(input_ids=ids, use_cache=True).past_key_values
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    def _mark(self) -> None:
+        if self._events:
+            import torch
 
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(2))
-            self.k, self.v = (nn.Linear(HIDDEN, KV_HEADS * head_dim, bias=False) for _ in range(2))
+            torch.cuda.Event(enable_timing=True, blocking=True).record()
 
-        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-            q, k, v = (w(x).view(1, 1, -1, head_dim).transpose(1, 2) for w in (self.q, self.k, self.v))
-            q, k = q * cos + turned(q) * sin, k * cos + turned(k) * sin
-            k, v = torch.cat((past, k), dim=2), torch.cat((past, v), dim=2)
-            k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
-            out = scaled_dot_product_attention(q, k, v)
-            return self.o(out.transpose(1, 2).reshape(1, 1, HIDDEN))
+    def step(self) -> torch.Tensor:
+        """Issue all layers for one token -> [1, 1, HIDDEN]."""
+        out = self._model(input_ids=self._token, position_ids=self._position, past_key_values=self._cache, use_cache=True)
+        return out.last_hidden_state
 
-    class Mlp(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.up = (nn.Linear(HIDDEN, FFN, bias=False) for _ in range(2))
-            self.down = nn.Linear(FFN, HIDDEN, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(silu(self.gate(x)) * self.up(x))
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.attention, self.between, self.mlp = Norm(), Attention(), Norm(), Mlp()
-
-        def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-            x = x + self.attention(self.before(x), *rest)
-            return x + self.mlp(self.between(x))
-
-    def made(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, dtype=torch.bfloat16, device=device)
-
-    layer = Layer().to(device=device, dtype=torch.bfloat16).requires_grad_(False)
-    inputs = (made(1, 1, HIDDEN), made(1, 1, 1, head_dim), made(1, 1, 1, head_dim), made(1, KV_HEADS, CACHED_TOKENS, head_dim))
-    return lambda: layer(*inputs)
+    def forget(self) -> None:
+        """Take the step's token out of the cache."""
+        self._cache.crop(-1)
 
 
 def measure_launch(device: str, seconds: float, synchronize: Callable[[], None]) -> Iterator[Figure]:
@@ -89,18 +69,22 @@ def measure_launch(device: str, seconds: float, synchronize: Callable[[], None])
     """
     import torch
 
-    run = build_layer(device)
+    model = TinyDecoder(device)
     durations: list[float] = []
-    with torch.inference_mode():
-        for _ in range(WARM_UP_LAYERS):
-            run()
+
+    def sample() -> float:
+        start = time.perf_counter()
+        model.step()
+        taken = time.perf_counter() - start
         synchronize()
+        model.forget()
+        return taken / LAYERS
+
+    with torch.inference_mode():
+        for _ in range(WARM_UP_STEPS):
+            sample()
         end = time.perf_counter() + seconds
         while len(durations) < LEAST_SAMPLES or time.perf_counter() < end:
-            start = time.perf_counter()
-            for _ in range(LAYERS_PER_SAMPLE):
-                run()
-            durations.append((time.perf_counter() - start) / LAYERS_PER_SAMPLE)
-            synchronize()
-    how = f"a decoder layer of hidden size {HIDDEN}, batch 1, on {device}, lower quartile of {len(durations)} times {LAYERS_PER_SAMPLE}"
+            durations.append(sample())
+    how = f"a Llama of {LAYERS} layers of hidden size {HIDDEN} in transformers, {device}: lower quartile of {len(durations)} steps"
     yield Figure("layer_launch_s", statistics.quantiles(durations, n=4, method="inclusive")[0], how)

@@ -60,7 +60,8 @@ class SimulatedTier:
 
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(hits, misses) of ``wanted``; what was fetched ahead in vain is dropped, what comes is demanded now."""
-        seen = self.cache.visit(layer, routing, wanted)
+        seen = self.cache.find(layer, wanted)
+        self.cache.judge(layer, routing)
         self.counts.hits += len(seen.hits)
         self.counts.misses += len(seen.misses)
         under_way = {coming.slot: coming for coming in self.coming.values()}

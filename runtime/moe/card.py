@@ -26,11 +26,13 @@ from runtime.vram import DeviceLayout
 
 @dataclass
 class _Misses:
-    """What a visit still has to bring: experts in DRAM, those whose copies are queued, those on their way from the SSD."""
+    """What a visit still has to bring: experts in DRAM, those whose copies are queued, of these the ones that DRAM may let go, and those
+    on their way from the SSD."""
 
     near: deque[int]
     far: dict[int, None]
     started: deque[int] = field(default_factory=deque)
+    copied: list[int] = field(default_factory=list)
     looked_ahead: bool = False
 
 
@@ -49,8 +51,9 @@ class CardExperts:
     """Experts in VRAM ``slots`` under ``cache``, brought from ``dram``.
 
     A visit computes with what is here at once. What is in DRAM is copied next, what is on the SSD as its parts arrive in DRAM; the host
-    waits for parts of the SSD alone. Copies have the stream of ``device`` to themselves, where a demanded expert waits for no more than
-    the ``in_flight`` chunks that :meth:`start`'s thread keeps queued of those fetched ahead.
+    waits for parts of the SSD alone. What stays, and what is fetched ahead, is decided once the missing are on their way. Copies have the
+    stream of ``device`` to themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`start`'s thread
+    keeps queued of those fetched ahead.
     """
 
     def __init__(
@@ -109,13 +112,12 @@ class CardExperts:
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
-        self.settle()
         with self._cond:
             if self._error is not None:
                 raise self._error
             self._wanted.clear()
             with self.stats.deciding():
-                seen = self._cache.visit(layer, routing, routing.experts)
+                seen = self._cache.find(layer, routing.experts)
             self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
             self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
             self._ahead.clear()
@@ -129,26 +131,41 @@ class CardExperts:
         coming = _Misses(deque(e for e in misses if self._dram.here(layer, e)), dict.fromkeys(misses))
         for expert in coming.near:
             del coming.far[expert]
-        self._start(layer, coming, routing)
+        self._start(layer, coming)
         partly = [e for e in seen.hits if (layer, e) in begun]
+        self._judge(layer, routing)
+        self._go_on(layer, coming, routing)
         for expert in sorted(seen.hits, key=partly.__contains__):
             yield from self._use(layer, expert, late=expert in partly)
         while coming.near or coming.started:
-            self._start(layer, coming, routing)
+            self._go_on(layer, coming, routing)
             yield from self._use(layer, coming.started.popleft(), late=True)
         while coming.far:
             expert = self._bring_part(layer, coming)
             if expert is not None:
-                self._start(layer, coming, routing)
+                self._go_on(layer, coming, routing)
                 yield from self._use(layer, expert, late=True)
+        self.settle()
 
-    def _start(self, layer: int, coming: _Misses, routing: Routing) -> None:
-        """Queue the copies of what lies in DRAM, as far as there are slots; behind the last one, those of the coming layer may begin."""
+    def _start(self, layer: int, coming: _Misses) -> None:
+        """Queue the copies of what lies in DRAM, as far as there are slots."""
         while coming.near and self._cache.free:
             expert = coming.near.popleft()
             self._copy_all(layer, expert, self._take(layer, expert))
-            self._dram.release(layer, expert)
             coming.started.append(expert)
+            coming.copied.append(expert)
+
+    def _judge(self, layer: int, routing: Routing) -> None:
+        """Decide in both tiers what is to stay."""
+        with self._cond, self.stats.deciding():
+            self._cache.judge(layer, routing)
+        self._dram.judge(layer, routing)
+
+    def _go_on(self, layer: int, coming: _Misses, routing: Routing) -> None:
+        """Queue what there are slots for; behind the last that is missing, copies for the coming layer may begin."""
+        self._start(layer, coming)
+        while coming.copied:
+            self._dram.release(layer, coming.copied.pop())
         if not (coming.near or coming.far or coming.looked_ahead):
             coming.looked_ahead = True
             self._look_ahead(layer, len(routing.experts))

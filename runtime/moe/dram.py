@@ -60,8 +60,9 @@ def parts_of(layout: UnitLayout, most_bytes: int) -> list[tuple[Extent, ...]]:
 class DramExperts:
     """Experts in ``slots`` of the arena from ``base`` on, under ``cache``.
 
-    One consumer calls :meth:`visit`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. What the consumer asked
-    for is read at once; what is fetched ahead goes ``in_flight`` parts at a time, and not beyond the next visit if that has no use for it.
+    One consumer calls :meth:`visit`, :meth:`judge`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. What the
+    consumer asked for is read at once; what is fetched ahead goes ``in_flight`` parts at a time, and not beyond the next visit if that has
+    no use for it.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class DramExperts:
 
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[int, ...]:
         """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that are not here begin to come, as
-        far as there are slots. ``wanted`` in the order in which what is here must be used."""
+        far as there are slots. ``wanted`` in the order in which what is here must be used. :meth:`judge` comes next."""
         with self._cond:
             with self.stats.deciding():
-                seen = self._cache.visit(layer, routing, wanted)
+                seen = self._cache.find(layer, wanted)
             self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
             under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
             for slot in seen.dropped:
@@ -119,8 +120,15 @@ class DramExperts:
                     self._submit(fetch)
             self._visited = layer, len(routing.experts)
             self._todo.extend((layer, expert) for expert in seen.misses)
-            self._go_on()
+            self._start_demanded()
             return *seen.hits, *seen.misses
+
+    def judge(self, layer: int, routing: Routing) -> None:
+        """Decide what is to stay after the visit, and begin to fetch ahead for the layer after it."""
+        with self._cond:
+            with self.stats.deciding():
+                self._cache.judge(layer, routing)
+            self._go_on()
 
     def here(self, layer: int, expert: int) -> bool:
         """Whether all of it lies in its slot."""
@@ -178,9 +186,7 @@ class DramExperts:
 
     def _go_on(self) -> None:
         """Start what was asked for, then what may be next, as far as there are slots."""
-        while self._todo and self._begin(self._todo[0], demanded=True):
-            self._todo.popleft()
-        if self._todo:
+        if not self._start_demanded():
             return
         with self.stats.deciding():
             after, wanted = self._cache.coming(*self._visited, self._prefetch)
@@ -189,6 +195,12 @@ class DramExperts:
                 return
             self._ahead.add((after, expert))
             self.stats.ahead += 1
+
+    def _start_demanded(self) -> bool:
+        """Whether all that was asked for is here or on its way."""
+        while self._todo and self._begin(self._todo[0], demanded=True):
+            self._todo.popleft()
+        return not self._todo
 
     def _begin(self, key: Key, demanded: bool) -> bool:
         slot = self._cache.take(*key)

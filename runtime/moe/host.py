@@ -36,6 +36,7 @@ class HostExperts:
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         dram = self._dram
         waiting = dict.fromkeys(dram.visit(layer, routing, routing.experts))
+        dram.judge(layer, routing)
         for expert in [e for e in waiting if dram.here(layer, e)]:
             del waiting[expert]
             yield expert, self._use(layer, expert)

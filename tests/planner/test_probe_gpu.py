@@ -14,7 +14,7 @@ from planner.probe import layer
 from planner.probe.dram import Arena, Lock
 from planner.probe.findings import CannotMeasure
 from planner.probe.gpu import Gpu
-from planner.probe.layer import build_layer, measure_launch
+from planner.probe.layer import TinyDecoder, measure_launch
 from planner.probe.nvml import NvmlGpu, nvml_gpus
 
 MIB = 2**20
@@ -142,10 +142,13 @@ def test_nvml_that_is_absent_or_fails_is_a_reason(monkeypatch, how):
         nvml_gpus()
 
 
-def test_the_small_layer_gives_one_finite_token():
+def test_every_step_of_the_small_model_is_over_the_same_cache():
+    model = TinyDecoder("cpu")
     with torch.inference_mode():
-        out = build_layer("cpu")()
-    assert out.shape == (1, 1, 128) and bool(torch.isfinite(out).all())
+        first = model.step()
+        model.forget()
+        again = model.step()
+    assert first.shape == (1, 1, 128) and bool(torch.isfinite(first).all()) and torch.equal(first, again)
 
 
 def test_launching_counts_the_issuing_and_not_the_waiting(monkeypatch):

@@ -69,7 +69,8 @@ def test_a_dense_model_has_no_use_for_a_trace(tmp_path):
 
 def use(cache: ExpertCache, layer: int, routing: Routing, wanted: list[int]) -> list[int]:
     """A layer's visit of one tier; what it did not have."""
-    seen = cache.visit(layer, routing, wanted)
+    seen = cache.find(layer, wanted)
+    cache.judge(layer, routing)
     for expert in seen.misses:
         cache.take(layer, expert)
     for expert in (*seen.hits, *seen.misses):

@@ -97,10 +97,18 @@ def running(card: Card, plan: Plan, checkpoint: Path, directory: Path | None, re
 
 
 def close(got: Generation, wanted: Generation) -> None:
-    """The same tokens, and logits within what BF16 makes of passes of other shapes."""
-    assert got.tokens == wanted.tokens
-    for a, b in zip(got.logits, wanted.logits, strict=True):
-        assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+    """Logits within what BF16 makes of passes of other shapes, and the same tokens: of each sequence up to a step whose two best tokens are
+    so close that this may decide between them."""
+    same = [True] * len(wanted.tokens)
+    for step, (a, b) in enumerate(zip(got.logits, wanted.logits, strict=True)):
+        for row, (mine, theirs) in enumerate(zip(a.float(), b.float(), strict=True)):
+            if not same[row]:
+                continue
+            rounding = 0.02 * b.abs().max().item()
+            assert torch.allclose(mine, theirs, atol=rounding, rtol=0)
+            best, second = theirs.topk(2).values.tolist()
+            same[row] = got.tokens[row][step : step + 1] == wanted.tokens[row][step : step + 1]
+            assert same[row] or best - second <= 2 * rounding
 
 
 @pytest.mark.parametrize("card", CARDS)

@@ -61,7 +61,8 @@ def test_tokens_are_those_of_a_model_that_has_all_experts(tmp_path: Path, model_
     checkpoint = save_tiny(tmp_path, model_type)
     got, facts = streamed(checkpoint, plan_with(checkpoint, *CASES[case], prefetch=prefetch))
     want = whole(checkpoint)
-    assert got.tokens == want.tokens and facts["vram"]["hits"] > 0
+    assert got.tokens == want.tokens
+    assert facts["vram"]["hits"] > 0 or case == "few, few"  # where nothing is kept
     assert max((a - b).abs().max().item() for a, b in zip(got.logits, want.logits, strict=True)) == 0
 
 

@@ -1,0 +1,205 @@
+"""What the benchmarks' JSON files hold, as Markdown tables and as figures beside their targets: `docs/results_page.py` gathers them.
+
+A file's study is its name up to the first ``-``: ``moe.json`` and ``moe-qwen3.json`` are both of :data:`STUDIES` ``["moe"]``.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench.handicaps import CASES
+from planner.units import show_bytes, show_seconds
+
+Document = Mapping[str, Any]
+SIGNS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "=": operator.eq}
+DIGITS = 3
+"""Decimals of a ratio, when it is compared with its target as well as when it is shown."""
+REGRET, RANKS = "<= 1.03", ">= 0.95"
+"""Targets of a plan's step over the best neighbour's, and of the rank correlation of predicted and measured."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One measured figure beside its target, such as ``<= 1.08``; ``run`` names the code it is of, where a file has several."""
+
+    what: str
+    value: float
+    target: str
+    run: str = ""
+
+    @property
+    def met(self) -> bool:
+        sign, bound = self.target.split()
+        return SIGNS[sign](round(self.value, DIGITS), float(bound))
+
+
+def no_target(document: Document) -> Iterator[Check]:
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """How to show one benchmark's files. ``script`` is under bench/, and its docstring has the commands; or ``commands`` are given."""
+
+    title: str
+    says: str
+    table: Callable[[Any], Iterator[str]]
+    checks: Callable[[Any], Iterator[Check]] = no_target
+    script: str = ""
+    commands: Sequence[str] = ()
+
+
+def rows_table(document: Document) -> Iterator[str]:
+    """Rows of ``bench/cases.py``; those of ``bench/kv_reuse.py`` name their limit ``bound``."""
+    runs = any(row.get("run") for row in document["rows"])
+    yield from head("case", "work", "measured", "limit", "ratio", "target", "met", "predicted", *(["run"] if runs else []))
+    for row in document["rows"]:
+        unit, limit, target = row["unit"], row.get("limit", row.get("bound")), row["target"]
+        figures = (f"{row['result']:.4g} {unit}", f"{limit:.4g} {unit}", ratio(row["ratio"]), target or "–")
+        judged = met(Check(row["case"], row["ratio"], target)) if target else ""
+        yield cells(row["case"].strip(), row["what"], *figures, judged, ratio(row["predicted"]), *([row.get("run", "")] if runs else []))
+
+
+def rows_checks(document: Document) -> Iterator[Check]:
+    for row in document["rows"]:
+        if row["target"]:
+            yield Check(f"{row['case'].strip()}: {row['what']}", row["ratio"], row["target"], row.get("run", ""))
+
+
+def peers_table(document: Document) -> Iterator[str]:
+    """Rows of ``bench/peers/run.py``."""
+    work = document["work"]
+    yield (
+        f"A checkpoint of {show_bytes(work['checkpoint_bytes'])}, VRAM budget {show_bytes(work['vram_bytes'])}, batch {work['batch']}, "
+        f"prompt {work['prompt_tokens']}, {work['new_tokens']} new tokens.\n"
+    )
+    titles = ("tokens/s", "times Penstock's", "of the link's limit", "VRAM", "DRAM", "same tokens")
+    yield from head("system", "prefill", "decode, a token", *titles)
+    for row in document["rows"]:
+        if row["message"]:
+            yield cells(row["title"], row["message"], *[""] * 7)
+            continue
+        figures = (f"{row['tokens_per_s']:.3g}", f"{row['times_penstock']:.2f}", f"{row['of_limit']:.1%}")
+        sizes = (show_bytes(row["vram_bytes"]), show_bytes(row["dram_bytes"]), f"{row['agreed']:.0%}")
+        yield cells(row["title"], show_seconds(row["prefill_s"]), show_seconds(row["decode_s"]), *figures, *sizes)
+
+
+def mechanisms_table(document: Document) -> Iterator[str]:
+    """Rows of ``bench/mechanisms.py``, by the titles of ``bench/handicaps.py``."""
+    yield from head("mechanism", "prefill", "decode, a token", "H2D, a token", "link's limit", "page-locked", "resident")
+    for row in document["rows"]:
+        title, made = CASES[row["name"]].title, row["measured"]
+        if made is None:
+            yield cells(title, row["message"], *[""] * 5)
+            continue
+        moved = (show_bytes(made["h2d_bytes_per_token"]), f"{made['limit_gbps']:.1f} GB/s")
+        kept = (f"{made['locked_share']:.0%}", show_bytes(made["resident_bytes"]))
+        yield cells(title, show_seconds(made["prefill_s"]), show_seconds(median(made["step_s"])), *moved, *kept)
+
+
+def regret_table(document: Document) -> Iterator[str]:
+    """The summary of ``bench/regret.py``, a row for each budget."""
+    yield from head("VRAM:DRAM", "points", "regret", "met", "noise of the plan", "best", "rank correlation", "met", "predicted")
+    for budget, facts in document["budgets"].items():
+        regret, ranks = _regret(budget, facts)
+        rest = (ratio(ranks.value), met(ranks), ratio(facts["predicted_over_measured"]))
+        yield cells(f"`{budget}`", facts["points"], ratio(regret.value), met(regret), ratio(facts["noise"]), facts["best"], *rest)
+    whole = Check("", document["rank_correlation"], RANKS)
+    yield cells("all", len(document["points"]), *[""] * 4, ratio(whole.value), met(whole), "")
+
+
+def regret_checks(document: Document) -> Iterator[Check]:
+    for budget, facts in document["budgets"].items():
+        yield from _regret(budget, facts)
+    yield Check("rank correlation of all points", document["rank_correlation"], RANKS)
+
+
+def _regret(budget: str, facts: Document) -> tuple[Check, Check]:
+    return Check(f"regret at {budget}", facts["regret"], REGRET), Check(f"rank correlation at {budget}", facts["rank_correlation"], RANKS)
+
+
+def report_table(document: Document) -> Iterator[str]:
+    """A report of `runtime run`: what was predicted, beside its measurement."""
+    yield from head("figure", "predicted", "measured", "predicted over measured")
+    for key, value in document["ratio"].items():
+        show = show_bytes if "bytes" in key else "{:.4g}".format if "per_s" in key else show_seconds
+        yield cells(f"`{key}`", show(document["predicted"][key]), show(document["measured"][key]), ratio(value))
+    if logits := document["logits"]:
+        same = "identical, bit for bit" if logits["identical"] else f"a relative difference of {logits['relative_l2']:.3g}"
+        yield f"\nLogits of {logits['passes']} passes beside the unstreamed model's: {same}."
+
+
+def simulate_table(document: Sequence[Document]) -> Iterator[str]:
+    """Rows of ``bench/simulate.py``."""
+    yield from head("case", "phase", "measured", "closed form", "simulated", "simulated, the run's own rates")
+    for row in document:
+        ratios = [ratio(row[key]) for key in ("closed", "simulated", "own_rates")]
+        yield cells(row["case"], row["phase"], show_seconds(row["measured_s"]), *ratios)
+
+
+def met(check: Check) -> str:
+    return "yes" if check.met else "**no**"
+
+
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.{DIGITS}f}"
+
+
+def head(*titles: str) -> Iterator[str]:
+    yield cells(*titles)
+    yield "|" + "---|" * len(titles)
+
+
+def cells(*row: object) -> str:
+    return "| " + " | ".join(re.sub(r"\s+", " ", str(cell)).replace("|", "\\|") for cell in row) + " |"
+
+
+STUDIES: Mapping[str, Study] = {
+    "link": Study(
+        "Each link at its limit",
+        "Weights that stream from DRAM or the SSD, prefill, batches and the start. For rates a ratio below one falls short of the limit, "
+        "for seconds one above.",
+        rows_table, rows_checks, "link.py"),
+    "peers": Study(
+        "Beside other systems",
+        "The same work under the same VRAM budget, each system in a process of its own. Where tokens differ, `docs/log.md` says why.",
+        peers_table, no_target, "peers/run.py"),
+    "mechanisms": Study(
+        "What each mechanism buys",
+        "Each row with + adds a mechanism to the row before, each row with - takes one from the whole.",
+        mechanisms_table, no_target, "mechanisms.py"),
+    "regret": Study(
+        "A plan beside its neighbours",
+        "Regret is the plan's measured step over that of the best neighbour, each run for real, in shuffled order. Noise is the range of "
+        "the plan's own repeats over their median.",
+        regret_table, regret_checks, "regret.py"),
+    "kv_stream": Study(
+        "KV that streams",
+        "KV of a running batch outside VRAM. The peer is transformers' offloaded cache over a model that lies in VRAM; its ratio is its "
+        "step over that of the first row.",
+        rows_table, rows_checks, "kv_stream.py"),
+    "kv_reuse": Study(
+        "Prompts that begin alike",
+        "Time to the first token when a prompt's beginning is restored. The limit is its bytes at the tier's rate and computing the rest.",
+        rows_table, rows_checks, "kv_reuse.py"),
+    "moe": Study(
+        "Experts",
+        "Routed experts that pass through slots. The limit of a step is the slower of moving and computing, although at batch one a "
+        "layer's fetches begin when its router has computed.",
+        rows_table, rows_checks, "moe.py"),
+    "simulate": Study(
+        "Simulated beside a run",
+        "Ratios are over measured: the closed form and the simulation by the probed profile, and the simulation by the rates that the "
+        "run's own process measured.",
+        simulate_table, no_target, "simulate.py"),
+    "run": Study(
+        "Reports of single runs",
+        "What `runtime run` wrote: [running.md](running.md) explains it.",
+        report_table, no_target, "",
+        ("planner solve hardware=local model=hf model.checkpoint=DIR", "runtime run plan=plan.yaml validate=full out=run.json")),
+}  # fmt: skip
