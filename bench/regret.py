@@ -1,12 +1,23 @@
 """How good plans are: a plan against its neighbours, each run for real, in shuffled order.
 
-    python bench/regret.py work=/data/penstock checkpoint=DIR budgets=6GiB:16GiB,6GiB:6GiB out=regret.json [repeats=3] [steps=8]
-    python bench/regret.py work=bench-work budgets=:400MB,:600MB,:800MB out=regret.json          # without a GPU: DRAM alone
+    python bench/regret.py work=bench-work budgets=:400MB,:600MB,:850MB repeats=2 steps=5 out=regret.json     # without a GPU: DRAM alone
+    python bench/regret.py work=/data/penstock checkpoint=DIR out=regret.json repeats=2 batch=4 seconds=140 points=26 \\
+        budgets=DRAM-bound@2GiB:12GiB,SSD-bound@2GiB:2GiB,mixed@2GiB:2700MB
 
-For each budget (VRAM:DRAM) the solver's plan, be it the fastest or the simple one, and that plan with one decision moved: cap, HWM,
-distance, policy, residents, slots, block, depth, chunk, copies in flight, expert slots. Regret is the plan's step over the best one
-measured; predicted over measured stands beside each point, their rank correlation and the spread of the repeats below. All points run in
-one process, an engine each, medians over steps and repeats. Without a checkpoint the demo geometry of 1.2 GB is made.
+For each regime (NAME@VRAM:DRAM or VRAM:DRAM) the solver's plan, as it is, and the fastest where it took a simple one; that plan with one
+decision moved (cap, HWM, distance, policy, residents,
+slots, block, depth, chunk, copies in flight, expert slots); the plan solved around one decision that is forced, the batch among them;
+and what accelerate and llama.cpp would place where, executed by this engine. Regret is the plan's step over the best one measured;
+predicted over measured stands beside each point, their rank correlation and the spread of the repeats below.
+
+All points run in one worker process by the engine of `runtime run`, an engine each: each repeat of all in an order of its own, medians
+over steps and repeats. `points=` is the most of a regime, `seconds=` how long each regime may take, `point_s=` about how long the passes
+of a slow point: it gets fewer steps than `steps=`, two at least. After the repeats the plan and the best others are run `finals=` times
+more. A point that fails, or that was not reached in time, is a row with the reason.
+
+Without a checkpoint the demo geometry of 1.2 GB is made. One for a GPU, 3.9 GB of layers whose bytes take five times their launches:
+
+    runtime synth model=llama8b model.layers=24 model.hidden=3072 model.ffn=5120 model.heads=24 model.vocab=32768 out=DIR
 """
 
 from __future__ import annotations
@@ -14,209 +25,172 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
-
-import torch
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of, read_values  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
-from planner.cost import predict  # noqa: E402
-from planner.decisions import CachePolicy, Decisions  # noqa: E402
+from bench.neighbourhood import OURS, Point, neighbourhood, peers, sampled  # noqa: E402
+from bench.regret_report import document, draw, show  # noqa: E402
+from bench.worker import WARM_UP, Failed, Measured, Trial, Worker, infer_device_map, measure  # noqa: E402
 from planner.errors import UserError  # noqa: E402
-from planner.force import Force  # noqa: E402
-from planner.plan import Plan  # noqa: E402
 from planner.planfile import read_plan  # noqa: E402
-from planner.rules import broken_rules  # noqa: E402
-from runtime.cuda import find_device, open_cuda  # noqa: E402
-from runtime.engine import Engine, EngineOptions  # noqa: E402
-from runtime.generate import Batch, Sampler, Sampling, generate  # noqa: E402
-from runtime.model import import_model, open_skeleton  # noqa: E402
-from runtime.prompts import random_ids  # noqa: E402
 
-KEYS = ("work", "checkpoint", "budgets", "out", "repeats", "steps", "prompt", "seed")
-WARM_UP = 2
-"""Steps of each run that do not count."""
-OURS = "the plan"
+NUMBERS = {"repeats": 1, "steps": 2, "prompt": 1, "seed": 0, "batch": 1, "seconds": 1, "points": 1, "point_s": 1, "finals": 0}
+"""Keys that are whole numbers, with the least of each."""
+USUAL = {"repeats": 3, "steps": 8, "prompt": 128, "seed": 0, "batch": 1, "seconds": None, "points": None, "point_s": 4, "finals": 3}
+KEYS = ("work", "checkpoint", "budgets", "out", *NUMBERS)
+FEWEST_STEPS = 2
+FINALISTS = 2
+"""Best points beside the plan that are run again at the end."""
+HANG_S = 60.0
+"""A point that takes longer is given up."""
 
 
-@dataclass
-class Point:
-    """A plan's decisions, one of them moved; ``steps_s`` has the median step of each repeat."""
+@dataclass(frozen=True)
+class Regime:
+    """Budgets as a user wrote them; ``name`` stands in the report."""
 
-    budget: str
     name: str
-    plan: Plan
-    steps_s: list[float] = field(default_factory=list)
+    vram: str
+    dram: str
 
-    @property
-    def predicted_s(self) -> float:
-        return self.plan.predicted.decode_s_per_token
-
-    @property
-    def measured_s(self) -> float:
-        return median(self.steps_s)
-
-
-def moved(plan: Plan) -> Iterator[tuple[str, Force]]:
-    """The plan's decisions one by one, each moved a little and a lot. What breaks a rule is left out by :func:`neighbours`."""
-    w, layers = plan.decisions.weights, plan.model.layers
-    cap, hwm, units = w.dram.cap_layers, w.dram.hwm_layers, w.vram.resident_units
-    for value in {0, cap // 4, cap // 2, cap * 3 // 4, cap - 2, cap - 1, cap + 1, cap + 2, layers}:
-        yield f"cap {value}", Force(cap_layers=value, hwm_layers=value + hwm - cap, prefetch_distance=value + hwm - cap)
-    for value in {cap + 3, cap + 5, cap + 10}:
-        yield f"HWM {value}", Force(hwm_layers=value, prefetch_distance=min(value, w.dram.prefetch_distance))
-    yield f"distance {cap}", Force(prefetch_distance=cap)
-    yield "rolling", Force(policy=CachePolicy.rolling)
-    for name, kept in (("resident_attn", units.attn), ("resident_ffn", units.ffn)):
-        for value in {0, kept // 2, kept - 1, kept + 1}:
-            yield f"{name} {value}", Force(**{name: value})
-    for value in {4, 6, 8, 12} if w.vram.slots else ():
-        yield f"slots {value}", Force(vram_slots=value, vram_prefetch_distance=value - 2)
-    for value in {w.ssd.block_bytes // 4, w.ssd.block_bytes * 4}:
-        yield f"block {value >> 20} MiB", Force(block_bytes=value)
-    for value in {1, w.ssd.queue_depth * 2}:
-        yield f"depth {value}", Force(queue_depth=value)
-    for value in {w.h2d.chunk_bytes // 8, w.h2d.chunk_bytes * 2} if plan.hardware.gpu else ():
-        yield f"chunk {value >> 20} MiB", Force(chunk_bytes=value)
-    for value in {1, 4} if plan.hardware.gpu else ():
-        yield f"in flight {value}", Force(in_flight=value)
-    if plan.decisions.experts is not None:
-        slots = plan.decisions.experts
-        for name, value in (("expert_vram_slots", slots.vram_slots), ("expert_dram_slots", slots.dram_slots)):
-            for part in {value // 2, value * 3 // 4} if value else ():
-                yield f"{name} {part}", Force(**{name: part})
+    @classmethod
+    def parse(cls, text: str) -> Regime:
+        """``NAME@VRAM:DRAM`` or ``VRAM:DRAM``; an empty size is the machine's own."""
+        name, at, sizes = text.rpartition("@")
+        vram, colon, dram = sizes.partition(":")
+        if not colon or (at and not name):
+            raise UserError(f"budgets={text}: must be VRAM:DRAM or NAME@VRAM:DRAM, such as mixed@2GiB:3GiB")
+        return cls(name or sizes, vram, dram)
 
 
-def neighbours(budget: str, plan: Plan) -> list[Point]:
-    """The plan and those of its neighbours that keep every rule, each set of decisions once."""
-    points, seen = [Point(budget, OURS, plan)], {plan.decisions}
-    for name, force in moved(plan):
+class Study:
+    """Runs the points of one regime after the other, in the time that each has."""
+
+    def __init__(self, run: Callable[[Point], Measured], asked: dict[str, Any], clock: Callable[[], float] = time.monotonic):
+        self._run = run
+        self._asked = asked
+        self._clock = clock
+        self._random = random.Random(asked["seed"])
+
+    def measure(self, points: Sequence[Point]) -> None:
+        """Measure the points of a regime; the first is the plan, run once before the clock starts to load what comes on demand."""
+        plan = points[0]
+        self._attempt(plan, [])
+        plan.prefills_s.clear()
+        begun, spent = self._clock(), []
+        end = begun + (self._asked["seconds"] or float("inf"))
+        for number in range(self._asked["repeats"]):
+            order = [p for p in points if p.error is None]
+            self._random.shuffle(order)
+            if number == 0:
+                order.sort(key=lambda p: p is not plan)
+            for k, point in enumerate(order, 1):
+                rest = self._asked["finals"] * (1 + FINALISTS) * max(spent, default=0.0)
+                if self._clock() + rest > end:
+                    if not point.steps_s:
+                        point.error = f"not reached in seconds={self._asked['seconds']}"
+                    continue
+                tried = self._clock()
+                self._attempt(point, point.steps_s)
+                if point is plan:
+                    spent.append(self._clock() - tried)
+                told = f"repeat {number + 1}/{self._asked['repeats']} {k}/{len(order)} {point.regime} {point.name:40.40}"
+                print(f"\r{told}", end="", file=sys.stderr, flush=True)
+        self._finals(points, end)
+        print(f"\n{plan.regime}: {self._clock() - begun:.0f} s", file=sys.stderr)
+
+    def _finals(self, points: Sequence[Point], end: float) -> None:
+        """The plan and the best others again, as often as there is time: among many, some were best by luck."""
+        others = sorted((p for p in points[1:] if p.steps_s and p.error is None), key=lambda p: p.measured_s)[:FINALISTS]
+        for _ in range(self._asked["finals"] if points[0].steps_s and others else 0):
+            if self._clock() > end:
+                break
+            for point in self._random.sample([points[0], *others], 1 + len(others)):
+                self._attempt(point, point.finals_s)
+
+    def _attempt(self, point: Point, into: list[float]) -> None:
+        """Run ``point`` once, its step ``into``. What it fails with is its error, and it is not tried again."""
+        if point.error is not None:
+            return
         try:
-            made: Decisions = force.apply(plan.decisions, plan.model.layers)
-        except UserError:
-            continue
-        if made in seen or any(broken_rules(plan.hardware, plan.model, plan.workload, made)):
-            continue
-        seen.add(made)
-        predicted = predict(plan.hardware, plan.model, plan.workload, made)
-        points.append(Point(budget, name, replace(plan, decisions=made, predicted=predicted)))
-    return points
+            measured = self._run(point)
+        except (UserError, Failed) as error:
+            point.error = str(error)
+            return
+        into.append(measured.step_s * point.waves)
+        point.prefills_s.append(measured.prefill_s * point.waves)
 
 
-def measure(plan: Plan, checkpoint: Path, steps: int, seed: int) -> float:
-    """Seconds of a decode step: the median of ``steps``, after a prefill and some to warm up."""
-    device = find_device(plan)
-    copier = open_cuda(plan, device) if plan.hardware.gpu else None
-    work = plan.workload
-    prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, seed)
-    batch = Batch(prompts, steps + WARM_UP + 1, work.max_tokens, plan.decisions.prefill_chunk_tokens)
-    with closing(Engine(plan, open_skeleton(checkpoint), copier, device, EngineOptions())) as engine:
-        engine.load(batch, lambda *_: None)
-        made = generate(engine.sequences(batch), batch, Sampler(Sampling(temperature=1.0, seed=seed), device))
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return median(made.step_s[WARM_UP:])
+def steps_of(predicted_s: float, most: int, point_s: float) -> int:
+    """Measured steps of a point whose passes are to take about ``point_s`` in all."""
+    return max(FEWEST_STEPS, min(most, round(point_s / predicted_s) - WARM_UP - 1))
 
 
-def correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's: Pearson's of the ranks; equal values share the mean of theirs."""
-    ranks = torch.tensor([[sorted(x).index(v) + (list(x).count(v) - 1) / 2 for v in x] for x in (a, b)], dtype=torch.float64)
-    return torch.corrcoef(ranks)[0, 1].item()
+def run_point(worker: Worker, checkpoint: Path, asked: dict[str, Any], point: Point) -> Measured:
+    steps = steps_of(point.plan.predicted.decode_s_per_token, asked["steps"], asked["point_s"])
+    return worker(measure, Trial(point.plan, checkpoint, steps, asked["seed"]))
 
 
-def document(points: Sequence[Point], where: dict) -> dict:
-    """Per budget the regret, the noise of the plan's own repeats and the rank correlation, then every point."""
-    keys = ("budget", "name", "predicted_s", "measured_s", "steps_s")
-    rows = [{key: getattr(point, key) for key in keys} for point in points]
-    budgets = {}
-    for budget in dict.fromkeys(p.budget for p in points):
-        here = [p for p in points if p.budget == budget]
-        ours, best = here[0], min(here, key=lambda p: p.measured_s)
-        budgets[budget] = {
-            "points": len(here),
-            "notes": list(ours.plan.notes),
-            "regret": ours.measured_s / best.measured_s,
-            "best": best.name,
-            "noise": (max(ours.steps_s) - min(ours.steps_s)) / ours.measured_s,
-            "rank_correlation": correlation([p.predicted_s for p in here], [p.measured_s for p in here]),
-            "predicted_over_measured": ours.predicted_s / ours.measured_s,
-        }
-    whole = correlation([p.predicted_s for p in points], [p.measured_s for p in points])
-    return {"machine": where, "budgets": budgets, "rank_correlation": whole, "points": rows}
+def points_of(regime: Regime, bench: Bench, checkpoint: Path, worker: Worker, asked: dict[str, Any]) -> list[Point]:
+    """The plan of ``regime`` first, its neighbours, the peers' placements."""
+    sizes = {"vram": regime.vram, "dram": regime.dram}
+    keys = [f"hardware.{tier}_bytes={size}" for tier, size in sizes.items() if size]
+    work = {"prompt_tokens": asked["prompt"], "new_tokens": asked["steps"] + WARM_UP + 1, "batch": asked["batch"]}
+    keys += [f"workload.{key}={value}" for key, value in (work | {"requests": asked["batch"]}).items()]
+    path = bench.work / f"regret-{regime.name.replace(':', '-')}.yaml"
+    try:
+        bench.call("planner", "solve", "hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={path}", *keys)
+    except SystemExit as refused:  # the other regimes may have plans
+        return [Point(regime.name, OURS, None, error=str(refused).strip().splitlines()[-1])]
+    plan = read_plan(path)
 
+    def infer(room: dict[int | str, int]) -> dict[str, int | str]:
+        try:
+            return worker(infer_device_map, checkpoint, room)
+        except Failed as error:
+            raise UserError(str(error)) from error
 
-def show(made: dict) -> None:
-    for row in made["points"]:
-        spread = f"{min(row['steps_s']):.4f}-{max(row['steps_s']):.4f}"
-        ratio = row["predicted_s"] / row["measured_s"]
-        figures = f"{row['measured_s']:9.4f} s  {spread:16} predicted {row['predicted_s']:8.4f} {ratio:6.3f}"
-        print(f"{row['budget']:16} {row['name']:22} {figures}")
-    for budget, facts in made["budgets"].items():
-        for note in facts["notes"]:
-            print(f"{budget}: {note}")
-        print(f"{budget}: regret {facts['regret']:.3f} (best: {facts['best']}), noise {facts['noise']:.3f}, {facts['points']} points, "
-              f"rank correlation {facts['rank_correlation']:.3f}, predicted/measured {facts['predicted_over_measured']:.3f}")  # fmt: skip
-    print(f"rank correlation of all {len(made['points'])} points: {made['rank_correlation']:.3f}")
-
-
-def draw(points: Sequence[Point], path: Path) -> None:
-    """Measured over predicted, both logarithmic, a colour for each budget, the plans as stars."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 6))
-    for colour, budget in enumerate(dict.fromkeys(p.budget for p in points)):
-        here = [p for p in points if p.budget == budget]
-        axes.scatter([p.predicted_s for p in here], [p.measured_s for p in here], s=18, color=f"C{colour}", label=budget)
-        axes.scatter(here[0].predicted_s, here[0].measured_s, s=160, marker="*", color=f"C{colour}", edgecolors="black")
-    both = [s for p in points for s in (p.predicted_s, p.measured_s)]
-    axes.plot([min(both), max(both)], [min(both), max(both)], color="grey", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="predicted, s a step", ylabel="measured, s a step")
-    axes.legend(title="VRAM:DRAM; stars: the plans", fontsize=8)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    around = [*neighbourhood(regime.name, plan), *peers(regime.name, plan, infer)]
+    kept = sampled(around, asked["points"], asked["seed"])
+    print(f"{regime.name}: {len(kept)} points of {len(around)}, {OURS} predicted {plan.predicted.decode_s_per_token:.4f} s", flush=True)
+    return kept
 
 
 def main() -> None:
     try:
         given = given_of(sys.argv[1:], KEYS)
-        asked = {"repeats": 3, "steps": 8, "prompt": 128, "seed": 0} | read_values(given, ("checkpoint",), (), dict.fromkeys(
-            ("repeats", "steps", "prompt", "seed"), 0))  # fmt: skip
+        asked = USUAL | read_values(given, ("checkpoint",), (), NUMBERS)
+        regimes = [Regime.parse(text) for text in given.get("budgets", ":400MB,:600MB,:850MB").split(",")]
     except UserError as error:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    where = machine(bench.probe())
+    profile = bench.probe()
     checkpoint = asked.get("checkpoint") or bench.checkpoint("demo", "model=demo")
-    import_model(checkpoint)
     points: list[Point] = []
-    for k, budget in enumerate(given.get("budgets", ":400MB,:600MB,:800MB").split(",")):
-        sizes = dict(zip(("vram", "dram"), budget.split(":"), strict=True))
-        keys = [f"hardware.{tier}_bytes={size}" for tier, size in sizes.items() if size]
-        work = [f"workload.prompt_tokens={asked['prompt']}", f"workload.new_tokens={asked['steps'] + WARM_UP + 1}"]
-        path = bench.work / f"regret-{k}.yaml"
-        model = ["model=hf", f"model.checkpoint={checkpoint}", f"out={path}"]
-        bench.call("planner", "solve", "hardware=local", *model, *keys, *work)
-        points += neighbours(budget, read_plan(path))
-    runs = [point for point in points for _ in range(asked["repeats"])]
-    random.Random(asked["seed"]).shuffle(runs)
-    print(json.dumps(where), flush=True)
-    for number, point in enumerate(runs, 1):
-        point.steps_s.append(measure(point.plan, checkpoint, asked["steps"], asked["seed"]))
-        print(f"\r{number}/{len(runs)} {point.budget} {point.name:24}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    made = document(points, where)
+    with closing(Worker(HANG_S)) as worker:
+        where = worker(machine, profile)
+        print(json.dumps(where), flush=True)
+        study = Study(partial(run_point, worker, checkpoint, asked), asked)
+        for regime in regimes:
+            here = points_of(regime, bench, checkpoint, worker, asked)
+            study.measure(here)
+            points += here
+            made = document(points, where)
+            if "out" in given:  # after each regime: a machine that is lent may be taken away
+                out = Path(given["out"])
+                out.write_text(json.dumps(made, indent=1) + "\n")
+                draw(points, made, out.with_suffix(".png"))
     show(made)
-    if "out" in given:
-        Path(given["out"]).write_text(json.dumps(made, indent=1) + "\n")
-        draw(points, Path(given["out"]).with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -76,9 +76,8 @@ def made_up(size: Size, seed: int) -> Iterator[Token]:
         for pos, states in enumerate(model.states(random)):
             logits = model.logits(states)
             experts = np.argsort(-logits, axis=1)[:, : size.top_k]
-            probs = np.exp(logits - logits.max(1, keepdims=True))
-            probs = np.take_along_axis(probs / probs.sum(1, keepdims=True), experts, 1)
-            ahead = np.einsum("led,ld->le", model.routers[1:], states[:-1]) + model.biases[1:]
+            probs = np.take_along_axis(_softmax(logits), experts, 1)
+            ahead = _softmax(np.einsum("led,ld->le", model.routers[1:], states[:-1]) + model.biases[1:])
             near = np.einsum("led,ld->le", centroids[1:], states[:-1] / np.linalg.norm(states[:-1], axis=1, keepdims=True))
             phase = Phase.prefill if pos < size.prompt_tokens else Phase.decode
             yield Token(prompt, phase, pos, experts, probs, ahead, near)
@@ -139,6 +138,12 @@ class _Model:
 
 def _mixed(old: np.ndarray, new: np.ndarray, correlation: float) -> np.ndarray:
     return correlation * old + np.sqrt(1 - correlation**2) * new
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def main(arguments: list[str]) -> None:

@@ -47,9 +47,10 @@ class MixPolicy:
 
     needs_ahead: AheadScores | None = None
 
-    def __init__(self, layers: int, count: int, top_k: int):
-        shape = _Shape(layers, count, top_k)
-        self._layers = [_Layer(shape, layer) for layer in range(layers)]
+    def __init__(self, layers: int, count: int, top_k: int, further: Sequence[float] = ()):
+        """``further``: the first weights, for fetching, of dense features that a subclass adds in :meth:`_gather`."""
+        shape = _Shape(layers, count, top_k, tuple(further))
+        self._layers = [LayerRecord(shape, layer) for layer in range(layers)]
         self._top_k = top_k
         self._tables = np.zeros((layers * shape.groups * count, count), np.float32)
         self._cells = self._tables.view(f"V{self._tables.itemsize * count}").ravel()  # a row as one item, which is written faster
@@ -113,16 +114,11 @@ class MixPolicy:
         return self._layers[layer].foreseen
 
     def _weigh(self, layer: int) -> None:
-        """Gather the evidence of the layer's latest visit: it says what is due here and what the coming layer will use."""
+        """From the layer's latest visit: what is due here and what the coming layer will use."""
         here, coming, logits = self._layers[layer], self._layers[layer + 1 - len(self._layers)], self._logits
         now = here.turn()
-        np.log(here.often, out=now.frequencies)
-        now.recency[:] = self._used
-        now.prior[:] = coming.odds
-        self._path.take(here.context, out=now.rows, mode="clip")
-        np.add(now.rows, here.first_rows, out=now.rows)
-        self._tables.take(now.rows, 0, out=now.spoken, mode="clip")
-        self._weights.dot(now.evidence, out=logits)
+        self._gather(now, here, coming)
+        self._weights.dot(now.features, out=logits)
         here.odds[:] = logits[0]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
@@ -130,7 +126,16 @@ class MixPolicy:
         np.divide(self._one, logits, out=logits)
         coming.foreseen[:] = logits[1]
 
-    def _learn(self, here: _Layer) -> None:
+    def _gather(self, now: Evidence, here: LayerRecord, coming: LayerRecord) -> None:
+        """Write into ``now`` what the visit of ``here`` just over says of it and of the ``coming`` layer; ``further`` is a subclass's."""
+        np.log(here.often, out=now.frequencies)
+        now.recency[:] = self._used
+        now.prior[:] = coming.odds
+        self._path.take(here.context, out=now.rows, mode="clip")
+        np.add(now.rows, here.first_rows, out=now.rows)
+        self._tables.take(now.rows, 0, out=now.spoken, mode="clip")
+
+    def _learn(self, here: LayerRecord) -> None:
         """From the errors of the layer's visit before the latest one."""
         last = here.last
         here.learnt += self._share
@@ -149,23 +154,25 @@ class MixPolicy:
 
 
 class _Shape:
-    """How evidence is laid out: rows from the tables, ``groups`` of ``top_k`` experts each, then the dense features: logarithms of
-    frequencies, recency, the coming layer's odds, 1."""
+    """How evidence is laid out: rows from the tables, ``groups`` of ``top_k`` experts each, then the dense features: ``further``
+    ones for fetching alone, logarithms of frequencies, recency, the coming layer's odds, 1."""
 
-    def __init__(self, layers: int, count: int, top_k: int):
+    def __init__(self, layers: int, count: int, top_k: int, further: tuple[float, ...]):
         self.layers, self.count, self.top_k = layers, count, top_k
         self.near = min(KEEP_LAYERS, layers) + 1
         self.far = min(max(2, EVIDENCE_EXPERTS // top_k), layers)
         self.groups = self.near + self.far
         self.rows = self.groups * top_k
-        self.dense = len(HALF_LIVES_VISITS) + 3
+        self.further = further
+        self.dense = len(further) + len(HALF_LIVES_VISITS) + 3
 
     def first_weights(self) -> tuple[np.ndarray, np.ndarray]:
         """[keeping and fetching, rows + dense] weights, and which of the dense ones may be learnt. The rows' stay 1: their tables learn."""
         weights = np.zeros((2, self.rows + self.dense), np.float32)
         weights[0, : self.near * self.top_k] = 1
         weights[1, self.near * self.top_k : self.rows] = 1
-        weights[0, self.rows : -2] = START_WEIGHT
+        weights[0, self.rows + len(self.further) : -2] = START_WEIGHT
+        weights[1, self.rows : self.rows + len(self.further)] = self.further
         weights[1, -2] = 1
         may_learn = (weights[:, self.rows :] != 0).astype(np.float32)
         may_learn[:, -1] = 1
@@ -181,21 +188,23 @@ class _Shape:
         return (places[:, None] * self.top_k + np.arange(self.top_k)).ravel()
 
 
-class _Visit:
-    """The evidence of one visit of a layer: [rows + dense, experts], in views by what it says."""
+class Evidence:
+    """That of one visit of a layer: [rows + dense, experts], in views by what it says."""
 
     def __init__(self, shape: _Shape):
-        rates = shape.rows + len(HALF_LIVES_VISITS)
+        others = shape.rows + len(shape.further)
+        rates = others + len(HALF_LIVES_VISITS)
         self.rows = np.zeros(shape.rows, np.intp)
-        self.evidence = np.zeros((shape.rows + shape.dense, shape.count), np.float32)
-        self.evidence[-1] = 1
-        self.spoken = self.evidence[: shape.rows]
-        self.frequencies = self.evidence[shape.rows : rates]
-        self.recency, self.prior = self.evidence[rates], self.evidence[rates + 1]
-        self.dense_t = self.evidence[shape.rows :].T
+        self.features = np.zeros((shape.rows + shape.dense, shape.count), np.float32)
+        self.features[-1] = 1
+        self.spoken = self.features[: shape.rows]
+        self.further = tuple(self.features[shape.rows : others])
+        self.frequencies = self.features[others:rates]
+        self.recency, self.prior = self.features[rates], self.features[rates + 1]
+        self.dense_t = self.features[shape.rows :].T
 
 
-class _Layer:
+class LayerRecord:
     """What is known of one layer, and its two latest visits: the errors are of the visit before the latest."""
 
     def __init__(self, shape: _Shape, layer: int):
@@ -210,10 +219,10 @@ class _Layer:
         self.errors = np.zeros((2, shape.count), np.float32)
         self.keep_error, self.fetch_error = self.errors
         self.follows = False
-        self.last, self._now = _Visit(shape), _Visit(shape)
+        self.last, self._now = Evidence(shape), Evidence(shape)
         self.learnt = 4.0
 
-    def turn(self) -> _Visit:
+    def turn(self) -> Evidence:
         """Begin a visit; the one before becomes ``last``."""
         self.last, self._now = self._now, self.last
         return self._now

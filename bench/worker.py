@@ -1,0 +1,156 @@
+"""A process that measures plan after plan, so that its imports are paid once; a new one takes over when it dies or hangs."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from planner.errors import UserError
+from planner.plan import Plan
+
+WARM_UP = 1
+"""Steps of each run that do not count, after the prefill, which has filled the caches."""
+
+
+class Failed(Exception):
+    """What was asked did not come to an end; the message is one line."""
+
+
+class Worker:
+    """Calls functions in a process of its own, which imports torch; this one need not. ``limit_s``: longer than this is a hang."""
+
+    def __init__(self, limit_s: float):
+        self._limit_s = limit_s
+        self._context = multiprocessing.get_context("spawn")
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function``'s answer. UserError as it raised it; Failed for any other end, after which the next call has a new process, for a
+        device may be left in any state."""
+        if self._process is None:
+            self._start()
+        try:
+            self._pipe.send((function, arguments))
+            if not self._pipe.poll(self._limit_s):
+                self._process.kill()
+                raise Failed(f"no answer in {self._limit_s:g} s")
+            answer, error, healthy = self._pipe.recv()
+        except (EOFError, OSError) as end:
+            self._process.join(5)
+            status = self._process.exitcode
+            self.close()
+            raise Failed(f"its process ended with status {status}") from end
+        except Failed:
+            self.close()
+            raise
+        if error is None:
+            return answer
+        if healthy:
+            raise UserError(error)
+        self.close()
+        raise Failed(error)
+
+    def _start(self) -> None:
+        self._pipe, theirs = self._context.Pipe()
+        self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def close(self) -> None:
+        """End the process. Safe to call twice."""
+        if self._process is not None:
+            self._pipe.close()
+            self._process.join(5)
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer (answer, error, whether the process is as good as before) to each call until the other end closes."""
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            said = function(*arguments), None, True
+        except UserError as error:
+            said = None, " ".join(str(error).split()), True
+        except Exception as error:
+            said = None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", False
+        pipe.send(said)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan to be run once: ``steps`` steps are measured."""
+
+    plan: Plan
+    checkpoint: Path
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one run: the median step and the prefill."""
+
+    step_s: float
+    prefill_s: float
+
+
+def measure(trial: Trial) -> Measured:
+    """Run ``trial`` by the engine and the loop of `runtime run`. UserError when the plan does not fit what is free."""
+    import torch
+
+    try:
+        return _measure(trial)
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _measure(trial: Trial) -> Measured:
+    from runtime.cuda import find_device, free_vram, open_cuda, take_planned, told_when_vram_runs_out
+    from runtime.engine import Engine
+    from runtime.generate import Batch, Sampler, Sampling, generate
+    from runtime.host import EngineOptions
+    from runtime.memory import Free, free_dram, refuse_if_short
+    from runtime.model import import_model, open_skeleton
+    from runtime.prompts import random_ids
+
+    plan, work = trial.plan, trial.plan.workload
+    device = find_device(plan)
+    refuse_if_short(plan, Free(free_dram().dram_bytes, *free_vram(device)))
+    import_model(trial.checkpoint)
+    prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
+    batch = Batch(prompts, trial.steps + WARM_UP + 1, work.max_tokens, plan.decisions.prefill_chunk_tokens)
+    with told_when_vram_runs_out(plan, device):
+        copier = open_cuda(plan, device)
+        with closing(Engine(plan, open_skeleton(trial.checkpoint), copier, device, EngineOptions())) as engine:
+            engine.load(batch, lambda *_: None)
+            take_planned(plan, device)
+            made = generate(engine.sequences(batch), batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
+    return Measured(median(made.step_s[WARM_UP:]), made.prefill_s)
+
+
+def infer_device_map(checkpoint: Path, room: Mapping[int | str, int]) -> dict[str, int | str]:
+    """accelerate's own choice for ``checkpoint`` on the meta device. UserError where accelerate is not installed."""
+    from runtime.model import build_skeleton
+
+    try:
+        from accelerate import infer_auto_device_map
+    except ImportError as error:
+        raise UserError("accelerate is not installed, so that its choice is not known; pip install accelerate") from error
+    model = build_skeleton(checkpoint)
+    return dict(infer_auto_device_map(model, dict(room), no_split_module_classes=list(model._no_split_modules or [])))

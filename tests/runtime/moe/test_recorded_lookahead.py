@@ -1,0 +1,68 @@
+"""What foresight is worth on a trained model: every token of a text that tiny-mixtral reads is a step of its own."""
+
+from __future__ import annotations
+
+import json.decoder
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from planner.decisions import ExpertPolicyName
+from planner.policy.experts import AheadScores, ExpertPolicy, make_expert_policy
+from planner.policy.experts.ahead import AheadPolicy
+from planner.replay import Fetched, Prefetch, replay
+from planner.routing import Trace
+from planner.traces import read_trace
+from runtime.moe.forward import WholeExperts, take_over
+from runtime.moe.record import TraceRecorder
+from tests.conftest import SHARED
+
+PROMPTS, TOKENS = 8, 256
+LIKELY = Prefetch(2, 0.5)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    directory = SHARED / "models" / "tiny-mixtral"
+    if not directory.is_dir():
+        pytest.skip("no ../shared/models beside this checkout")
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    layers, path = model.model.layers, tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    recorder, source = TraceRecorder(path, layers), WholeExperts(layers)
+    for runner in take_over(layers, source):
+        runner.feed(source, watcher=recorder)
+    text = AutoTokenizer.from_pretrained(directory)(Path(json.decoder.__file__).read_text(), return_tensors="pt").input_ids
+    with torch.inference_mode():
+        for read in (text[:, :1], text[:, : PROMPTS * TOKENS].view(PROMPTS, -1)):
+            recorder.begin([read.shape[1]] * len(read))
+            model(read)
+    recorder.close()
+    return read_trace(path, 8, lambda share: None).all_decoded()
+
+
+def by_rank(layers: int, count: int, top_k: int) -> ExpertPolicy:
+    """The scores alone: the share of visits that used an expert of the same rank."""
+    return AheadPolicy(layers, count, top_k, make_expert_policy(ExpertPolicyName.mix, layers, count, top_k), AheadScores.router)
+
+
+def test_on_a_trained_model_lookahead_names_more_and_fetches_more_of_use_than_mix_or_scores_alone(
+    recorded: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, mix = (fetched_beside(recorded, name) for name in (ExpertPolicyName.lookahead, ExpertPolicyName.mix))
+    monkeypatch.setattr("planner.replay.make_expert_policy", lambda name, *shape: by_rank(*shape))
+    alone = fetched_beside(recorded, ExpertPolicyName.lookahead)
+    for slots in (2, 4):
+        assert both[slots].named > max(mix[slots].named, alone[slots].named)
+        assert gain(both[slots]) > max(gain(mix[slots]), gain(alone[slots]))
+    assert both[2].named > mix[2].named + 0.03 * recorded.experts.size
+
+
+def fetched_beside(trace: Trace, name: ExpertPolicyName) -> dict[int, Fetched]:
+    return {f.slots: f for f in replay(trace, name, [2, 4], LIKELY).fetched}
+
+
+def gain(fetched: Fetched) -> int:
+    """Those of use less those in vain: what planner.expert_cache.LIKELY weighs."""
+    return 2 * fetched.right - fetched.fetched
