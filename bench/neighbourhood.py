@@ -17,8 +17,10 @@ from planner.memory import vram_use
 from planner.neighbours import BATCH, candidates
 from planner.plan import Plan
 from planner.problem import Question
+from planner.program import solve
 from planner.rules import broken_rules
-from planner.solve import answer
+from planner.simple import Choice
+from planner.solve import answer, plan_of
 
 OURS = "the plan"
 IN_VRAM_USE = ("context", "workspace", "norms", "kv", "activations", "guard")
@@ -108,8 +110,10 @@ def _moved(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def _solved(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """One decision forced, all others solved again around it; the batch, too, with the same requests."""
+    """The fastest plan, which a simple one may have been taken for; then one decision forced, all others solved again around it; the batch,
+    too, with the same requests."""
     question = question_of(plan)
+    yield "the fastest, solved", plan_of(question, Choice(solve(question.hardware, question.model, question.workload, question.force)))
     asked = [(name, value) for name, _, value in candidates(question, plan.decisions)]
     asked += [("vram_slots", slots) for slots in (6, 8)] if plan.hardware.gpu else []
     asked += [(BATCH, batch) for batch in sorted({1, plan.decisions.batch // 2} - {0, plan.decisions.batch})]

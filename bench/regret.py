@@ -4,10 +4,11 @@
     python bench/regret.py work=/data/penstock checkpoint=DIR out=regret.json repeats=2 batch=4 seconds=140 points=26 \\
         budgets=DRAM-bound@2GiB:12GiB,SSD-bound@2GiB:2GiB,mixed@2GiB:2700MB
 
-For each regime (NAME@VRAM:DRAM or VRAM:DRAM) the solver's plan; that plan with one decision moved (cap, HWM, distance, policy, residents,
-slots, block, depth, chunk, copies in flight, expert slots); the plan solved around one decision that is forced, the batch among them;
-and what accelerate and llama.cpp would place where, executed by this engine. Regret is the plan's step over the best one measured;
-predicted over measured stands beside each point, their rank correlation and the spread of the repeats below.
+For each regime (NAME@VRAM:DRAM or VRAM:DRAM) the solver's plan, as it is, and the fastest where it took a simple one; that plan with one
+decision moved (cap, HWM, distance, policy, residents, slots, block, depth, chunk, copies in flight, expert slots); the plan solved around
+one decision that is forced, the batch among them; and what accelerate and llama.cpp would place where, executed by this engine. Regret is
+the plan's step over the best one measured; predicted over measured stands beside each point, their rank correlation and the spread of the
+repeats below.
 
 All points run in one worker process by the engine of `runtime run`, an engine each: each repeat of all in an order of its own, medians
 over steps and repeats. `points=` is the most of a regime, `seconds=` how long each regime may take, `point_s=` about how long the passes

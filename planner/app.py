@@ -184,7 +184,7 @@ def _refuse_both(verb: Verb, explicit: set[str], grammar: Grammar) -> None:
     """A verb that takes its problem from a file takes nothing of it from the command line."""
     if verb.instead not in explicit:
         return
-    described = sorted(key for key in explicit if key.partition(".")[0] in {*grammar.groups, "force", "moe"})
+    described = sorted(key for key in explicit if key.partition(".")[0] in {*grammar.groups, "force", "moe", "calibration"})
     if described:
         raise UserError(f"{described[0]}= with {verb.instead}=: the {verb.instead} holds the whole problem; leave one of them out")
 

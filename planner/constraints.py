@@ -65,10 +65,14 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
             if (phase, stage) == ("decode", Stage.compute) and launches_bind(plan):
                 said += ", launching kernels"
             yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {said}")
-        waited_s = phase_s - first_s - slowest_s
+        fixed_s = plan.passes_s[phase]
+        waited_s = phase_s - first_s - slowest_s - fixed_s
         if waited_s > 1e-9 * phase_s:
             said = f"{show_seconds(waited_s)} for experts that are known only after their router"
             yield Constraint(f"{phase}: routers", Grip.binds, waited_s, phase_s, "s", said)
+        if fixed_s:
+            said = f"{show_seconds(fixed_s)} in which no stage works, as runs found"
+            yield Constraint(f"{phase}: each pass", Grip.binds, fixed_s, phase_s, "s", said)
         if first_s:
             yield Constraint(f"{phase}: restored KV", Grip.binds, first_s, phase_s, "s", f"{show_seconds(first_s)} before the rest")
 

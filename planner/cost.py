@@ -22,7 +22,8 @@ from planner.workload import Objective, Workload
 @dataclass(frozen=True)
 class Prediction:
     """What a plan promises. Stage seconds are sums over a phase; a phase lasts as long as its largest stage, the prefill longer by what
-    it takes to restore the KV of its prompts' beginnings, a decode step by what its routers hold up."""
+    it takes to restore the KV of its prompts' beginnings, a decode step by what its routers hold up, each pass by the
+    profile's ``pass_s``."""
 
     load_s: float
     """From the imports' end to the first request: filling the residents of every tier, page-locking, loading kernels. The page cache is
@@ -89,7 +90,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     }
     streamed_s = moved.weights_h2d_s + fill * moved.kv_h2d_s
     routed = routed_s(hardware, model, decisions.batch, max(decode[Stage.compute], streamed_s), missed, moved)
-    prefill_s, decode_s = restore_s + max(stages.values()), max(routed, *decode.values())
+    prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, *decode.values()) + hardware.pass_s
     expert_bytes, visited = 0, 1.0
     if model.experts:
         expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
@@ -127,7 +128,11 @@ def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, deci
         loaded -= max(0, model.experts.units - kept) * model.experts.expert_bytes
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
-    pinned = used_bytes(dram_use(hardware, model, workload, decisions))
-    pin_s = max(0.0, pinned / GB * hardware.pin_s_per_gb - FIXED.imports_s)
+    pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - FIXED.imports_s)
     first_s = FIXED.first_kernels_s if hardware.gpu else FIXED.first_passes * decode_compute_s(hardware, model, workload, decisions.batch)
-    return max(read_s, pin_s, first_s)
+    return max(read_s, pin_s, first_s) + hardware.start_s
+
+
+def pinned_gb(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
+    """GB of DRAM that a start faults in, and locks for a GPU."""
+    return used_bytes(dram_use(hardware, model, workload, decisions)) / GB

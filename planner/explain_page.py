@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from planner.explain_table import EXPLAINED, seconds_more, signed, standing, value_text
+from planner.explain_table import EXPLAINED, SIMPLE, seconds_more, signed, standing, value_text
 from planner.explanation import Explanation, advice, step_text
 from planner.impossible import Impossible, shown_gb
 from planner.render import STAGES
@@ -78,7 +78,7 @@ def explanation_page(explanation: Explanation) -> str:
                 n.why if n.lost_s is None else seconds_more(n.lost_s, n.base.token_s), "" if n.lost_s is None else signed(n.loss),
             )) for n in e.neighbours
         ], (1, 2, 3, 4)),
-        _p(EXPLAINED, "dim"),
+        _p(SIMPLE if e.is_simple else EXPLAINED, "dim"),
     ]  # fmt: skip
     return _page(f"{plan.model.name} on {plan.hardware.name}", body)
 

@@ -15,10 +15,15 @@ from planner.impossible import Impossible, shown_gb
 from planner.margins import Margin
 from planner.neighbours import Neighbour
 from planner.render import WIDTH
+from planner.simple import doubt
 from planner.units import show_bytes, show_seconds
 
 _LOOKS = {Grip.binds: "bold yellow", Grip.needed: "", Grip.slack: "dim"}
 EXPLAINED = "The best plan is found again with one thing changed; seconds are of one token, % of all that is minimised."
+SIMPLE = (
+    "Of resources the fastest plan, of decisions the simple one is found again with one thing changed; seconds are of one token, % of all "
+    "that is minimised. That a decision takes less time is what the profile says, and not certain."
+)
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
@@ -34,7 +39,7 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     console.print(_margin_table(e.margins))
     console.print()
     console.print(_neighbour_table(e.neighbours))
-    _wrapped(console, EXPLAINED, "dim")
+    _wrapped(console, SIMPLE if e.is_simple else EXPLAINED, "dim")
     console.print()
     console.print(Text("What to buy next", style="bold"))
     _wrapped(console, advice(e), "bold green")
@@ -51,6 +56,10 @@ def standing(explanation: Explanation) -> str:
         f"{show_seconds(p.decode_s_per_token)} a step of {e.plan.decisions.batch} tokens"
     )
     text = f"Decode takes {step}, the first token {show_seconds(p.ttft_s)}. "
+    if e.left and e.is_simple:
+        return text + f"It is {doubt(e.left)}."
+    if e.left and not e.was_changed:
+        return text + "The program's own answer is the simple plan, since that another is faster is not certain here."
     slower = p.total_s / e.base.total_s - 1
     if e.was_changed:
         return text + f"The plan is {e.lost:.1%} slower than what the program answers here: it was changed, or made for another machine."

@@ -17,10 +17,9 @@ from planner.impossible import Impossible, explain_impossible
 from planner.infeasible import Infeasible
 from planner.output import write_at_once, write_json
 from planner.planfile import read_plan
-from planner.problem import Question
 from planner.render import make_console
 from planner.schema import SolveConfig, WorkloadConfig
-from planner.solve import question_from
+from planner.solve import Asked, read_question
 from planner.verb_schema import ExplainConfig
 
 
@@ -28,11 +27,11 @@ def explain_verb(cfg: ExplainConfig) -> None:
     """Explain and tell; the last line is one JSON document. Files are written when all is found."""
     check_share(cfg.step)
     given = read_plan(Path(cfg.plan)) if cfg.plan is not None else None
-    question = question_of(given) if given else _question(cfg)
+    asked = _asked(cfg) if given is None else Asked(question_of(given))
     with make_bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()) as bar:
         task = bar.add_task("solving again", total=None)
         try:
-            found: Explanation | Impossible = explain(question, given, cfg.step, lambda k, n: bar.update(task, completed=k, total=n))
+            found: Explanation | Impossible = explain(asked.question, given, cfg.step, lambda k, n: bar.update(task, completed=k, total=n))
         except Infeasible as error:
             bar.update(task, description="looking for what would fit", total=None)
             found = explain_impossible(error)
@@ -43,7 +42,7 @@ def explain_verb(cfg: ExplainConfig) -> None:
         page = explanation_page(found) if isinstance(found, Explanation) else impossible_page(found)
         write_at_once(Path(cfg.html), "html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
     console = make_console()
-    for note in cfg.notes:
+    for note in (*cfg.notes, *asked.notes):
         console.print(f"note: {note}", style="dim", soft_wrap=True)
     if isinstance(found, Explanation):
         print_explanation(found, console)
@@ -58,6 +57,7 @@ def _document(found: Explanation | Impossible) -> dict[str, Any]:
     return explanation.document(found) if isinstance(found, Explanation) else impossible.document(found)
 
 
-def _question(cfg: ExplainConfig) -> Question:
+def _asked(cfg: ExplainConfig) -> Asked:
     assert cfg.hardware is not None and cfg.model is not None
-    return question_from(SolveConfig(cfg.hardware, cfg.model, cfg.workload or WorkloadConfig(), cfg.force, cfg.moe))[0]
+    work = cfg.workload or WorkloadConfig()
+    return read_question(SolveConfig(cfg.hardware, cfg.model, work, cfg.force, cfg.moe, cfg.calibration))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from planner.constraints import Constraint, constraints, launches_bind
@@ -13,10 +14,11 @@ from planner.margins import NOTICEABLE, Margin, best_buy, margins
 from planner.neighbours import Neighbour, candidates, neighbours
 from planner.plan import Plan
 from planner.problem import Question
-from planner.program import Optimum, optimum
+from planner.program import Optimum, nearest_first, optimum
 from planner.resources import resources
 from planner.rules import broken_rules
-from planner.solve import answer
+from planner.simple import Choice, Gain, choose
+from planner.solve import plan_of
 from planner.units import show_seconds
 
 WORSE = 0.0075
@@ -33,6 +35,8 @@ class Explanation:
     """Rules that the plan that was given breaks."""
     own: Plan
     """What the program answers to the same question."""
+    left: Gain | None
+    """What the fastest plan gains over it, where it is the simple one for the doubt of that."""
     base: Optimum
     """The fastest plan's seconds; the program's own plan may take 0.5 % longer for the sake of memory."""
     constraints: tuple[Constraint, ...]
@@ -41,8 +45,13 @@ class Explanation:
 
     @property
     def lost(self) -> float:
-        """Share of what is minimised that the plan takes longer than the program's own."""
-        return self.plan.predicted.total_s / self.own.predicted.total_s - 1
+        """Share of what is minimised that the plan takes longer than the program's own, if it does."""
+        return max(0.0, self.plan.predicted.total_s / self.own.predicted.total_s - 1)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether the plan is the simple one, which the program took although another is faster by the profile."""
+        return self.left is not None and self.plan.decisions == self.own.decisions
 
     @property
     def was_changed(self) -> bool:
@@ -65,11 +74,12 @@ def explain(
 ) -> Explanation:
     """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource.
 
-    Costs two solves a resource and two a decision, about a second in all for a dense model; ``advance`` is told of (done, all) solves.
+    Costs two solves a resource and two a decision, three times as many a decision of the simple plan, whose neighbours are simple ones,
+    too; about a second in all for a dense model. ``advance`` is told of (done, all) steps.
     Raises ``planner.infeasible.Infeasible`` where no plan fits.
     """
-    own = answer(question)
-    base = optimum(question)
+    choice = choose(question)
+    own, base = plan_of(question, choice), optimum(question)
     assert base is not None
     broken = () if given is None else tuple(
         rule.message for rule in broken_rules(given.hardware, given.model, given.workload, given.decisions)
@@ -85,8 +95,22 @@ def explain(
         advance(done, total)
 
     found = margins(question, base, share, step)
-    beside = neighbours(question, base, asked, step)
-    return Explanation(question, plan, broken, own, base, constraints(plan, found), found, beside)
+    simple = choice.left is not None and plan.decisions == own.decisions
+    found_by = (_taken(plan), partial(_simple, plan)) if simple else (base, optimum)
+    beside = neighbours(question, found_by[0], asked, found_by[1], step)
+    return Explanation(question, plan, broken, own, choice.left, base, constraints(plan, found), found, beside)
+
+
+def _taken(plan: Plan) -> Optimum:
+    """What ``plan`` takes."""
+    p = plan.predicted
+    return Optimum(plan.decisions.batch, p.prefill_s, p.decode_s_per_token, p.total_s)
+
+
+def _simple(plan: Plan, question: Question) -> Optimum | None:
+    """What the simple plan for ``question`` takes, one batch being asked for, with the rest as in ``plan``."""
+    decisions = nearest_first(question, replace(plan.decisions, batch=question.workload.batch))
+    return None if decisions is None else _taken(plan_of(question, Choice(decisions)))
 
 
 def check_share(share: float) -> None:
@@ -140,6 +164,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "broken_rules": list(e.broken),
         "predicted": {"decode_s_per_token": _six(p.decode_s_per_token), "ttft_s": _six(p.ttft_s), "total_s": _six(p.total_s)},
         "slower_than_best": _six(e.lost),
+        "simple": {name: _six(value) for name, value in vars(e.left).items()} if e.left and e.is_simple else None,
         "best": _seconds(e.base),
         "constraints": [
             {"name": c.name, "grip": str(c.grip), "used": _six(c.used), "limit": _six(c.limit), "unit": c.unit, "said": c.said}

@@ -263,7 +263,10 @@ class Formulation(LinearProgram):
             most = choice.compute_s * ticks + lookups_t
             self.add(passes_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
-        self.total_t = prefill_weight * self.prefill_t + decode_weight * self.decode_t
+        pass_t = p.hardware.pass_s * ticks
+        passes = pulp.lpSum(bit * c.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
+        self.whole_prefill_t, self.whole_step_t = self.prefill_t + passes * pass_t, self.decode_t + pass_t
+        self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
 
     def _capacities(self) -> None:
         """The three capacities, from the items of ``planner.memory``. Slacks are in MB."""

@@ -6,6 +6,9 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+BY_HAND = "set by hand"
+"""Origin of a figure that the command line set."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -92,6 +95,12 @@ class HardwareProfile:
     gpu: Gpu | None
     origin: dict[str, str] = field(default_factory=dict)
     """Figure -> where it comes from: ``measured DATE: how`` or ``datasheet: where``."""
+    pass_s: float = 0.0
+    """Seconds of each pass over the model in which nothing else goes on, as runs of this model found them; 0 where none told."""
+    start_s: float = 0.0
+    """The same of a start, beyond reading, page-locking and the first kernels."""
+    spread: dict[str, float] = field(default_factory=dict)
+    """``planner.corrections.Figure`` -> the share by which nine of ten runs are within what the profile says of it, where runs told."""
 
     @property
     def dense_tflops(self) -> float:

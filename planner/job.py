@@ -19,6 +19,7 @@ from hydra.experimental.callback import Callback
 
 from planner.complaints import explain
 from planner.errors import UserError
+from planner.hardware import BY_HAND
 from planner.interrupt import raise_if_interrupted
 from planner.keys import Key
 from planner.overrides import key_of
@@ -181,7 +182,7 @@ def _credit(config: Any, overrides: list[str]) -> None:
             origin = config.hardware.origin
             for covered in [key for key in origin if key.startswith(path + ".")]:
                 del origin[covered]
-            origin[path] = "set by hand"
+            origin[path] = BY_HAND
 
 
 class SweepEnd(Callback):

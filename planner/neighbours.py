@@ -22,7 +22,8 @@ BATCH = "workload.batch"
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The best plan with ``key`` at ``value``, everything else left to the program. ``decided`` is what the plan says."""
+    """The plan with ``key`` at ``value``, everything else left to the program. ``decided`` is what the plan says, ``base`` what it takes,
+    or the fastest of all; ``found`` is found in the same way."""
 
     key: str
     """What a user sets to fix it."""
@@ -35,12 +36,12 @@ class Neighbour:
 
     @property
     def lost_s(self) -> float | None:
-        """Seconds per token beyond the best plan's."""
+        """Seconds per token beyond those of ``base``."""
         return None if self.found is None else self.found.token_s - self.base.token_s
 
     @property
     def loss(self) -> float | None:
-        """Share of what is minimised beyond the best plan's."""
+        """Share of what is minimised beyond that of ``base``."""
         return None if self.found is None else self.found.total_s / self.base.total_s - 1
 
     @property
@@ -60,14 +61,19 @@ def candidates(question: Question, decisions: Decisions, own: bool = False) -> l
 
 
 def neighbours(
-    question: Question, base: Optimum, asked: Iterable[tuple[str, Any, Any]], advance: Callable[[], None] = lambda: None
+    question: Question,
+    base: Optimum,
+    asked: Iterable[tuple[str, Any, Any]],
+    find: Callable[[Question], Optimum | None] = optimum,
+    advance: Callable[[], None] = lambda: None,
 ) -> tuple[Neighbour, ...]:
-    """Each of ``asked`` solved: one solve each, and one a batch where the batch is open. ``advance`` is called after each."""
+    """Each of ``asked`` found by ``find``, to be compared with ``base``, which it found where nothing was forced. ``advance`` is called
+    after each."""
     found = []
     for name, decided, value in asked:
         why, best = "no plan fits", None
         try:
-            best = optimum(_forced(question, base.batch, name, value))
+            best = find(_forced(question, base.batch, name, value))
         except UserError as error:
             why = str(error)
         found.append(Neighbour(BATCH if name == BATCH else Force.key(name), decided, value, base, best, "" if best else why))
@@ -76,7 +82,7 @@ def neighbours(
 
 
 def _forced(question: Question, batch: int, name: str, value: Any) -> Question:
-    """At the best plan's batch, so that a decision is compared and not another batch."""
+    """At the batch of ``base``, so that a decision is compared and not another batch."""
     if name == BATCH:
         return replace(question, workload=replace(question.workload, batch=value))
     return replace(question, workload=replace(question.workload, batch=batch), force=replace(question.force, **{name: value}))

@@ -8,10 +8,11 @@ from functools import cached_property
 from planner.cost import Prediction
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
+from planner.interval import Intervals, intervals
 from planner.model import ModelSpec
 from planner.placement import Placement, place
 from planner.reuse import BreakEven, break_even
-from planner.stages import Prefill
+from planner.stages import Prefill, prefill_passes
 from planner.workload import Workload
 
 FORMAT = 1
@@ -32,6 +33,17 @@ class Plan:
     def break_even(self) -> BreakEven:
         """From how many tokens on restoring the head of a prompt of the workload beats computing it, per tier."""
         return break_even(Prefill(self.hardware, self.model, self.workload, self.decisions))
+
+    @cached_property
+    def intervals(self) -> Intervals:
+        """Between what nine of ten runs will find the prediction's seconds."""
+        return intervals(self.hardware, self.model, self.workload, self.decisions)
+
+    @property
+    def passes_s(self) -> dict[str, float]:
+        """Phase -> seconds that its passes take beyond every stage (``HardwareProfile.pass_s``): of the prefill, and of one decode step."""
+        passes = prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, self.predicted.restored_tokens)
+        return {"prefill": passes * self.hardware.pass_s, "decode": self.hardware.pass_s}
 
     @property
     def placement(self) -> Placement:

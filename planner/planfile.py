@@ -33,12 +33,14 @@ _COMMENTS = {
     "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
     "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest, and a "
-    "decode step longer where experts are known late.",
+    "decode step longer where experts are known late; nine_in_ten: [least, most] in nine of ten runs.",
     "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
     "hardware": "What was assumed of the machine.",
     "model": "The model: bytes of each layer's attention and FFN, routed experts apart (a list when layers differ).",
     "workload": "The work that it was made for.",
 }
+_INTERVALS = "nine_in_ten"
+"""In the section ``predicted``: between what the seconds lie in nine of ten runs."""
 _UNWRAPPED = 2**31 - 1
 _KEYS_A_LINE, _LINE = 6, 100
 """A mapping is written on one line up to this many keys and columns."""
@@ -103,13 +105,18 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         prefill_chunk_tokens=convert(int, data["prefill_chunk_tokens"], "prefill_chunk_tokens"),
     )
     if broken_rules(hardware, model, workload, decisions):
-        predicted = build(Prediction, data.get("predicted"), "predicted")
+        predicted = build(Prediction, _without_intervals(data.get("predicted")), "predicted")
     else:
         predicted = predict(hardware, model, workload, decisions)
     if "break_even_tokens" in data:
         build(BreakEven, data["break_even_tokens"], "break_even_tokens")
     notes = convert(tuple[str, ...], data.get("notes") or [], "notes")
     return Plan(hardware, model, workload, decisions, predicted, notes)
+
+
+def _without_intervals(predicted: Any) -> Any:
+    """``predicted`` without what follows from the rest of the plan."""
+    return {key: value for key, value in predicted.items() if key != _INTERVALS} if isinstance(predicted, Mapping) else predicted
 
 
 def _load(path: Path, key: str) -> Mapping[str, Any]:
@@ -143,7 +150,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "experts": _plain(decisions.experts),
         "batch": decisions.batch,
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
-        "predicted": _rounded(_plain(plan.predicted)),
+        "predicted": _rounded(_plain(plan.predicted) | {_INTERVALS: _plain(plan.intervals)}),
         "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
         "hardware": hardware_mapping(plan.hardware),
         "model": _model_mapping(plan.model),
@@ -200,6 +207,8 @@ def _rounded(value: Any) -> Any:
     """Six figures are enough of a prediction, which is computed again when it is read."""
     if isinstance(value, Mapping):
         return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

@@ -31,7 +31,7 @@ from planner.infeasible import why_infeasible
 from planner.leftover import keep_more
 from planner.linear import MB
 from planner.memory import kept_file_bytes
-from planner.menu import MENUS, batch_menu, expert_chunk_bytes
+from planner.menu import MENUS, batch_menu, expert_chunk_bytes, ring_menu
 from planner.model import ModelSpec
 from planner.problem import Problem, Question
 from planner.rules import LIMITS, broken_rules
@@ -122,8 +122,31 @@ def optimum(question: Question) -> Optimum | None:
     best, best_s, _ = _best_batch(_problems(question))
     if best is None:
         return None
-    prefill_s, decode_s = (pulp.value(ticks) * best.tick_s for ticks in (best.prefill_t, best.decode_t))
+    prefill_s, decode_s = (pulp.value(ticks) * best.tick_s for ticks in (best.whole_prefill_t, best.whole_step_t))
     return Optimum(best.problem.batch, prefill_s, decode_s, best_s)
+
+
+def nearest_first(question: Question, like: Decisions) -> Decisions | None:
+    """A simple plan with the batch, the cache policy and the prefill's passes of ``like``: each tier filled, the nearest first, so that
+    within half a percent the device is copied as little as can be, and then the SSD read as little as can be, through the fewest slots; KV
+    of running sequences where the model computes. What is forced stays forced. None where that does not fit. Costs four solves.
+    UserError as in ``solve``."""
+    q = question
+    check_request(q.hardware, q.model, q.workload, q.force)
+    force = replace(q.force, prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
+    if q.hardware.gpu:
+        force = replace(force, vram_slots=ring_menu(force)[0])
+    plain = replace(q.workload, kv_spill=False)
+    program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch))
+    copied, read = program.h2d_t + program.expert_h2d_t, program.ssd_t + program.expert_ssd_t
+    for moved in (copied, read) if q.hardware.gpu else (read,):
+        if not program.minimise(moved):
+            return None
+        program.add(moved <= pulp.value(moved) * (1 + PREFERENCES.slower_at_most))
+    if not program.minimise(program.total_t):
+        return None
+    simple = _least_memory(program)
+    return None if broken_rules(q.hardware, q.model, q.workload, simple) else simple
 
 
 def _problems(question: Question) -> list[Problem]:
@@ -179,10 +202,10 @@ def _least_memory(program: Formulation) -> Decisions:
     p = program.problem
     best, slower = pulp.value(program.total_t), 1 + PREFERENCES.slower_at_most
     if p.workload.objective is Objective.ttft:
-        program.add(program.prefill_t <= pulp.value(program.prefill_t) * slower)
-        if not program.minimise(program.decode_t):
+        program.add(program.whole_prefill_t <= pulp.value(program.whole_prefill_t) * slower)
+        if not program.minimise(program.whole_step_t):
             raise RuntimeError("the program found a best prefill and lost it looking for the best decode")
-        program.add(program.decode_t <= pulp.value(program.decode_t) * slower)
+        program.add(program.whole_step_t <= pulp.value(program.whole_step_t) * slower)
     else:
         program.add(program.total_t <= best * slower)
     memory = (p.hardware.vram_bytes + p.hardware.dram_bytes) / MB

@@ -225,7 +225,7 @@ def _prediction(plan: Plan, console: Console) -> None:
     )
     for label, value, remark in rows:
         _line(console, Text(f"  {label:<11} ").append(f"{value:<22} ", "bold green").append(remark, style="dim"))
-    for sentence in filter(None, (_verdict(plan), _restoring(plan))):
+    for sentence in filter(None, (_likely(plan), _verdict(plan), _restoring(plan))):
         for line in textwrap.wrap(sentence, console.width, initial_indent="  ", subsequent_indent="  "):
             _line(console, Text(line))
 
@@ -235,6 +235,13 @@ def _of_prefill(plan: Plan) -> str:
     if p.restored_tokens:
         return f"restoring {p.restored_tokens} tokens takes {show_seconds(p.restore_s)}"
     return f"prefill {show_seconds(p.prefill_s)}, bound by {STAGES[p.bottleneck_prefill]}"
+
+
+def _likely(plan: Plan) -> str:
+    """Between what the predicted seconds lie."""
+    ranges = plan.intervals
+    named = (("load", ranges.load_s), ("prefill", ranges.prefill_s), ("decode", ranges.decode_s_per_token))
+    return "Nine runs in ten: " + ", ".join(f"{name} {show_seconds(least)} to {show_seconds(most)}" for name, (least, most) in named) + "."
 
 
 def _restoring(plan: Plan) -> str:
@@ -276,6 +283,7 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
         "policy": str(d.weights.policy),
         "layers": _layers(d, plan),
         "predicted": _short({name: value for name, value in vars(p).items() if not isinstance(value, dict)}),
+        "nine_in_ten": {name: [float(f"{s:.6g}") for s in ends] for name, ends in vars(plan.intervals).items()},
         "stages": {phase: _short(getattr(p, f"{phase}_stages")) for phase in ("prefill", "decode")},
         "decided": asdict(d),
         "tiers": {fill.tier: {"capacity_bytes": fill.capacity_bytes, "items": fill.items} for fill in fills(plan)},

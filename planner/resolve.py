@@ -8,7 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.errors import UserError
+from planner.corrections import Figure
+from planner.errors import UserError, nearest
 from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
 from planner.model import ModelSpec
 from planner.schema import GpuConfig, HardwareConfig, ModelConfig, WorkloadConfig
@@ -25,6 +26,8 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
     _at_least("hardware", cfg, 0, "vram_bytes", "ssd_bytes")
     _at_least("hardware", cfg, 1, "dram_bytes")
     _positive("hardware", cfg, "layer_launch_s")
+    _at_least("hardware", cfg, 0, "pass_s", "start_s")
+    _check_spread(cfg.spread)
     _at_least("hardware.ssd", cfg.ssd, 0, "write_gbps")
     _at_least("hardware.dram", cfg.dram, 0, "copy_gbps", "read_gbps", "pin_s_per_gb")
     _at_least("hardware.cpu", cfg.cpu, 1, "cores")
@@ -55,6 +58,9 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         layer_launch_s=cfg.layer_launch_s,
         gpu=gpu,
         origin=dict(cfg.origin),
+        pass_s=cfg.pass_s,
+        start_s=cfg.start_s,
+        spread=dict(cfg.spread),
     )
 
 
@@ -83,6 +89,9 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "ssd_while_h2d_gbps": gpu.ssd_while_h2d_gbps,
         },
         "layer_launch_s": profile.layer_launch_s,
+        "pass_s": profile.pass_s,
+        "start_s": profile.start_s,
+        "spread": dict(profile.spread),
         "origin": dict(profile.origin),
     }
 
@@ -184,6 +193,15 @@ def _rows(key: str, rows: list[list[Any]], shape: str, width: int) -> list[list[
         if any(x != int(x) for x in row[:-1]):
             raise UserError(f"{key}: the row {list(row)} must be {shape}, whole numbers before the rate")
     return rows
+
+
+def _check_spread(spread: Mapping[str, float]) -> None:
+    names = [figure.value for figure in Figure]
+    for name, share in spread.items():
+        if name not in names:
+            raise UserError(f"hardware.spread.{name}: no such figure; choose of {', '.join(names)}{nearest(name, names)}")
+        if not (math.isfinite(share) and share >= 0):
+            raise UserError(f"hardware.spread.{name}={share}: must be 0 or more")
 
 
 def _at_least(section: str, cfg: Any, least: int, *names: str) -> None:

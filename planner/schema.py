@@ -7,6 +7,7 @@ Sizes are bytes (an override may say ``6GiB``), GB = 1e9.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -88,6 +89,12 @@ class HardwareConfig:
     """Host seconds to issue one decoder layer's kernels."""
     origin: dict[str, str] = field(default_factory=dict)
     """Figure -> `measured DATE: how` or `datasheet: where`; a group's name covers all its figures."""
+    pass_s: float = 0.0
+    """Seconds that each pass over the model takes beyond its slowest stage, as `runtime run calibrate=true` found them."""
+    start_s: float = 0.0
+    """Seconds that a start takes beyond reading, page-locking and the first kernels, found likewise."""
+    spread: dict[str, float] = field(default_factory=dict)
+    """Of what runs have measured: figure -> the share by which nine of ten runs are within the profile's."""
 
 
 @dataclass
@@ -228,6 +235,15 @@ class MoeConfig:
     """Bytes of one copy of a part of an expert."""
 
 
+class CalibrationUse(StrEnum):
+    """Which corrections of the hardware's figures a plan goes by."""
+
+    own = "own"
+    """Those that runs on this machine found, where there are any."""
+    off = "off"
+    """None: the profile as it is."""
+
+
 @dataclass
 class SolveConfig:
     """`planner solve`"""
@@ -237,6 +253,8 @@ class SolveConfig:
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     force: ForceConfig = field(default_factory=ForceConfig)
     moe: MoeConfig = field(default_factory=MoeConfig)
+    calibration: CalibrationUse = CalibrationUse.own
+    """`own`: rates as `runtime run calibrate=true` found them on this machine; `off`: as the profile has them."""
     out: str = "plan.yaml"
     """The plan file to write."""
     notes: list[str] = field(default_factory=list)

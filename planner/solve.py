@@ -4,40 +4,55 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.cost import predict
 from planner.errors import UserError
 from planner.expert_notes import expert_notes
 from planner.force import Force
+from planner.learned import with_calibration
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.problem import Question
-from planner.program import solve
 from planner.render import make_console, print_plan, summary
 from planner.resolve import hardware_from, model_from, workload_from
 from planner.reuse_notes import reuse_notes
-from planner.schema import SolveConfig
+from planner.schema import CalibrationUse, SolveConfig
+from planner.simple import Choice, choose, doubt
 from planner.traced_hits import with_hits
 
 
 def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, and ``planner.infeasible.Infeasible`` when there is no plan."""
-    question, curve = question_from(cfg)
-    plan = answer(question, tuple(cfg.notes))
-    return replace(plan, notes=(*plan.notes, *reuse_notes(plan, question.force), *expert_notes(plan, curve)))
+    asked = read_question(cfg)
+    plan = answer(asked.question, (*cfg.notes, *asked.notes))
+    return replace(plan, notes=(*plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.curve)))
 
 
 def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:
-    """The best plan. Raises UserError, and ``planner.infeasible.Infeasible`` when there is none."""
-    q = question
-    decisions = solve(q.hardware, q.model, q.workload, q.force)
-    return Plan(q.hardware, q.model, q.workload, decisions, predict(q.hardware, q.model, q.workload, decisions), notes)
+    """The plan to run, with a note where it is the simple one. Raises UserError; ``planner.infeasible.Infeasible`` when there is none."""
+    return plan_of(question, choose(question), notes)
 
 
-def question_from(cfg: SolveConfig) -> tuple[Question, str | None]:
-    """What ``cfg`` asks, and where the hits of a trace come from, in words. Raises UserError for a value that cannot be."""
+def plan_of(question: Question, choice: Choice, notes: tuple[str, ...] = ()) -> Plan:
+    """``choice`` as the plan that answers ``question``."""
+    q, doubts = question, () if choice.left is None else (doubt(choice.left),)
+    predicted = predict(q.hardware, q.model, q.workload, choice.decisions)
+    return Plan(q.hardware, q.model, q.workload, choice.decisions, predicted, (*notes, *doubts))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question as the configuration has it. ``notes`` say by which runs its machine is corrected, ``curve``: whose hits."""
+
+    question: Question
+    notes: tuple[str, ...] = ()
+    curve: str | None = None
+
+
+def read_question(cfg: SolveConfig) -> Asked:
+    """What ``cfg`` asks, of the machine as runs found it. Raises UserError for a value that cannot be."""
     hardware, workload, model = hardware_from(cfg.hardware), workload_from(cfg.workload), model_from(cfg.model)
     if workload.kv_spill and not hardware.ssd_write_gbps:
         raise UserError("hardware.ssd.write_gbps=0: KV pages that spill are written to the SSD; set its rate, or workload.kv_spill=false")
@@ -45,7 +60,10 @@ def question_from(cfg: SolveConfig) -> tuple[Question, str | None]:
         raise UserError("hardware.dram.copy_gbps=0: KV that is restored is copied in DRAM; set its rate, or workload.kept_tokens=0")
     force = Force.from_config(cfg.force, cfg.moe)
     model, curve = with_hits(model, cfg.moe)
-    return Question(hardware, model, workload, force), curve
+    calibrated: tuple[str, ...] = ()
+    if cfg.calibration is CalibrationUse.own:
+        hardware, calibrated = with_calibration(hardware, model)
+    return Asked(Question(hardware, model, workload, force), calibrated, curve)
 
 
 def solve_plan(cfg: SolveConfig) -> None:

@@ -260,5 +260,8 @@ class Prefill:
         }
 
     def seconds(self, start: int = 0) -> float:
-        """Of the slowest stage."""
-        return max(self.stages(start).values())
+        """Of the slowest stage, and of what no stage explains in each pass."""
+        return max(self.stages(start).values()) + self._passes_s(start)
+
+    def _passes_s(self, start: int) -> float:
+        return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

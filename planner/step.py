@@ -9,9 +9,12 @@ from planner.stages import Stage
 
 ROUTERS = "routers"
 """The lane of what cannot overlap, since it is known only after a router."""
+EACH_PASS = "each pass"
+"""The lane of what no stage explains (``HardwareProfile.pass_s``)."""
 
 KINDS = {
-    "attn": "attention", "ffn": "FFN", "head": "LM head", "layer": "layers", "rest": "KV and routed experts", "wait": "waiting for experts"
+    "attn": "attention", "ffn": "FFN", "head": "LM head", "layer": "layers", "rest": "KV and routed experts", "wait": "waiting for experts",
+    "pass": "what no stage explains",
 }
 """What pieces of work are there, and what people call them."""
 
@@ -50,9 +53,11 @@ def lanes(plan: Plan) -> tuple[Lane, ...]:
         Stage.compute: [(f"layer {i}", "layer", 1) for i in range(plan.model.layers)],
     }
     found = [Lane(stage, _in_turn(work[stage], 0.0, p.decode_stages[stage])) for stage in work if p.decode_stages[stage] > 0]
-    slowest_s = max(p.decode_stages.values())
-    if p.decode_s_per_token > slowest_s * (1 + 1e-9):
-        found.append(Lane(ROUTERS, (Part("waiting for experts", "wait", slowest_s, p.decode_s_per_token),)))
+    slowest_s, explained_s = max(p.decode_stages.values()), p.decode_s_per_token - plan.passes_s["decode"]
+    if explained_s > slowest_s * (1 + 1e-9):
+        found.append(Lane(ROUTERS, (Part("waiting for experts", "wait", slowest_s, explained_s),)))
+    if plan.passes_s["decode"]:
+        found.append(Lane(EACH_PASS, (Part("no stage works", "pass", explained_s, p.decode_s_per_token),)))
     return tuple(found)
 
 

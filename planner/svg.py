@@ -27,7 +27,7 @@ LETTER = 6.2
 
 def look_of(kind: str) -> str:
     """The class of a piece of a step's work."""
-    return {"attn": "c0", "ffn": "c2", "head": "c4", "layer": "c1", "rest": "c3", "wait": "left"}[kind]
+    return {"attn": "c0", "ffn": "c2", "head": "c4", "layer": "c1", "rest": "c3", "wait": "left", "pass": "c5"}[kind]
 
 
 def look_of_item(item: str, at: int) -> str:

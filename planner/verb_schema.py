@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
-from planner.schema import ForceConfig, HardwareConfig, ModelConfig, MoeConfig, WorkloadConfig
+from planner.schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, MoeConfig, WorkloadConfig
 
 
 @dataclass
@@ -21,6 +21,8 @@ class ExplainConfig:
     workload: WorkloadConfig | None = None
     force: ForceConfig = field(default_factory=ForceConfig)
     moe: MoeConfig = field(default_factory=MoeConfig)
+    calibration: CalibrationUse = CalibrationUse.own
+    """As in `planner solve`; a plan file holds its own rates."""
     step: float = 0.1
     """How much more and less of each resource is tried, as a share of it; of memory whole GB, and room for one layer at least."""
     out: str | None = None

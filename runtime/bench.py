@@ -16,6 +16,7 @@ from planner.bars import bar_console
 from planner.errors import UserError
 from planner.infeasible import Infeasible
 from planner.output import write_json
+from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.schema import SolveConfig
 from planner.units import GB, show_bytes, show_seconds
@@ -40,8 +41,8 @@ def bench(cfg: BenchConfig) -> None:
     out = writable(Path(cfg.out).expanduser(), "out")
     if cfg.checkpoint is None and cfg.model.checkpoint is None:
         raise UserError(f"model={cfg.model.name} is a geometry without weights; give model=hf model.checkpoint=DIR, or checkpoint=DIR")
-    setting = read_setting(SolveConfig(cfg.hardware, cfg.model, cfg.workload, cfg.force))
-    for note in cfg.notes:
+    setting = read_setting(SolveConfig(cfg.hardware, cfg.model, cfg.workload, cfg.force, calibration=cfg.calibration))
+    for note in (*cfg.notes, *(setting.best.notes if isinstance(setting.best, Plan) else ())):
         print(f"note: {note}")
     print(_heading(cfg, setting), flush=True)
     results: dict[str, dict[str, Any]] = {}

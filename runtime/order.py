@@ -16,6 +16,7 @@ from planner.plan import Plan
 from planner.planfile import read_plan
 from planner.rules import BrokenRule, broken_rules
 from planner.trace_file import check_form
+from runtime.calibrate import check_calibration
 from runtime.knobs import check_engine
 from runtime.kv.check import check_reuse, check_scratch
 from runtime.requests import Asked, read_requests
@@ -58,6 +59,8 @@ def read_order(cfg: RunConfig) -> Order:
     _check_values(cfg)
     plan = _read_forced(cfg)
     check_reuse(cfg.kv, plan)
+    if cfg.calibrate:
+        check_calibration(plan)
     plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
         most = plan.decisions.batch

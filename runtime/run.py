@@ -16,6 +16,7 @@ from planner.interrupt import uninterrupted
 from planner.output import write_json
 from planner.trace import Timeline
 from planner.trace_file import write_trace
+from runtime.calibrate import calibrate, check_card
 from runtime.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from runtime.engine import Engine
 from runtime.generate import Batch, Generation, Sampler, Sampling, generate
@@ -64,6 +65,8 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     """Execute ``order``: texts, tables and one JSON line on stdout, the report in ``order.out``. ``ground`` is given back on the way."""
     transformers.utils.logging.disable_progress_bar()
     console = Console(highlight=False)
+    if cfg.calibrate:
+        check_card(order.plan, device)
     job = prepare(cfg, order, device, ground.free())
     for note in dict.fromkeys([*job.plan.notes, *cfg.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
@@ -82,7 +85,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
         rules_broken=streamed.rules_broken,
         logits=logits,
     )
-    report = make_report(outcome)
+    report = make_report(outcome) | {"calibration": calibrate(outcome) if cfg.calibrate else None}
     write_json(order.out, "out", report)
     if order.trace is not None:
         write_trace(streamed.timeline, order.trace)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
-from planner.schema import ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from planner.schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
 
 
 class Validation(StrEnum):
@@ -101,6 +101,8 @@ class RunConfig:
     """The report to write."""
     trace: str | None = None
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
+    calibrate: bool = False
+    """Keep what the run measured of the machine, for `planner solve` to go by."""
     verbose: bool = False
     """Log each load and eviction."""
     kv: ReuseConfig = field(default_factory=ReuseConfig)
@@ -120,6 +122,8 @@ class BenchConfig:
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     force: ForceConfig = field(default_factory=ForceConfig)
     """As in `planner solve`; a mode that contradicts it is not run."""
+    calibration: CalibrationUse = CalibrationUse.own
+    """As in `planner solve`."""
     modes: list[str] = field(default_factory=lambda: ["full", "preload", "stream", "mixed"])
     """Where weights are while the model runs. full: all of them where it computes (VRAM, or DRAM without a GPU); preload: all in VRAM
     and DRAM, as many in VRAM as fit; stream: all in DRAM, none kept in VRAM; mixed: the best plan that reads the SSD, too. Without a

@@ -13,6 +13,7 @@ from rich.table import Table
 from planner.cost import Prediction
 from planner.units import show_bytes, show_seconds
 from runtime.account import table
+from runtime.calibrate import calibrated_line
 from runtime.kv.facts import told
 from runtime.report import FIGURES, WORKING, Outcome, busiest
 from runtime.stages import StageClock
@@ -58,6 +59,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         same = "bit-identical" if outcome.logits["identical"] else differ
         text = f"logits of {{passes}} passes against the unstreamed model: {same}, same top token {{same_argmax:.1%}}"
         console.print(text.format(**outcome.logits), style="bold")
+    if report["calibration"]:
+        console.print(calibrated_line(report["calibration"]), markup=False, soft_wrap=True)
     for line in outcome.rules_broken:
         console.print(f"rule broken at run time: {line}", style="bold red", markup=False)
     console.print(f"report: {path}", style="dim", soft_wrap=True)

@@ -140,7 +140,7 @@ def save_tiny(
         "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True},
     }
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **sizes, **moe.get(model_type, {}), **more)
+    config = AutoConfig.for_model(model_type, **(sizes | moe.get(model_type, {}) | more))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for name, p in model.named_parameters():
         torch.nn.init.normal_(p, std=0.05) if "norm" not in name else torch.nn.init.normal_(p, mean=1.0, std=0.05)

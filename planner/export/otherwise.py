@@ -1,8 +1,8 @@
 """A decode step as another engine makes it: what moves over which link, what computes, and what waits for what.
 
 Where the planner's own prediction can be asked (decisions changed, all else alike), it is. What no plan can say (copies that do not
-overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates; an engine's own
-overheads are left out.
+overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates, with what runs of ours
+found that a pass takes beyond its stages; an engine's own overheads are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from planner.units import GB, show_bytes
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one decode step's stages. ``routed_s`` is what a step takes at least since a layer's experts are known late."""
+    """Seconds of one decode step's stages. ``routed_s`` is what a step takes at least since a layer's experts are known late, ``pass_s``
+    what it takes beyond every stage."""
 
     batch: int
     ssd_s: float
@@ -30,12 +31,13 @@ class Step:
     d2h_s: float
     compute_s: float
     routed_s: float
+    pass_s: float
     overlapped: bool = True
 
     @property
     def seconds(self) -> float:
         stages = (self.ssd_s, self.h2d_s, self.d2h_s, self.compute_s)
-        return max(self.routed_s, max(stages) if self.overlapped else sum(stages))
+        return max(self.routed_s, max(stages) if self.overlapped else sum(stages)) + self.pass_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -46,7 +48,8 @@ def planned(plan: Plan) -> Step:
     """The step that ``plan`` predicts."""
     p, d = plan.predicted, plan.decisions
     ssd_s, h2d_s, d2h_s, compute_s = (p.decode_stages[stage] for stage in (Stage.ssd, Stage.h2d, Stage.d2h, Stage.compute))
-    return Step(d.batch, ssd_s, h2d_s, d2h_s, compute_s, p.decode_s_per_token if plan.model.experts else 0.0)
+    pass_s = plan.passes_s["decode"]
+    return Step(d.batch, ssd_s, h2d_s, d2h_s, compute_s, p.decode_s_per_token - pass_s if plan.model.experts else 0.0, pass_s)
 
 
 def decided(plan: Plan, decisions: Decisions) -> Plan | None:

@@ -164,7 +164,7 @@ class Simulation:
         self._record.passed(PASS, name, began - self._record.offset_ns, 0)
 
     def _pass(self, each: Pass) -> None:
-        """Every unit once; ends when the last one was computed."""
+        """Every unit once; ends when the last one was computed, and what no stage explains is over: in that time nothing goes on."""
         lanes = self._lanes
         before = {track: (lane.busy_ns, lane.nbytes) for track, lane in lanes.of.items()}
         self._feed.begin_pass()
@@ -203,6 +203,7 @@ class Simulation:
         self._at += 1
         self._acted += 1
         self._rebase()
+        self._record.offset_ns += ns(self._plan.hardware.pass_s)
 
     def _route(self, each: Pass, layer: int) -> None:
         """The layer's routed experts, each as soon as it is there."""

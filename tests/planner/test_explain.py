@@ -25,10 +25,13 @@ from planner.problem import Question
 from planner.program import optimum, search, solve
 from planner.render import STAGES
 from planner.resources import ALL, resources
-from planner.solve import answer
+from planner.schema import SolveConfig, WorkloadConfig
+from planner.solve import answer, read_question
 from planner.step import ROUTERS, lanes
 from planner.workload import Objective
 from tests.planner.small import GB, MB, machine, model, work
+from tests.planner.test_presets import hardware as preset
+from tests.planner.test_presets import model as model_preset
 
 SSD_BOUND = Question(machine(vram=1500 * MB, dram=2 * GB), model(24), work())
 """24 layers of 160 MB, of which most come from the SSD."""
@@ -239,6 +242,31 @@ def test_an_edited_plan_is_told_what_it_lost_and_which_decision_costs_it() -> No
     assert own["force.cap_layers"] > 0.05 and own["force.resident_ffn"] < 0.01 and own["force.policy"] < 0.01
     said = said_by(print_explanation, found)
     assert "slower than what the program answers here" in said and "planner diff" in said and "as in the plan" in said
+
+
+IN_DOUBT = read_question(SolveConfig(preset("rtx5080"), model_preset("llama70b"), WorkloadConfig("chat"))).question
+"""Where the fastest plan waits for the SSD as long as for copies, by a datasheet's rates."""
+
+
+def test_the_simple_plan_is_said_to_be_chosen_and_its_neighbours_are_compared_with_it() -> None:
+    found = explain(IN_DOUBT, None, 0.1)
+    assert found.is_simple and not found.was_changed and found.lost == 0
+    text = said_by(print_explanation, found)
+    assert "It is the simple plan (each tier filled, nearest first)" in text and "of decisions the simple one" in text
+    assert all(n.base.total_s == found.plan.predicted.total_s for n in found.neighbours)
+    losses = {(n.key, n.value): n.loss for n in found.neighbours if n.loss is not None}
+    decided = found.plan.decisions.weights
+    assert losses["force.resident_ffn", decided.vram.resident_units.ffn - 1] > 0 and losses["force.policy", "rolling"] > 1
+    assert min(losses.values()) > -0.005, "the simple plan gives up half a percent for memory, as others do"
+    assert document(found)["simple"]["least"] == pytest.approx(found.left.least, rel=1e-5)
+
+
+def test_the_fastest_plan_is_told_that_the_program_would_take_the_simple_one() -> None:
+    q = IN_DOUBT
+    given = plan_of(q, solve(q.hardware, q.model, q.workload))
+    found = explain(question_of(given), given, 0.1)
+    assert not found.is_simple and not found.was_changed and found.lost >= 0 and document(found)["simple"] is None
+    assert "The program's own answer is the simple plan" in said_by(print_explanation, found)
 
 
 def test_a_plan_that_breaks_a_rule_is_told_so_and_the_best_one_is_explained() -> None:

@@ -1,0 +1,138 @@
+"""`runtime run calibrate=true`: what the real engine measured is what `planner solve` goes by."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+import runtime.calibrate
+from planner.calibration import calibration_path
+from planner.cost import predict
+from planner.decisions import KvPages, SsdReads
+from planner.errors import UserError
+from planner.learned import with_calibration
+from planner.plan import Plan
+from planner.planfile import write_plan
+from tests.runtime.fakes import LockingCopier
+from tests.runtime.faults import put_in
+from tests.runtime.running import Desk, desk
+from tests.support import GPU, decisions, machine, plan_for, save_tiny, workload
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers large enough that a run moves what tells of a rate."""
+    return save_tiny(tmp_path_factory.mktemp("learn"), hidden_size=512, intermediate_size=1536, head_dim=128)
+
+
+@pytest.fixture(autouse=True)
+def own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PENSTOCK_CONFIG_DIR", str(tmp_path / "config"))
+    return tmp_path / "config"
+
+
+@pytest.fixture
+def plan(checkpoint: Path) -> Plan:
+    made = decisions(cap=1, hwm=4, distance=3, pages=8)
+    large_blocks = replace(made, weights=replace(made.weights, ssd=SsdReads(1 << 20, 4, 4 << 20)))
+    return plan_for(checkpoint, large_blocks, work=workload(new_tokens=12))
+
+
+@pytest.fixture
+def here(tmp_path: Path, plan: Plan) -> Desk:
+    return desk(tmp_path, plan)
+
+
+def test_a_run_that_is_not_asked_to_keeps_nothing(here: Desk, own_config: Path) -> None:
+    assert here.run()["calibration"] is None
+    assert not own_config.exists()
+
+
+def test_what_a_run_measured_is_what_the_next_plan_is_made_of(here: Desk, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    report = here.run(calibrate=True)
+    out = capsys.readouterr().out
+    assert re.search(r"calibrated: .*ssd \d", out) and json.loads(out.splitlines()[-1])["report"]
+    path = calibration_path(plan.hardware)
+    (run,) = yaml.safe_load(path.read_text())["runs"]
+    assert {"ssd_gbps", "weights_gbps", "pass_s", "start_s", "drive", "when"} <= set(run)
+    hardware, notes = with_calibration(plan.hardware, plan.model)
+    assert max(p.gbps for p in hardware.ssd_read) == pytest.approx(report["calibration"]["ssd_gbps"], rel=1e-3)
+    assert hardware.cpu_matvec_gbps == pytest.approx(report["calibration"]["weights_gbps"], rel=1e-3)
+    assert hardware.pass_s == pytest.approx(report["calibration"]["pass_s"], rel=1e-3)
+    assert "calibrated by 1 run on this machine" in notes[0] and "calibration=off" in notes[0]
+
+
+def test_the_corrected_profile_predicts_the_run_that_corrected_it(here: Desk, plan: Plan) -> None:
+    measured = here.run(calibrate=True)["measured"]
+    hardware, _ = with_calibration(plan.hardware, plan.model)
+    said = predict(hardware, plan.model, plan.workload, plan.decisions)
+    assert said.decode_s_per_token == pytest.approx(measured["decode_s_per_token"], rel=0.25)
+
+
+def test_a_second_run_is_kept_beside_the_first_also_when_its_plan_was_calibrated(here: Desk, plan: Plan) -> None:
+    here.run(calibrate=True)
+    hardware, _ = with_calibration(plan.hardware, plan.model)
+    write_plan(replace(plan, hardware=hardware), here.plan)
+    told = here.run(calibrate=True)["calibration"]
+    first, second = yaml.safe_load(calibration_path(plan.hardware).read_text())["runs"]
+    assert first["weights_gbps"] == pytest.approx(hardware.cpu_matvec_gbps, rel=1e-3)
+    assert second["weights_gbps"] == pytest.approx(told["of_profile"]["weights"] * hardware.cpu_matvec_gbps, rel=1e-3)
+    assert "by 2 runs" in with_calibration(plan.hardware, plan.model)[1][0]
+
+
+def test_another_machines_file_is_not_added_to(here: Desk, plan: Plan) -> None:
+    path = calibration_path(plan.hardware)
+    path.parent.mkdir(parents=True)
+    path.write_text("penstock_calibration: 1\nmachine: {hardware: test, gpu: another card, cpu_cores: 2}\nruns: []\n")
+    before = path.read_text()
+    assert "another machine" in here.refusal(calibrate=True)
+    assert path.read_text() == before
+
+
+def test_a_damaged_file_is_refused_before_anything_is_loaded(here: Desk, plan: Plan) -> None:
+    path = calibration_path(plan.hardware)
+    path.parent.mkdir(parents=True)
+    path.write_text("penstock_calibration: 1\nmachine: [\n")
+    assert "not readable as YAML" in here.refusal(calibrate=True)
+
+
+def test_a_card_that_is_not_the_plans_teaches_nothing(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    import torch
+
+    from runtime.calibrate import check_card
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another card")
+    with pytest.raises(UserError, match="the plan's GPU is a card, this one another card"):
+        check_card(replace(plan, hardware=machine(gpu=True)), torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU.name)
+    check_card(replace(plan, hardware=machine(gpu=True)), torch.device("cuda", 0))
+
+
+def test_a_run_that_moves_little_tells_of_compute_alone(tmp_path: Path) -> None:
+    tiny = save_tiny(tmp_path / "moe", "mixtral")
+    report = desk(tmp_path, plan_for(tiny, decisions(pages=8))).run(calibrate=True)
+    assert report["measured"]["ssd_bytes_per_token"] > 0
+    assert set(report["calibration"]["of_profile"]) <= {"weights", "products"}
+
+
+def test_on_a_card_the_link_and_the_kv_that_streams_teach_their_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.calibrate, "LEAST_BYTES", 1)
+    put_in(monkeypatch, LockingCopier())
+    made = decisions(gpu=True, resident=(2, 2, 0), head_blocks=1)
+    plan = plan_for(save_tiny(tmp_path / "dense"), replace(made, kv=KvPages(64, 2, 4, 0)), True, workload(kv_spill=True))
+    told = desk(tmp_path, plan).run(calibrate=True)["calibration"]
+    assert {"h2d", "d2h", "weights", "page_lock"} <= set(told["of_profile"])
+    hardware, _ = with_calibration(plan.hardware, plan.model)
+    assert hardware.gpu.h2d.peak == pytest.approx(told["h2d_gbps"], rel=1e-3)
+
+
+def test_prompts_that_were_not_foreseen_teach_nothing_of_the_prefill(here: Desk, tmp_path: Path) -> None:
+    unequal = tmp_path / "prompts.jsonl"
+    unequal.write_text('{"tokens": [5, 6, 7]}\n{"tokens": [5, 6, 7, 8, 9, 10, 11]}\n')
+    told = here.run(calibrate=True, prompts=str(unequal))["calibration"]
+    assert "products" not in told["of_profile"] and "weights" in told["of_profile"]
