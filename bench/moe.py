@@ -78,7 +78,7 @@ class Cases:
         out = self._bench.work / "moe-peer.json"
         keys = {"checkpoint": self.checkpoint, "vram_bytes": self._vram, "prompt_tokens": PROMPT, "new_tokens": 4, "out": out}
         asked = [f"{key}={value}" for key, value in (keys | {"work": self._bench.work / "peers", "limit_s": 420}).items()]
-        (theirs,) = compare(Request.read([*asked, "systems=accelerate"]))["rows"]
+        (theirs,) = compare(Request.read([*asked, "systems=accelerate_dram"]))["rows"]
         if theirs["message"]:
             print(f"accelerate: {theirs['message']}", flush=True)
             return
