@@ -98,13 +98,15 @@ class CardExperts:
         return places
 
     def start(self) -> None:
-        """Fill from DRAM the slots that layers keep and that nobody filled, and begin to fetch ahead where a visit says so."""
-        held = {key: self._cache.slot(*key) for key in self._layouts}
+        """Fill from DRAM the slots that layers keep and that nobody filled, wait for that, and begin to fetch ahead where a visit says so."""
+        held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
         self._copies.lies_in(slot for slot in held.values() if slot is not None)
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
-                self._copy_all(*key, slot)
+                over = self._copy_all(*key, slot)
+        if over is not None:
+            self._device.host_waits(over)
         with uninterrupted():
             self._thread.start()
 
@@ -210,8 +212,8 @@ class CardExperts:
                 raise RuntimeError(f"no slot for expert {layer}.{expert}")
             return slot
 
-    def _copy_all(self, layer: int, expert: int, slot: int) -> None:
-        self._copy(layer, expert, slot, *self._dram.place(layer, expert), self._layouts[layer, expert].segments)
+    def _copy_all(self, layer: int, expert: int, slot: int) -> Event:
+        return self._copy(layer, expert, slot, *self._dram.place(layer, expert), self._layouts[layer, expert].segments)
 
     def _copy(self, layer: int, expert: int, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
         with self._cond:
