@@ -26,7 +26,7 @@ from rich.table import Table  # noqa: E402
 from bench.handicaps import CASES, Measured, measure  # noqa: E402
 from bench.keys import given_keys, read_names, read_values  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
-from planner.checkpoint import spec_from_checkpoint  # noqa: E402
+from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
 from planner.errors import UserError  # noqa: E402
 from planner.planfile import read_plan  # noqa: E402
 from planner.units import GB, show_bytes  # noqa: E402

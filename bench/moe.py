@@ -28,9 +28,9 @@ from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, bound_row, limit_of, link_limit, machine  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
 from bench.peers.run import Request, compare  # noqa: E402
-from planner.checkpoint import spec_from_checkpoint  # noqa: E402
+from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
 from planner.errors import UserError  # noqa: E402
-from planner.experts import TRANSIT_SLOTS, fewest_slots  # noqa: E402
+from planner.moe.experts import TRANSIT_SLOTS, fewest_slots  # noqa: E402
 
 PROMPT, NEW, RECORDED = 128, 48, 128
 """Tokens of a request; and of one whose routings are recorded."""

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_keys  # noqa: E402
-from planner.checkpoint import read_checkpoint  # noqa: E402
+from planner.checkpoints.checkpoint import read_checkpoint  # noqa: E402
+from planner.checkpoints.safetensors_header import TensorEntry  # noqa: E402
 from planner.errors import UserError  # noqa: E402
-from planner.safetensors_header import TensorEntry  # noqa: E402
 from runtime.store.parameters import DTYPES  # noqa: E402
 
 CODE = 24

@@ -11,15 +11,15 @@ from statistics import median
 from planner.cost import predict
 from planner.decisions import CachePolicy, Decisions, Tier
 from planner.errors import UserError
-from planner.explanation import question_of
+from planner.explain.explanation import question_of
+from planner.explain.neighbours import BATCH, candidates
 from planner.force import Force
+from planner.learn.simple import Choice
 from planner.memory import vram_use
-from planner.neighbours import BATCH, candidates
 from planner.plan import Plan
 from planner.problem import Question
 from planner.program import solve
 from planner.rules import broken_rules
-from planner.simple import Choice
 from planner.solve import answer, plan_of
 
 OURS = "the plan"

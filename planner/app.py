@@ -15,9 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-from planner.arguments import arguments, parse
 from planner.complaints import explain
-from planner.complete import complete_word
 from planner.errors import UserError, nearest
 from planner.interrupt import Terminated, terminate_as_interrupt
 from planner.job import LOCAL, Call, calling
@@ -26,6 +24,8 @@ from planner.keys import keys_of, strip_none
 from planner.overrides import Grammar, key_of, normalise, quote
 from planner.probe.profile import profile_dir
 from planner.sweeps import check_launcher, death_of_worker, sweep_directory
+from planner.verbs.arguments import arguments, parse
+from planner.verbs.complete import complete_word
 from planner.wsm import Environment, read_environment
 
 CONFIG = "pkg://conf"
@@ -142,7 +142,7 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
     multirun = bool(args.multirun) or any(o.replace(" ", "").upper() == "HYDRA.MODE=MULTIRUN" for o in args.overrides)
     grammar = _grammar(verb, multirun, args.config_dir)
     if args.help:
-        from planner.help import print_help
+        from planner.verbs.help import print_help
 
         print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.schema, grammar)
         return 0

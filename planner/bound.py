@@ -7,7 +7,7 @@ import math
 from planner.cost import objective_weights
 from planner.memory import OVERHEADS, dram_workspace_bytes
 from planner.menu import chunk_menu, pass_menu, ssd_menu
-from planner.misses import visit
+from planner.moe.misses import visit
 from planner.pages import page_menu
 from planner.problem import Problem
 from planner.reuse import kept_set

@@ -19,12 +19,12 @@ from planner.decisions import (
     WeightDecisions,
 )
 from planner.errors import UserError
-from planner.experts import fewest_slots
 from planner.force import MOE, Force
 from planner.hardware import HardwareProfile
 from planner.memory import pages_per_sequence
 from planner.menu import MENUS, ssd_menu
 from planner.model import ModelSpec
+from planner.moe.experts import fewest_slots
 from planner.rules import LIMITS, broken_rules, expert_chunk_range, head_blocks
 from planner.workload import Objective, Workload
 

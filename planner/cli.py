@@ -23,7 +23,7 @@ from planner.verb_schema import (
 @job
 def probe(cfg: ProbeConfig) -> None:
     """measure this machine and keep what was found as a hardware profile"""
-    from planner.probe_verb import probe_verb
+    from planner.verbs.probe import probe_verb
 
     probe_verb(cfg.probe)
 
@@ -41,7 +41,7 @@ def solve(cfg: SolveConfig) -> None:
 @job
 def explain(cfg: ExplainConfig) -> None:
     """say why a plan is as it is, what each resource and decision is worth, and what to buy next; or why no plan fits"""
-    from planner.explain_verb import explain_verb
+    from planner.verbs.explain import explain_verb
 
     explain_verb(cfg)
 
@@ -50,7 +50,7 @@ def explain(cfg: ExplainConfig) -> None:
 @job
 def diff(cfg: DiffConfig) -> None:
     """show where two plans differ: decisions, predictions, and what they assume"""
-    from planner.diff_verb import diff_verb
+    from planner.verbs.diff import diff_verb
 
     diff_verb(cfg)
 
@@ -59,7 +59,7 @@ def diff(cfg: DiffConfig) -> None:
 @job
 def doctor(cfg: DoctorConfig) -> int:
     """look at this machine: what stands in the way of a fast run, what to change and why"""
-    from planner.doctor_verb import doctor_verb
+    from planner.verbs.doctor import doctor_verb
 
     return doctor_verb(cfg)
 
@@ -68,7 +68,7 @@ def doctor(cfg: DoctorConfig) -> int:
 @job
 def replay(cfg: ReplayConfig) -> None:
     """act a routing trace out under expert policies, and compare what they keep and fetch with the best possible"""
-    from planner.replay_verb import replay_verb
+    from planner.verbs.replay import replay_verb
 
     replay_verb(cfg)
 
@@ -77,7 +77,7 @@ def replay(cfg: ReplayConfig) -> None:
 @job
 def export(cfg: ExportConfig) -> None:
     """write a plan for another engine, with what that engine cannot be told and what it costs"""
-    from planner.export_verb import export_verb
+    from planner.verbs.export import export_verb
 
     export_verb(cfg)
 
@@ -86,7 +86,7 @@ def export(cfg: ExportConfig) -> None:
 @job
 def report(cfg: ReportConfig) -> None:
     """gather plans and runs of a directory of sweeps into one table: CSV, JSON and a page with plots"""
-    from planner.report_verb import report_verb
+    from planner.verbs.report import report_verb
 
     report_verb(cfg)
 
@@ -95,7 +95,7 @@ def report(cfg: ReportConfig) -> None:
 @job
 def simulate(cfg: SimulateConfig) -> None:
     """act a plan out unit by unit: its loads, evictions and waits, and the seconds that come of them"""
-    from planner.simulate_verb import simulate_verb
+    from planner.verbs.simulate import simulate_verb
 
     simulate_verb(cfg)
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from planner.contention import contention
 from planner.decisions import Decisions
-from planner.experts import kept_in_all
 from planner.hardware import HardwareProfile
 from planner.memory import dram_use, ssd_use, used_bytes, vram_use
-from planner.misses import misses, visit
 from planner.model import ModelSpec
+from planner.moe.experts import kept_in_all
+from planner.moe.misses import misses, visit
+from planner.moe.routed import routed_s
 from planner.placement import place
 from planner.reuse import expected
-from planner.routed import routed_s
 from planner.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, ssd_gbps, table_is_far
 from planner.units import GB
 from planner.workload import Objective, Workload

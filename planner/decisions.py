@@ -123,8 +123,8 @@ class ExpertPolicyName(StrEnum):
 
 @dataclass(frozen=True)
 class ExpertSlots:
-    """Slots for routed experts, of one expert each. ``planner.experts`` says how many of a tier's slots keep experts of which layer, and
-    how many are left for those that pass through."""
+    """Slots for routed experts, of one expert each. ``planner.moe.experts`` says how many of a tier's slots keep experts of which layer,
+    and how many are left for those that pass through."""
 
     vram_slots: int
     """0 without a GPU."""

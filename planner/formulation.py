@@ -15,12 +15,12 @@ import pulp
 from planner.contention import contention
 from planner.cost import objective_weights
 from planner.decisions import CachePolicy, Tier
-from planner.expert_terms import ExpertTerms
 from planner.kept_terms import KeptTerms
 from planner.kv_terms import KvTerms
 from planner.linear import GB_IN_MB, MB, LinearProgram
 from planner.memory import OVERHEADS, dram_workspace_bytes, ssd_in_place_bytes, unit_dram_bytes, unit_vram_bytes
 from planner.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
+from planner.moe.terms import ExpertTerms
 from planner.pages import page_menu
 from planner.placement import head_block_bytes, ring_classes
 from planner.problem import Problem

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import UserError, nearest
-from planner.hits import default_hit_rates
 from planner.model import Experts, ModelSpec
+from planner.moe.hits import default_hit_rates
 from planner.schema import ModelConfig
 
 

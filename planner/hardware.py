@@ -100,7 +100,7 @@ class HardwareProfile:
     start_s: float = 0.0
     """The same of a start, beyond reading, page-locking and the first kernels."""
     spread: dict[str, float] = field(default_factory=dict)
-    """``planner.corrections.Figure`` -> the share by which nine of ten runs are within what the profile says of it, where runs told."""
+    """``planner.learn.corrections.Figure`` -> the share by which nine of ten runs are within what the profile says, where runs told."""
 
     @property
     def dense_tflops(self) -> float:

@@ -8,7 +8,7 @@ from functools import cached_property
 from planner.cost import Prediction
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
-from planner.interval import Intervals, intervals
+from planner.learn.interval import Intervals, intervals
 from planner.model import ModelSpec
 from planner.placement import Placement, place
 from planner.reuse import BreakEven, break_even

@@ -15,8 +15,8 @@ from planner.build import build, convert
 from planner.cost import Prediction, predict
 from planner.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
 from planner.errors import UserError, nearest
-from planner.hits import flaw
 from planner.model import Experts, ModelSpec
+from planner.moe.hits import flaw
 from planner.plan import FORMAT, Plan
 from planner.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
 from planner.reuse import BreakEven

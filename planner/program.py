@@ -24,7 +24,6 @@ from planner.decisions import (
     WeightDecisions,
 )
 from planner.force import Force
-from planner.foresight import expert_prefetch
 from planner.formulation import Formulation
 from planner.hardware import HardwareProfile
 from planner.infeasible import why_infeasible
@@ -33,6 +32,7 @@ from planner.linear import MB
 from planner.memory import kept_file_bytes
 from planner.menu import MENUS, batch_menu, expert_chunk_bytes, ring_menu
 from planner.model import ModelSpec
+from planner.moe.foresight import expert_prefetch
 from planner.problem import Problem, Question
 from planner.rules import LIMITS, broken_rules
 from planner.workload import Objective, Workload

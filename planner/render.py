@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from planner.decisions import Decisions, ExpertSlots, Tier
-from planner.experts import kept_in_all
 from planner.hardware import HardwareProfile
 from planner.memory import LEFT_ALONE
 from planner.model import Experts
+from planner.moe.experts import kept_in_all
 from planner.plan import Plan
 from planner.reuse import held, kept_set
 from planner.stages import Stage, ssd_gbps

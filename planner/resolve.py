@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.corrections import Figure
 from planner.errors import UserError, nearest
 from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from planner.learn.corrections import Figure
 from planner.model import ModelSpec
 from planner.schema import GpuConfig, HardwareConfig, ModelConfig, WorkloadConfig
 from planner.units import show_bytes
@@ -120,7 +120,7 @@ def model_from(cfg: ModelConfig) -> ModelSpec:
         from planner.geometry import spec_from_geometry
 
         return spec_from_geometry(cfg)
-    from planner.checkpoint import spec_from_checkpoint
+    from planner.checkpoints.checkpoint import spec_from_checkpoint
 
     spec = spec_from_checkpoint(Path(cfg.checkpoint))
     if cfg.layers is not None and cfg.layers != spec.layers:

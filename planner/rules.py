@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.decisions import CachePolicy, Decisions, Tier
-from planner.experts import TRANSIT_SLOTS, fewest_slots
 from planner.hardware import HardwareProfile
 from planner.memory import dram_use, kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence, ssd_need, vram_use
 from planner.model import Experts, ModelSpec
+from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
 from planner.placement import head_block_bytes
 from planner.units import ALIGN, GB, align_up, show_bytes
 from planner.workload import Workload

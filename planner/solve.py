@@ -9,9 +9,11 @@ from pathlib import Path
 
 from planner.cost import predict
 from planner.errors import UserError
-from planner.expert_notes import expert_notes
 from planner.force import Force
-from planner.learned import with_calibration
+from planner.learn.learned import with_calibration
+from planner.learn.simple import Choice, choose, doubt
+from planner.moe.notes import expert_notes
+from planner.moe.traced_hits import with_hits
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.problem import Question
@@ -19,8 +21,6 @@ from planner.render import make_console, print_plan, summary
 from planner.resolve import hardware_from, model_from, workload_from
 from planner.reuse_notes import reuse_notes
 from planner.schema import CalibrationUse, SolveConfig
-from planner.simple import Choice, choose, doubt
-from planner.traced_hits import with_hits
 
 
 def make_plan(cfg: SolveConfig) -> Plan:

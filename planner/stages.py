@@ -14,8 +14,8 @@ from planner.contention import contention
 from planner.decisions import Decisions, Tier
 from planner.hardware import Curve, Gpu, HardwareProfile
 from planner.memory import kv_layer_bytes, kv_page_bytes
-from planner.misses import Misses, misses
 from planner.model import Experts, ModelSpec
+from planner.moe.misses import Misses, misses
 from planner.placement import place
 from planner.units import GB
 from planner.workload import Workload

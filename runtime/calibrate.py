@@ -8,10 +8,10 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from planner.calibration import Calibration, Machine, calibration_path, check_writable, read_calibration, run_of, write_calibration
 from planner.drive import drive_of
 from planner.errors import UserError
-from planner.fit import Measured, fit
+from planner.learn.calibration import Calibration, Machine, calibration_path, check_writable, read_calibration, run_of, write_calibration
+from planner.learn.fit import Measured, fit
 from planner.plan import Plan
 from planner.stages import Stage
 from planner.units import GB

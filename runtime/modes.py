@@ -8,10 +8,10 @@ from typing import Any
 
 from planner.decisions import Tier
 from planner.errors import UserError, nearest
-from planner.experts import fewest_slots
 from planner.hardware import HardwareProfile
 from planner.infeasible import Infeasible
 from planner.model import ModelSpec
+from planner.moe.experts import fewest_slots
 from planner.plan import Plan
 from planner.resolve import hardware_from, model_from
 from planner.rules import LIMITS, head_blocks

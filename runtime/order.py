@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.checkpoint import spec_from_checkpoint
+from planner.checkpoints.checkpoint import spec_from_checkpoint
 from planner.decisions import KvReuse
 from planner.errors import UserError
 from planner.force import Force

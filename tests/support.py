@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from planner.checkpoint import spec_from_checkpoint
+from planner.checkpoints.checkpoint import spec_from_checkpoint
 from planner.cost import predict
 from planner.decisions import (
     CachePolicy,
@@ -26,8 +26,8 @@ from planner.decisions import (
     VramWeights,
     WeightDecisions,
 )
-from planner.experts import fewest_slots
 from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from planner.moe.experts import fewest_slots
 from planner.plan import Plan
 from planner.workload import Objective, Workload
 

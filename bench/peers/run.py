@@ -30,7 +30,7 @@ from bench.link import Bench, machine  # noqa: E402
 from bench.peers.peer import SYSTEMS, Job, Measured  # noqa: E402
 from bench.peers.picture import draw  # noqa: E402
 from bench.peers.table import Ended, Row, describe, make_rows, show  # noqa: E402
-from planner.checkpoint import spec_from_checkpoint  # noqa: E402
+from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
 from planner.errors import UserError  # noqa: E402
 from runtime.prompts import random_ids  # noqa: E402
 

@@ -26,7 +26,7 @@ from planner.export.otherwise import (
     weights_outside_bytes,
 )
 from planner.memory import kept_page_bytes
-from planner.misses import visit
+from planner.moe.misses import visit
 from planner.plan import Plan
 from planner.units import GB, show_bytes
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from planner.cost import predict
 from planner.decisions import Decisions, Tier
 from planner.memory import kv_page_bytes
-from planner.misses import visit
+from planner.moe.misses import visit
 from planner.placement import split
 from planner.plan import Plan
 from planner.rules import broken_rules

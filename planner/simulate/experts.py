@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from planner.expert_cache import ExpertCache, Routing
-from planner.experts import kept_slots
+from planner.moe.cache import ExpertCache, Routing
+from planner.moe.experts import kept_slots
 from planner.plan import Plan
 from planner.policy.experts import make_expert_policy
 from planner.simulate.lanes import Lanes, Work, ns

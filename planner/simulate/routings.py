@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.expert_cache import Routing
 from planner.model import Experts
+from planner.moe.cache import Routing
+from planner.moe.routing import Trace
 from planner.policy.experts import AheadScores
-from planner.routing import Trace
 
 
 class Routings(Protocol):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import xxhash
 
-from planner.checkpoint import CONFIG, PACK_MANIFEST, parse_object, read_bytes, read_checkpoint
+from planner.checkpoints.checkpoint import CONFIG, PACK_MANIFEST, parse_object, read_bytes, read_checkpoint
 from planner.errors import UserError
 from runtime.kv.keys import namespace
 

@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from planner.expert_cache import ExpertCache, Routing
 from planner.interrupt import uninterrupted
+from planner.moe.cache import ExpertCache, Routing
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
 from runtime.moe.copies import ExpertCopies
@@ -98,7 +98,7 @@ class CardExperts:
         return places
 
     def start(self) -> None:
-        """Fill from DRAM the slots that layers keep and that nobody filled, wait for that, and begin to fetch ahead where a visit says so."""
+        """Fill from DRAM the slots that layers keep and that nobody filled, wait for it, and begin to fetch ahead where a visit says so."""
         held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
         self._copies.lies_in(slot for slot in held.values() if slot is not None)
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from planner.errors import UserError
-from planner.expert_cache import ExpertCache, Routing
+from planner.moe.cache import ExpertCache, Routing
 from planner.units import align_up
 from runtime.arena import Arena
 from runtime.load import Arrival

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from planner.expert_cache import Routing
+from planner.moe.cache import Routing
 from runtime.moe.ahead import Ahead
 from runtime.moe.modules import expert_parameters, layers_with_experts
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from planner.expert_cache import Routing
+from planner.moe.cache import Routing
 from runtime.device import Event
 from runtime.moe.dram import DramExperts, Key
 from runtime.moe.forward import Arrived

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from planner.errors import UserError
-from planner.routing import Phase
-from planner.traces import trace_line
+from planner.moe.routing import Phase
+from planner.moe.traces import trace_line
 from runtime.moe.ahead import CentroidsAhead, RouterAhead
 from runtime.moe.modules import layers_with_experts
 

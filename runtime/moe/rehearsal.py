@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from planner.expert_cache import Routing
+from planner.moe.cache import Routing
 from runtime.model import views
 from runtime.moe.forward import Arrived
 from runtime.store.base import TensorLayout

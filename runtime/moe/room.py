@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.expert_cache import ExpertCache
-from planner.experts import kept_slots
+from planner.moe.cache import ExpertCache
+from planner.moe.experts import kept_slots
 from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy.experts import ExpertPolicy, make_expert_policy

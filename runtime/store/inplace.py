@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from planner.checkpoint import read_checkpoint
+from planner.checkpoints.checkpoint import read_checkpoint
 from planner.errors import UserError
 from planner.placement import Unit
 from runtime.store.layout import Parameter, Source, UnitLayout, lay_in_place

@@ -26,7 +26,7 @@ class Piece:
 
 
 class Stored(Protocol):
-    """What is known of a checkpoint tensor: ``planner.checkpoint.TensorEntry`` fits."""
+    """What is known of a checkpoint tensor: ``planner.checkpoints.checkpoint.TensorEntry`` fits."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

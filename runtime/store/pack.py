@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from planner.checkpoint import read_checkpoint
+from planner.checkpoints.checkpoint import read_checkpoint
 from planner.errors import UserError
 from planner.units import ALIGN, show_bytes
 from runtime.store.blockdev import open_device

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
-from planner.hits import default_hit_rates
 from planner.model import Experts, ModelSpec
+from planner.moe.hits import default_hit_rates
 from planner.workload import Objective, Workload
 
 MB = 10**6

@@ -15,9 +15,9 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.checkpoint import read_checkpoint, spec_from_checkpoint
+from planner.checkpoints.checkpoint import read_checkpoint, spec_from_checkpoint
+from planner.checkpoints.tensor_names import classify
 from planner.errors import UserError
-from planner.tensor_names import classify
 from tests.planner.test_geometry import spec_bytes
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "models"
@@ -148,7 +148,7 @@ class TestReading:
 
     def test_neither_torch_nor_numpy_is_imported(self, llama):
         code = (
-            "import sys; from pathlib import Path; from planner.checkpoint import spec_from_checkpoint\n"
+            "import sys; from pathlib import Path; from planner.checkpoints.checkpoint import spec_from_checkpoint\n"
             f"spec_from_checkpoint(Path({str(llama)!r}))\n"
             "print([m for m in ('torch', 'transformers', 'numpy', 'safetensors') if m in sys.modules])"
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.checkpoint_spec import TensorInfo, spec_from_tensors
+from planner.checkpoints.spec import TensorInfo, spec_from_tensors
+from planner.checkpoints.tensor_names import FUSED, TensorRole, classify
 from planner.errors import UserError
-from planner.tensor_names import FUSED, TensorRole, classify
 
 SIZES = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=64

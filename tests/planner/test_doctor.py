@@ -238,8 +238,8 @@ def test_doctor_tells_each_finding_ends_with_json_and_leaves_nothing(tmp_path: P
 
 
 def test_what_stops_a_run_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from planner.doctor_verb import doctor_verb
     from planner.verb_schema import DoctorConfig
+    from planner.verbs.doctor import doctor_verb
 
     monkeypatch.setattr("planner.doctor.disk.free_bytes", lambda path: 0)
     assert doctor_verb(DoctorConfig(path=str(tmp_path), out=str(tmp_path / "d.json"))) == 1

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from planner.cost import load_s, predict
 from planner.decisions import ExpertPolicyName, ExpertSlots, Tier
-from planner.expert_notes import expert_notes
-from planner.experts import fewest_slots, kept_in_all, kept_slots
 from planner.force import Force
 from planner.hardware import Curve, SsdPoint
-from planner.hits import default_hit_rates, flaw
 from planner.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
 from planner.menu import expert_chunk_bytes
-from planner.misses import misses, visit
 from planner.model import Experts
+from planner.moe.experts import fewest_slots, kept_in_all, kept_slots
+from planner.moe.hits import default_hit_rates, flaw
+from planner.moe.misses import misses, visit
+from planner.moe.notes import expert_notes
+from planner.moe.routed import Routed
 from planner.plan import Plan
 from planner.program import search, solve
-from planner.routed import Routed
 from planner.rules import broken_rules
 from planner.schema import ForceConfig, MoeConfig
 from planner.stages import decode_compute_s, expert_copy_s, ssd_gbps

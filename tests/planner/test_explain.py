@@ -7,24 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from planner.constraints import Grip
 from planner.cost import predict
 from planner.decisions import Decisions, ExpertPolicyName
 from planner.errors import UserError
-from planner.explain_table import print_explanation, print_impossible
-from planner.explanation import Explanation, advice, check_share, document, explain, question_of
+from planner.explain.constraints import Grip
+from planner.explain.explanation import Explanation, advice, check_share, document, explain, question_of
+from planner.explain.margins import margins, step_of
+from planner.explain.neighbours import candidates, neighbours
+from planner.explain.resources import ALL, resources
+from planner.explain.table import print_explanation, print_impossible
 from planner.force import Force
 from planner.impossible import document as document_of_impossible
 from planner.impossible import explain_impossible
 from planner.infeasible import Infeasible
-from planner.margins import margins, step_of
 from planner.memory import unit_dram_bytes
-from planner.neighbours import candidates, neighbours
 from planner.plan import Plan
 from planner.problem import Question
 from planner.program import optimum, search, solve
 from planner.render import STAGES
-from planner.resources import ALL, resources
 from planner.schema import SolveConfig, WorkloadConfig
 from planner.solve import answer, read_question
 from planner.step import ROUTERS, lanes

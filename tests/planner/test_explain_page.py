@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.explain_page import explanation_page, impossible_page
-from planner.explanation import Explanation, explain
+from planner.explain.explanation import Explanation, explain
+from planner.explain.page import explanation_page, impossible_page
 from planner.impossible import explain_impossible
 from planner.infeasible import Infeasible
 from planner.problem import Question

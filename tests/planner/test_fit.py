@@ -8,12 +8,12 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.corrections import Figure, slowed
 from planner.cost import load_s, predict
 from planner.decisions import Decisions
 from planner.errors import UserError
-from planner.fit import MOST, Fitted, Measured, fit
 from planner.hardware import Curve, HardwareProfile
+from planner.learn.corrections import Figure, slowed
+from planner.learn.fit import MOST, Fitted, Measured, fit
 from planner.model import ModelSpec
 from planner.program import search, solve
 from planner.stages import Stage, ssd_gbps

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from planner.corrections import Figure, slowed
 from planner.cost import predict
 from planner.decisions import Decisions
-from planner.fit import Measured, fit
 from planner.hardware import HardwareProfile
+from planner.learn.corrections import Figure, slowed
+from planner.learn.fit import Measured, fit
 from planner.plan import Plan
 from planner.problem import Question
 from planner.program import solve

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import planner.learned
-from planner.calibration import (
+import planner.learn.learned
+from planner.cost import predict
+from planner.errors import UserError
+from planner.force import Force
+from planner.hardware import BY_HAND, HardwareProfile
+from planner.learn.calibration import (
     KEPT_RUNS,
     CalibratingRun,
     Calibration,
@@ -19,19 +23,15 @@ from planner.calibration import (
     read_calibration,
     write_calibration,
 )
-from planner.corrections import Figure, slowed
-from planner.cost import predict
-from planner.errors import UserError
-from planner.force import Force
-from planner.hardware import BY_HAND, HardwareProfile
-from planner.interval import intervals
-from planner.learned import with_calibration
+from planner.learn.corrections import Figure, slowed
+from planner.learn.interval import intervals
+from planner.learn.learned import with_calibration
+from planner.learn.simple import SAME, Gain, choose, gain
+from planner.learn.spread import LEAST, USUAL, spread, spread_of_runs
 from planner.problem import Question
 from planner.program import nearest_first, solve
 from planner.schema import SolveConfig, WorkloadConfig
-from planner.simple import SAME, Gain, choose, gain
 from planner.solve import answer, read_question
-from planner.spread import LEAST, USUAL, spread, spread_of_runs
 from tests.planner.small import GB, gpu, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset
@@ -103,11 +103,11 @@ def test_compute_is_of_one_geometry_and_links_are_of_all() -> None:
 def test_another_drive_has_a_rate_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hardware, there = machine(), replace(model(), checkpoint=str(tmp_path))
     keep(hardware, run(ssd_gbps=3.5, h2d_gbps=27.5))
-    monkeypatch.setattr(planner.learned, "drive_of", lambda path: "/dev/b, xfs, 2 TB")
+    monkeypatch.setattr(planner.learn.learned, "drive_of", lambda path: "/dev/b, xfs, 2 TB")
     found, notes = with_calibration(hardware, there)
     assert found.ssd_read == hardware.ssd_read and found.gpu.h2d.peak == 27.5
     assert DRIVE in notes[1] and "/dev/b" in notes[1]
-    monkeypatch.setattr(planner.learned, "drive_of", lambda path: DRIVE)
+    monkeypatch.setattr(planner.learn.learned, "drive_of", lambda path: DRIVE)
     assert with_calibration(hardware, there)[0].ssd_read != hardware.ssd_read
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from planner.cost import predict
 from planner.decisions import ExpertPolicyName
-from planner.explanation import explain
+from planner.explain.explanation import explain
 from planner.export.otherwise import planned
 from planner.force import Force
 from planner.plan import Plan

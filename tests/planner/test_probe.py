@@ -18,9 +18,9 @@ from planner.probe import measure, probe, scratch, ssd
 from planner.probe.dram import Arena, Lock
 from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
 from planner.probe.meter import QUICK, Meter
-from planner.probe_verb import probe_verb
 from planner.schema import HardwareConfig
 from planner.verb_schema import ProbeSettings
+from planner.verbs.probe import probe_verb
 
 MIB = 2**20
 TINY = dataclasses.replace(

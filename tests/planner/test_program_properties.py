@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from planner.cost import predict
 from planner.decisions import Decisions, KvPages, ResidentUnits, Tier
-from planner.experts import fewest_slots
 from planner.hardware import Curve, SsdPoint
 from planner.infeasible import Infeasible
 from planner.memory import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
+from planner.moe.experts import fewest_slots
 from planner.program import search, solve
 from planner.rules import broken_rules, head_blocks
 from planner.workload import Objective

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.routing import Size, made_up_trace
-from planner.comparison import BELADY, compare
 from planner.decisions import ExpertPolicyName
+from planner.moe.routing import Trace
 from planner.policy.experts import make_expert_policy
-from planner.replay import Prefetch, hit_curve, replay, replay_belady
-from planner.routing import Trace
+from planner.replaying.comparison import BELADY, compare
+from planner.replaying.replay import Prefetch, hit_curve, replay, replay_belady
 
 FED = [name for name in ExpertPolicyName if make_expert_policy(name, 1, 2, 1).needs_ahead is None]
 

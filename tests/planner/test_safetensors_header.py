@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
+from planner.checkpoints.safetensors_header import read_header
 from planner.errors import UserError
-from planner.safetensors_header import read_header
 
 A = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
 

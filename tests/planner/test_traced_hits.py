@@ -12,16 +12,16 @@ import pytest
 from planner.cost import predict
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
-from planner.expert_cache import ExpertCache, Routing
-from planner.hits import default_hit_rates, flaw
-from planner.misses import SECOND_TIER
+from planner.moe.cache import ExpertCache, Routing
+from planner.moe.hits import default_hit_rates, flaw
+from planner.moe.misses import SECOND_TIER
+from planner.moe.traced_hits import with_hits
 from planner.program import solve
 from planner.schema import MoeConfig
-from planner.traced_hits import with_hits
 from tests.planner.small import GB, machine, model, work
 from tests.planner.test_checkpoint import SHARED
 
-replay = pytest.importorskip("planner.replay")
+replay = pytest.importorskip("planner.replaying.replay")
 TRACE = SHARED.parent / "traces" / "tiny-mixtral.jsonl.xz"
 
 
@@ -102,7 +102,7 @@ def missed_by_both(trace, policy: ExpertPolicyName, in_vram: int, in_dram: int) 
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
 @pytest.mark.parametrize("in_vram, in_dram", [(1, 3), (2, 2), (2, 4), (3, 3), (4, 2), (2, 5)])
 def test_a_slot_of_the_smaller_tier_counts_for_half_at_least(in_vram, in_dram):
-    from planner.traces import read_trace
+    from planner.moe.traces import read_trace
 
     whole = read_trace(TRACE)
     trace = replace(whole, experts=whole.experts[:1500], prompt=whole.prompt[:1500], decode=whole.decode[:1500])

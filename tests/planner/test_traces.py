@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from planner.errors import UserError
+from planner.moe.routing import Phase
+from planner.moe.traces import read_trace, trace_line
 from planner.policy.experts import AheadScores
-from planner.routing import Phase
-from planner.traces import read_trace, trace_line
 
 EXPERTS = [[[0, 1], [2, 3]], [[1, 0], [3, 2]], [[2, 0], [1, 3]]]
 

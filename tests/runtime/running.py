@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from planner.checkpoint import spec_from_checkpoint
+from planner.checkpoints.checkpoint import spec_from_checkpoint
 from planner.cost import predict
 from planner.errors import UserError
 from planner.force import Force

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from planner.checkpoint import spec_from_checkpoint
+from planner.checkpoints.checkpoint import spec_from_checkpoint
 from planner.memory import activation_bytes
 from runtime.generate import Batch, Sequences
 from runtime.memory import PeakDram

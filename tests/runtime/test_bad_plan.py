@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from planner import rules
-from planner.checkpoint import spec_from_checkpoint
+from planner.checkpoints.checkpoint import spec_from_checkpoint
 from planner.decisions import ExpertSlots
 from planner.errors import UserError
 from planner.schema import ForceConfig

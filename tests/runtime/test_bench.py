@@ -10,10 +10,10 @@ import pytest
 
 from planner.build import build
 from planner.errors import UserError
-from planner.experts import fewest_slots
 from planner.hardware import HardwareProfile
 from planner.infeasible import Infeasible
 from planner.memory import dram_use
+from planner.moe.experts import fewest_slots
 from planner.plan import Plan
 from planner.resolve import hardware_mapping, workload_mapping
 from planner.schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig

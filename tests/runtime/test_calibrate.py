@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 import runtime.calibrate
-from planner.calibration import calibration_path
 from planner.cost import predict
 from planner.decisions import KvPages, SsdReads
 from planner.errors import UserError
-from planner.learned import with_calibration
+from planner.learn.calibration import calibration_path
+from planner.learn.learned import with_calibration
 from planner.plan import Plan
 from planner.planfile import write_plan
 from tests.runtime.fakes import LockingCopier

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from planner.cost import predict
 from planner.decisions import ExpertPolicyName, ExpertSlots
-from planner.experts import fewest_slots
+from planner.moe.experts import fewest_slots
 from planner.plan import Plan
 from runtime.attention import attend_without_masks
 from runtime.cuda import open_cuda

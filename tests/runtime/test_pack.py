@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.checkpoint import spec_from_checkpoint
+from planner.checkpoints.checkpoint import spec_from_checkpoint
 from planner.errors import UserError
 from planner.placement import Unit
 from planner.units import ALIGN

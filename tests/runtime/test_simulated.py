@@ -18,8 +18,8 @@ from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.policy import make_policy
 from planner.simulate.act import Acted, Options, Simulation
-from planner.simulate_verb import simulate_verb
 from planner.verb_schema import SimulateConfig
+from planner.verbs.simulate import simulate_verb
 from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Sampler, Sampling, generate
 from runtime.kv.spill import SpillHome

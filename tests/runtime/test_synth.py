@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from planner.checkpoint import spec_from_checkpoint
+from planner.checkpoints.checkpoint import spec_from_checkpoint
 from planner.errors import UserError
 from planner.geometry import spec_from_geometry
 from planner.schema import ModelConfig

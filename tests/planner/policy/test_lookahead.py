@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bench.routing import Size, made_up_trace
-from planner.comparison import compare
 from planner.decisions import ExpertPolicyName
+from planner.moe.routing import Trace
 from planner.policy.experts import AheadScores, ExpertPolicy, make_expert_policy
-from planner.replay import Prefetch, Replay, replay
-from planner.routing import Trace
+from planner.replaying.comparison import compare
+from planner.replaying.replay import Prefetch, Replay, replay
 
 LAYERS = 4
 TOKENS = 400

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from planner.decisions import ExpertPolicyName, ExpertSlots
-from planner.experts import fewest_slots
-from planner.routing import Phase
-from planner.traces import read_trace
+from planner.moe.experts import fewest_slots
+from planner.moe.routing import Phase
+from planner.moe.traces import read_trace
 from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from runtime.model import open_skeleton

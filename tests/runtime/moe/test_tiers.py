@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_cache import ExpertCache, Routing
-from planner.experts import fewest_slots, kept_slots
 from planner.model import Experts
+from planner.moe.cache import ExpertCache, Routing
+from planner.moe.experts import fewest_slots, kept_slots
 from planner.units import ALIGN
 from runtime.arena import Arena
 from runtime.device import CopyDevice, Event

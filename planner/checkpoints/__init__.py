@@ -1,0 +1,1 @@
+"""What a Hugging Face checkpoint on disk says of its model, without torch."""

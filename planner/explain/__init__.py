@@ -1,0 +1,1 @@
+"""Why a plan is what it is: what binds, what each resource and decision is worth."""

@@ -1,0 +1,109 @@
+"""What holds a plan back: the stage that each phase waits for, the capacities that are full, the rules at their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.decisions import Tier
+from planner.explain.margins import Margin
+from planner.menu import MENUS
+from planner.plan import Plan
+from planner.render import STAGES
+from planner.rules import LIMITS
+from planner.stages import Stage
+from planner.tiers import fills
+from planner.units import show_bytes, show_seconds
+
+NEARLY = 0.98
+"""A stage that is busy for this share of its phase would hold it up next."""
+
+
+class Grip(StrEnum):
+    """How a constraint holds."""
+
+    binds = "binds"
+    """More of it is faster."""
+    needed = "needed"
+    """More of it gains nothing, less of it costs."""
+    slack = "slack"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """``used`` of ``limit`` in ``unit``; ``said`` is a phrase for people."""
+
+    name: str
+    grip: Grip
+    used: float
+    limit: float
+    unit: str
+    said: str
+
+    @property
+    def share(self) -> float:
+        return self.used / self.limit if self.limit else 0.0
+
+
+def constraints(plan: Plan, margins: Sequence[Margin]) -> tuple[Constraint, ...]:
+    """Stages of both phases, capacities, rules. Whether a capacity binds is asked of its margin, not of how full it is."""
+    return (*_stages(plan), *_capacities(plan, {m.resource.key: m for m in margins}), *_rules(plan))
+
+
+def _stages(plan: Plan) -> Iterator[Constraint]:
+    p = plan.predicted
+    phases = (("decode", p.decode_stages, p.decode_s_per_token, 0.0), ("prefill", p.prefill_stages, p.prefill_s, p.restore_s))
+    for phase, stages, phase_s, first_s in phases:
+        slowest_s = max(stages.values())
+        for stage, name in STAGES.items():
+            busy_s = stages[stage]
+            if not busy_s:
+                continue
+            grip = Grip.binds if busy_s == slowest_s else Grip.needed if busy_s >= NEARLY * slowest_s else Grip.slack
+            said = {Grip.binds: "the slowest", Grip.needed: "the slowest next", Grip.slack: "hidden behind others"}[grip]
+            if (phase, stage) == ("decode", Stage.compute) and launches_bind(plan):
+                said += ", launching kernels"
+            yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {said}")
+        fixed_s = plan.passes_s[phase]
+        waited_s = phase_s - first_s - slowest_s - fixed_s
+        if waited_s > 1e-9 * phase_s:
+            said = f"{show_seconds(waited_s)} for experts that are known only after their router"
+            yield Constraint(f"{phase}: routers", Grip.binds, waited_s, phase_s, "s", said)
+        if fixed_s:
+            said = f"{show_seconds(fixed_s)} in which no stage works, as runs found"
+            yield Constraint(f"{phase}: each pass", Grip.binds, fixed_s, phase_s, "s", said)
+        if first_s:
+            yield Constraint(f"{phase}: restored KV", Grip.binds, first_s, phase_s, "s", f"{show_seconds(first_s)} before the rest")
+
+
+def launches_bind(plan: Plan) -> bool:
+    """Whether a decode step computes no faster than the host launches its kernels."""
+    launched_s = plan.model.layers * plan.hardware.layer_launch_s
+    return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.predicted.decode_stages[Stage.compute]
+
+
+def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:
+    for fill in fills(plan):
+        margin = margins.get(fill.tier)
+        if margin is None or fill.tier is Tier.ssd:
+            grip, said = Grip.needed if fill.free_bytes < 0.01 * fill.capacity_bytes else Grip.slack, "room for what lies there"
+        else:
+            grip = Grip.binds if margin.binds else Grip.needed if margin.needed else Grip.slack
+            said = {Grip.binds: "more is faster", Grip.needed: "a step less is slower", Grip.slack: "enough"}[grip]
+        used = f"{show_bytes(fill.taken_bytes)} of {show_bytes(fill.capacity_bytes)}, {said}"
+        yield Constraint(f"{fill.tier.upper()} capacity", grip, fill.taken_bytes, fill.capacity_bytes, "bytes", used)
+
+
+def _rules(plan: Plan) -> Iterator[Constraint]:
+    """Rules that hold memory which residents could have."""
+    cache, placement = plan.decisions.weights.dram, plan.placement
+    if placement.ssd_layers:
+        spare, least = cache.hwm_layers - cache.cap_layers, LIMITS.headroom_min
+        grip = Grip.needed if spare == least else Grip.slack
+        yield Constraint("rule: DRAM headroom", grip, least, spare, "layers", f"{spare} slots that keep nothing, {least} at the least")
+    if placement.streamed_units:
+        slots, least = plan.decisions.weights.vram.slots, MENUS.ring_slots[0]
+        grip = Grip.needed if slots <= least else Grip.slack
+        said = f"{slots} slots take {show_bytes(placement.ring_bytes)} of VRAM, {least} at the least"
+        yield Constraint("rule: VRAM ring", grip, least, slots, "slots", said)

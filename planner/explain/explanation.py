@@ -1,0 +1,205 @@
+"""Why a plan is as it is, gathered: what holds it back, what each resource and each decision is worth, and what would help most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from planner.errors import UserError
+from planner.explain.constraints import Constraint, constraints, launches_bind
+from planner.explain.margins import NOTICEABLE, Margin, best_buy, margins
+from planner.explain.neighbours import Neighbour, candidates, neighbours
+from planner.explain.resources import resources
+from planner.force import Force
+from planner.learn.simple import Choice, Gain, choose
+from planner.plan import Plan
+from planner.problem import Question
+from planner.program import Optimum, nearest_first, optimum
+from planner.rules import broken_rules
+from planner.solve import plan_of
+from planner.units import show_seconds
+
+WORSE = 0.0075
+"""A plan that is predicted to take longer than the program's own by this share was changed: the program gives up 0.5 % itself."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``plan`` is what is explained: the one that was given, or the program's own where that breaks a rule."""
+
+    question: Question
+    plan: Plan
+    broken: tuple[str, ...]
+    """Rules that the plan that was given breaks."""
+    own: Plan
+    """What the program answers to the same question."""
+    left: Gain | None
+    """What the fastest plan gains over it, where it is the simple one for the doubt of that."""
+    base: Optimum
+    """The fastest plan's seconds; the program's own plan may take 0.5 % longer for the sake of memory."""
+    constraints: tuple[Constraint, ...]
+    margins: tuple[Margin, ...]
+    neighbours: tuple[Neighbour, ...]
+
+    @property
+    def lost(self) -> float:
+        """Share of what is minimised that the plan takes longer than the program's own, if it does."""
+        return max(0.0, self.plan.predicted.total_s / self.own.predicted.total_s - 1)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether the plan is the simple one, which the program took although another is faster by the profile."""
+        return self.left is not None and self.plan.decisions == self.own.decisions
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether it is slower than what the program answers."""
+        return self.lost > WORSE
+
+    @property
+    def best_buy(self) -> Margin | None:
+        return best_buy(self.margins)
+
+
+def question_of(plan: Plan) -> Question:
+    """What ``plan`` answers, with nothing forced but the expert policy, by which its hits are counted."""
+    experts = plan.decisions.experts
+    return Question(plan.hardware, plan.model, plan.workload, Force(expert_policy=experts.policy if experts else None))
+
+
+def explain(
+    question: Question, given: Plan | None, share: float, advance: Callable[[int, int], None] = lambda done, total: None
+) -> Explanation:
+    """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource.
+
+    Costs two solves a resource and two a decision, three times as many a decision of the simple plan, whose neighbours are simple ones,
+    too; about a second in all for a dense model. ``advance`` is told of (done, all) steps.
+    Raises ``planner.infeasible.Infeasible`` where no plan fits.
+    """
+    choice = choose(question)
+    own, base = plan_of(question, choice), optimum(question)
+    assert base is not None
+    broken = () if given is None else tuple(
+        rule.message for rule in broken_rules(given.hardware, given.model, given.workload, given.decisions)
+    )
+    plan = own if given is None or broken else given
+    changed = plan.predicted.total_s / own.predicted.total_s - 1 > WORSE
+    asked = candidates(question, plan.decisions, own=changed)
+    total, done = 2 * len(resources(question.hardware)) + len(asked), 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        advance(done, total)
+
+    found = margins(question, base, share, step)
+    simple = choice.left is not None and plan.decisions == own.decisions
+    found_by = (_taken(plan), partial(_simple, plan)) if simple else (base, optimum)
+    beside = neighbours(question, found_by[0], asked, found_by[1], step)
+    return Explanation(question, plan, broken, own, choice.left, base, constraints(plan, found), found, beside)
+
+
+def _taken(plan: Plan) -> Optimum:
+    """What ``plan`` takes."""
+    p = plan.predicted
+    return Optimum(plan.decisions.batch, p.prefill_s, p.decode_s_per_token, p.total_s)
+
+
+def _simple(plan: Plan, question: Question) -> Optimum | None:
+    """What the simple plan for ``question`` takes, one batch being asked for, with the rest as in ``plan``."""
+    decisions = nearest_first(question, replace(plan.decisions, batch=question.workload.batch))
+    return None if decisions is None else _taken(plan_of(question, Choice(decisions)))
+
+
+def check_share(share: float) -> None:
+    """UserError for a step that is none."""
+    if not 0 < share < 1:
+        raise UserError(f"step={share}: must be above 0 and below 1, a share of each resource; 0.1 is usual")
+
+
+def advice(explanation: Explanation) -> str:
+    """What to buy next, in words with figures."""
+    e, best = explanation, explanation.best_buy
+    if best is None:
+        launched = " Decode waits for the host to launch kernels (hardware.layer_launch_s)." if launches_bind(e.plan) else ""
+        return f"Nothing: no step of a resource makes the best plan faster by more than {NOTICEABLE:.2%}.{launched}"
+    others = sorted((m for m in e.margins if m is not best and m.binds), key=lambda m: -m.gain)
+    text = f"{best.resource.name}: {step_text(best)} more {_gain_text(best)}"
+    if others:
+        text += "; then " + ", ".join(f"{m.resource.name} ({step_text(m)}: {m.gain:.1%})" for m in others)
+    return text + "."
+
+
+def step_text(margin: Margin) -> str:
+    """The step with its unit."""
+    return f"{margin.step:.3g} {margin.resource.unit}"
+
+
+def _gain_text(margin: Margin) -> str:
+    """Of both phases those that it makes faster."""
+    assert margin.more is not None
+    base, more, said = margin.base, margin.more, []
+    if more.token_s < base.token_s * (1 - NOTICEABLE):
+        rates = f"{1 / base.token_s:.3g} to {1 / more.token_s:.3g} tokens/s"
+        said.append(f"a token from {show_seconds(base.token_s)} to {show_seconds(more.token_s)}, {rates}")
+    if more.prefill_s < base.prefill_s * (1 - NOTICEABLE):
+        said.append(f"the first token from {show_seconds(base.prefill_s)} to {show_seconds(more.prefill_s)}")
+    batch = f" with batch {more.batch}" if more.batch != base.batch else ""
+    return f"takes {' and '.join(said) or 'off what is left'}{batch} ({margin.gain:.1%} of the work's time)"
+
+
+def document(explanation: Explanation) -> dict[str, Any]:
+    """``explanation`` for JSON."""
+    e, p = explanation, explanation.plan.predicted
+    best = e.best_buy
+    return {
+        "feasible": True,
+        "hardware": e.question.hardware.name,
+        "model": e.question.model.name,
+        "workload": e.question.workload.name,
+        "objective": str(e.question.workload.objective),
+        "batch": e.plan.decisions.batch,
+        "broken_rules": list(e.broken),
+        "predicted": {"decode_s_per_token": _six(p.decode_s_per_token), "ttft_s": _six(p.ttft_s), "total_s": _six(p.total_s)},
+        "slower_than_best": _six(e.lost),
+        "simple": {name: _six(value) for name, value in vars(e.left).items()} if e.left and e.is_simple else None,
+        "best": _seconds(e.base),
+        "constraints": [
+            {"name": c.name, "grip": str(c.grip), "used": _six(c.used), "limit": _six(c.limit), "unit": c.unit, "said": c.said}
+            for c in e.constraints
+        ],
+        "margins": [
+            {
+                "resource": m.resource.key, "unit": m.resource.unit, "amount": _six(m.amount), "step": _six(m.step),
+                "saved_s_per_token_per_unit": _six(m.value_s), "gain": _six(m.gain), "loss": _six(m.loss),
+                "more": m.more and _seconds(m.more), "less": m.less and _seconds(m.less),
+            }
+            for m in e.margins
+        ],
+        "neighbours": [
+            {
+                "key": n.key, "decided": _plain(n.decided), "value": _plain(n.value), "lost_s_per_token": _six(n.lost_s),
+                "loss": _six(n.loss), "why": n.why or None,
+            }
+            for n in e.neighbours
+        ],
+        "buy_next": best and {"resource": best.resource.key, "step": _six(best.step), "unit": best.resource.unit, "gain": _six(best.gain)},
+        "advice": advice(e),
+    }  # fmt: skip
+
+
+def _seconds(found: Optimum) -> dict[str, Any]:
+    return {"batch": found.batch, "token_s": _six(found.token_s), "prefill_s": _six(found.prefill_s), "total_s": _six(found.total_s)}
+
+
+def _six(value: float | None) -> float | None:
+    """Six figures; what rounding leaves of a difference of nothing is nothing."""
+    if value is None or isinstance(value, int):
+        return value
+    return 0.0 if abs(value) < 1e-12 else float(f"{value:.6g}")
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, str) else value

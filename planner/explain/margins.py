@@ -1,0 +1,95 @@
+"""What a little more or less of each resource is worth: the best plan found again on a machine that has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.explain.resources import Resource, resources
+from planner.memory import unit_dram_bytes
+from planner.model import ModelSpec
+from planner.problem import Question
+from planner.program import Optimum, optimum
+from planner.units import GB
+
+NOTICEABLE = 5e-4
+"""Least share of the best time that counts as a gain or a loss: below it, two solves are taken as equal."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The best plan with ``step`` more and less of a resource of which there is ``amount``, all in its unit. Decode seconds are per token
+    of any sequence."""
+
+    resource: Resource
+    amount: float
+    step: float
+    base: Optimum
+    more: Optimum | None
+    less: Optimum | None
+    """None: no plan fits any more."""
+
+    @property
+    def gained_s(self) -> float:
+        """Seconds per token that the step up saves."""
+        return self.base.token_s - self.more.token_s if self.more else 0.0
+
+    @property
+    def lost_s(self) -> float | None:
+        """Seconds per token that the step down costs; None where no plan fits any more."""
+        return None if self.less is None else self.less.token_s - self.base.token_s
+
+    @property
+    def value_s(self) -> float:
+        """Seconds per token for one unit more: the step's gain, shared out evenly."""
+        return self.gained_s / self.step
+
+    @property
+    def gain(self) -> float:
+        """Share of what is minimised that the step up saves."""
+        return 1 - self.more.total_s / self.base.total_s if self.more else 0.0
+
+    @property
+    def loss(self) -> float | None:
+        """Share of what is minimised that the step down costs."""
+        return None if self.less is None else self.less.total_s / self.base.total_s - 1
+
+    @property
+    def binds(self) -> bool:
+        """Whether more of it is faster."""
+        return self.gain > NOTICEABLE
+
+    @property
+    def needed(self) -> bool:
+        """Whether less of it is slower, or no plan."""
+        return self.loss is None or self.loss > NOTICEABLE
+
+
+def margins(question: Question, base: Optimum, share: float, advance: Callable[[], None] = lambda: None) -> tuple[Margin, ...]:
+    """One for each resource, with a step of ``share`` of it. Two solves each; ``advance`` is called after each solve."""
+    found = []
+    for resource in resources(question.hardware):
+        amount = resource.of(question.hardware)
+        step = step_of(resource, amount, question.model, share)
+        ends: list[Optimum | None] = []
+        for changed in (amount + step, amount - step):
+            hardware = resource.with_amount(question.hardware, changed) if changed > 0 else None
+            ends.append(optimum(question.on(hardware)) if hardware else None)
+            advance()
+        found.append(Margin(resource, amount, step, base, *ends))
+    return tuple(found)
+
+
+def step_of(resource: Resource, amount: float, model: ModelSpec, share: float) -> float:
+    """``share`` of the amount; of a capacity whole GB, enough for one layer, since a part of one is of no use, and no more than half."""
+    if not resource.is_capacity:
+        return share * amount
+    layer = (unit_dram_bytes(model.attn_max) + unit_dram_bytes(model.ffn_max)) / GB
+    return min(float(math.ceil(max(layer, share * amount))), amount / 2)
+
+
+def best_buy(found: tuple[Margin, ...]) -> Margin | None:
+    """The one whose step gains most; None where none gains anything."""
+    best = max(found, key=lambda margin: margin.gain)
+    return best if best.binds else None

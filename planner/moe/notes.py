@@ -1,0 +1,50 @@
+"""What a plan says of its routed experts: where its hits come from, and what prediction can gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.decisions import Decisions, ExpertSlots
+from planner.model import Experts
+from planner.moe.experts import kept_in_all
+from planner.moe.foresight import foresight
+from planner.moe.hits import default_source
+from planner.moe.misses import visit
+from planner.plan import Plan
+from planner.units import show_bytes, show_seconds
+
+
+def expert_notes(plan: Plan, curve: str | None) -> Iterator[str]:
+    """Sentences for the plan's notes: which curve of hits was used (``curve`` says where from, None is the default), and what prediction
+    can gain. None for a dense model, or where memory keeps every expert next to the compute."""
+    experts, d = plan.model.experts, plan.decisions
+    if experts is None or d.experts is None or (d.experts.vram_slots if plan.hardware.gpu else d.experts.dram_slots) >= experts.units:
+        return
+    yield _hits(plan, d, experts, curve)
+    yield _gain(plan, d, experts, d.experts)
+
+
+def _hits(plan: Plan, d: Decisions, experts: Experts, curve: str | None) -> str:
+    assert d.experts is not None
+    tier, slots = ("VRAM", d.experts.vram_slots) if plan.hardware.gpu else ("DRAM", d.experts.dram_slots)
+    each = kept_in_all(experts, slots) / len(experts.layers)
+    missed = plan.predicted.experts_missed_vram if plan.hardware.gpu else plan.predicted.experts_missed_dram
+    source = f"({curve})" if curve else f"({default_source(d.experts.policy)}); moe.traces=FILE takes the model's own"
+    return f"{tier} keeps {each:.3g} of {experts.count} experts a layer and is taken to find {1 - missed:.1%} of those visited {source}"
+
+
+def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str:
+    ahead = foresight(plan.hardware, plan.model, experts, plan.workload, slots, d.weights.ssd, d.batch)
+    if (one := visit(experts, d.batch)).dense:
+        return f"{d.batch} sequences visit {one.touched:.3g} of {experts.count} experts a layer: they pass in order, nothing is predicted"
+    share = min(1.0, ahead.hidden_bytes / ahead.expert_bytes)
+    way = "copied" if plan.hardware.gpu else "read"
+    text = (
+        f"an expert of {show_bytes(ahead.expert_bytes)} is {way} in {show_seconds(ahead.fetch_s)}, a layer computes for "
+        f"{show_seconds(ahead.layer_s)}, which hides {show_bytes(ahead.hidden_bytes)} of it at most ({share:.0%})"
+    )
+    if slots.prefetch:
+        return f"{text}: {slots.prefetch} of the coming layer {'is' if slots.prefetch == 1 else 'are'} fetched ahead; the rest is residency"
+    if ahead.pays:
+        return f"{text}: nothing is fetched ahead, since moe.prefetch=0"
+    return f"{text}, less than a piece of {show_bytes(ahead.piece_bytes)}: prediction cannot pay, nothing is fetched ahead"

@@ -1,0 +1,144 @@
+"""Slots for routed experts in the integer program: what they take, and the ticks of what passes still move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pulp
+
+from planner.contention import Contention
+from planner.decisions import Tier
+from planner.linear import MB, LinearProgram
+from planner.memory import expert_dram_bytes, expert_vram_bytes
+from planner.menu import SsdChoice, expert_chunk_bytes
+from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
+from planner.moe.misses import SECOND_TIER, Visit, visit
+from planner.moe.routed import Routed
+from planner.problem import Problem
+from planner.stages import expert_copy_s
+from planner.units import GB
+
+
+class ExpertTerms:
+    """Whole slots by tier, and of those the ones that keep an expert. Sizes in MB, times in ticks. Of a dense model all is 0."""
+
+    vram_mb: pulp.LpAffineExpression | int = 0
+    dram_mb: pulp.LpAffineExpression | int = 0
+    copied: pulp.LpAffineExpression | int = 0
+    """Whether any expert passes through VRAM."""
+    read: pulp.LpVariable | int = 0
+    """Whether any is read from the SSD after loading."""
+
+    def __init__(
+        self,
+        program: LinearProgram,
+        problem: Problem,
+        ssd: tuple[Sequence[pulp.LpVariable], Sequence[SsdChoice]],
+        ticks_per_s: float,
+    ):
+        self.experts = problem.model.experts
+        self.slots: dict[Tier, pulp.LpAffineExpression | int] = {Tier.vram: 0, Tier.dram: 0}
+        if self.experts is None:
+            return
+        self._program, self._problem, gpu = program, problem, problem.hardware.gpu
+        self._kept: dict[Tier, pulp.LpVariable | int] = {Tier.vram: 0, Tier.dram: 0}
+        self._fetched: dict[Visit, tuple[list[pulp.LpVariable], pulp.LpVariable | int]] = {}
+        self._ssd_bits, choices = ssd
+        self._read_t = [self.experts.expert_bytes / GB / c.gbps * ticks_per_s for c in choices]
+        self._copy_t, self._tick_s = 0.0, 1 / ticks_per_s
+        self._vram_more: pulp.LpVariable | int = 0
+        all_vram: pulp.LpVariable | int = 0
+        if gpu:
+            chunk = problem.force.expert_chunk_bytes or expert_chunk_bytes(gpu, self.experts)
+            self._copy_t = expert_copy_s(gpu, self.experts, chunk) * ticks_per_s
+            self._vram_more = program.integer("experts_vram_more", 0, 1)
+            all_vram = self._tier(Tier.vram, problem.force.expert_vram_slots, 0)
+            self.copied = 1 - all_vram
+            self.vram_mb = self.slots[Tier.vram] * (expert_vram_bytes(self.experts) / MB)
+        all_dram = self._tier(Tier.dram, problem.force.expert_dram_slots, all_vram)
+        self.dram_mb = self.slots[Tier.dram] * (expert_dram_bytes(self.experts) / MB)
+        self.read = program.integer("experts_read", 0, 1)
+        program.add(self.read >= 1 - all_vram - all_dram)
+
+    def _tier(self, tier: Tier, forced: int | None, idle: pulp.LpVariable | int) -> pulp.LpVariable:
+        """Variables of one tier, which needs no slots where ``idle``; whether it has one for every expert."""
+        assert self.experts is not None
+        program, units, fewest = self._program, self.experts.units, fewest_slots(self.experts)
+        kept = program.integer(f"experts_kept_{tier}", 0, units)
+        every, none = program.integer(f"experts_all_{tier}", 0, 1), program.integer(f"experts_none_{tier}", 0, 1)
+        passing = max(0, units - 1 - TRANSIT_SLOTS)
+        program.add(kept <= passing + (units - passing) * every)
+        program.add(kept >= units * every)
+        program.add(kept <= units * (1 - none))
+        program.add(every + none <= 1)
+        program.add(none <= idle)
+        slots = kept + TRANSIT_SLOTS * (1 - every - none)
+        program.add(slots >= fewest * (1 - none))
+        if units <= fewest:
+            program.add(every + none == 1)
+        if forced is not None:
+            program.add(slots == forced)
+        self._kept[tier], self.slots[tier] = kept, slots
+        return every
+
+    def pass_t(self, tokens: int) -> tuple[pulp.LpAffineExpression | int, pulp.LpAffineExpression | int]:
+        """Ticks to read, and to copy, the experts that a pass over ``tokens`` tokens misses."""
+        if self.experts is None:
+            return 0, 0
+        read, copied = self._missed(tokens)
+        return self._program.dot(read, self._read_t), copied * self._copy_t
+
+    def most_t(self, tokens: int) -> tuple[float, float]:
+        """The most that they can be."""
+        if self.experts is None:
+            return 0.0, 0.0
+        most = len(self.experts.layers) * visit(self.experts, tokens).touched
+        return most * max(self._read_t), most * self._copy_t
+
+    def routed_t(self, other_t: pulp.LpAffineExpression, both: Contention) -> Iterator[pulp.LpAffineExpression]:
+        """Ticks of a decode step that its routers hold up, as in ``routed_s``: at least each of these."""
+        if self.experts is None:
+            return
+        p, tick_s = self._problem, self._tick_s
+        routed = Routed.of(p.hardware, p.model, p.batch)
+        read, copied = self._missed(p.batch)
+        reads_t, copies_t = self.pass_t(p.batch)
+        read_t, copy_t = [routed.beyond_s(t * tick_s) / tick_s for t in self._read_t], routed.beyond_s(self._copy_t * tick_s) / tick_s
+        from_dram = copied - pulp.lpSum(read) if p.hardware.gpu else 0
+        apart_t = self._program.dot(read, [max(t, copy_t) for t in read_t]) + from_dram * copy_t
+        for together_t in (
+            self._program.dot(read, read_t) + both.ssd_s_per_h2d_s * copies_t,
+            copied * copy_t + both.h2d_s_per_ssd_s * reads_t,
+        ):
+            yield routed.alone * other_t + (1 - routed.apart) * together_t + routed.apart * apart_t
+
+    def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:
+        """Experts of all layers that a pass reads, at each choice of reads, and those that it copies."""
+        assert self.experts is not None
+        one, name = visit(self.experts, tokens), f"experts_{len(self._fetched)}"
+        if one not in self._fetched:
+            most = len(self.experts.layers) * one.touched
+            copied: pulp.LpVariable | int = 0
+            if self._problem.hardware.gpu:
+                copied = self._program.amount(f"{name}_copied", most)
+                self._lines(copied, one, self._kept[Tier.vram])
+            read = self._program.amount(f"{name}_read", most)
+            for more, fewer, unless in self._either():
+                self._lines(read, one, more + SECOND_TIER * fewer, unless)
+            self._fetched[one] = self._program.shares(f"{name}_read", self._ssd_bits, read, most), copied
+        return self._fetched[one]
+
+    def _either(self) -> Iterator[tuple[pulp.LpAffineExpression | int, pulp.LpAffineExpression | int, pulp.LpAffineExpression | int]]:
+        """(the tier that keeps more, the other, 1 where it is the other way round); the program takes the better of both."""
+        vram, dram = self._kept[Tier.vram], self._kept[Tier.dram]
+        if self._problem.hardware.gpu:
+            yield vram, dram, 1 - self._vram_more
+        yield dram, vram, self._vram_more
+
+    def _lines(
+        self, missed: pulp.LpVariable, one: Visit, kept: pulp.LpAffineExpression, unless: pulp.LpAffineExpression | int = 0
+    ) -> None:
+        """``missed`` is at least each line of the curve, which is exact, since it is convex; any, where ``unless`` is 1."""
+        layers = len(self.experts.layers) if self.experts else 0
+        for none, each in one.lines:
+            self._program.add(missed >= layers * none * (1 - unless) - each * kept)

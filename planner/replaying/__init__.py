@@ -1,0 +1,1 @@
+"""A routing trace acted out under each expert policy, beside the best possible."""

@@ -1,0 +1,121 @@
+"""`planner simulate`: a plan acted out, as tables, JSON and a timeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from planner.bars import make_bar
+from planner.cost import predict
+from planner.errors import UserError
+from planner.force import Force
+from planner.moe.traces import read_trace
+from planner.output import write_json
+from planner.plan import Plan
+from planner.planfile import read_plan
+from planner.policy.experts import make_expert_policy
+from planner.render import make_console
+from planner.rules import broken_rules
+from planner.simulate.act import Options, Progress, Simulation
+from planner.simulate.bend import check_bent
+from planner.simulate.routings import DrawnRouting, Routings, TracedRouting
+from planner.simulate.table import print_told
+from planner.simulate.told import Told
+from planner.trace_file import check_form, write_trace
+from planner.verb_schema import RuleBreaks, SimulateConfig
+
+
+def simulate_verb(cfg: SimulateConfig) -> None:
+    """Act the plan out and tell; with decisions changed, the plan as it was beside it. The last line is one JSON document. Files are
+    written when all is done."""
+    if cfg.trace is not None:
+        check_form(Path(cfg.trace))
+    plan, force = _asked(cfg)
+    changed = _forced(plan, force, cfg.rules)
+    routings = _routings(cfg, plan)
+    options = Options(cfg.wrap_around, keep_spans=cfg.trace is not None)
+    with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("acting it out", total=None)
+        progress: Progress = lambda done, of: bar.update(task, completed=done, total=of)  # noqa: E731
+        told = _told(changed, options, progress, routings())
+        before = _told(plan, Options(cfg.wrap_around), progress, routings()) if changed is not plan and not _broken(plan) else None
+    console = make_console()
+    if cfg.demo is not None:
+        console.print(f"{cfg.demo.about}\n", soft_wrap=True)
+    for rule in broken_rules(changed.hardware, changed.model, changed.workload, changed.decisions):
+        console.print(f"warning: the plan breaks a rule ({rule.name}): {rule.message}", style="yellow", soft_wrap=True)
+    print_told(told, before, console)
+    document = {"plan": _name(cfg), **told.document()}
+    if before is not None:
+        document["before"] = before.document()
+        document["damage"] = {"ssd_bytes": told.read_bytes - before.read_bytes, "seconds": float(f"{told.total_s - before.total_s:.6g}")}
+    if cfg.out is not None:
+        write_json(Path(cfg.out), "out", document)
+    if cfg.trace is not None:
+        write_trace(told.timeline(), Path(cfg.trace))
+    print(json.dumps(document, separators=(",", ":")))
+
+
+def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:
+    if (cfg.plan is None) == (cfg.demo is None):
+        raise UserError("plan=, demo=: one of them is needed, and only one; write a plan with `planner solve`, or choose a demonstration")
+    force = Force.from_config(cfg.force)
+    if cfg.demo is None:
+        plan = read_plan(Path(cfg.plan).expanduser())
+    else:
+        own = {name: getattr(cfg.demo, name) for name in ("cap_layers", "hwm_layers", "prefetch_distance")}
+        force = replace(force, **{name: value for name, value in own.items() if name not in force.given})
+        with resources.as_file(resources.files("conf").joinpath("plans", f"{cfg.demo.plan}.yaml")) as path:
+            plan = read_plan(path)
+    return plan, force
+
+
+def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
+    """``plan`` with what is forced; itself where nothing changes. UserError where a rule is broken that is not to be."""
+    decisions = force.apply(plan.decisions, plan.model.layers) if force.given else plan.decisions
+    changed = plan if decisions == plan.decisions else replace(plan, decisions=decisions)
+    broken = broken_rules(changed.hardware, changed.model, changed.workload, decisions)
+    if broken and rules is RuleBreaks.refuse:
+        raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}; or act it out all the same with rules=warn")
+    if broken:
+        check_bent(changed, broken)
+        return changed
+    return changed if changed is plan else replace(changed, predicted=predict(plan.hardware, plan.model, plan.workload, decisions))
+
+
+def _broken(plan: Plan) -> tuple[str, ...]:
+    return tuple(rule.name for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions))
+
+
+def _told(plan: Plan, options: Options, progress: Progress, routings: Routings | None) -> Told:
+    return Told(Simulation(plan, options, progress, routings).run(), _broken(plan))
+
+
+def _routings(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routings | None]:
+    """Makes the routers' choices, the same ones each time; None for a dense model. UserError for a trace of another model."""
+    experts, made = plan.model.experts, plan.decisions.experts
+    if experts is None or made is None:
+        if cfg.traces is not None:
+            raise UserError(f"traces={cfg.traces}: {plan.model.name} has no routed experts; leave it out, or name a plan of a MoE model")
+        return lambda: None
+    needs = make_expert_policy(made.policy, len(experts.layers), experts.count, experts.top_k).needs_ahead
+    if cfg.traces is None:
+        if needs is not None:
+            raise UserError(f"experts.policy={made.policy}: needs scores of hidden states, which only a trace has; give traces=FILE")
+        return lambda: DrawnRouting(experts)
+    trace = read_trace(Path(cfg.traces).expanduser(), experts.count)
+    for what, traced, planned in (("MoE layers", trace.layers, len(experts.layers)), ("experts a token", trace.top_k, experts.top_k)):
+        if traced != planned:
+            raise UserError(f"traces={cfg.traces}: has {traced} {what}, the plan's model {planned}; name a trace of {plan.model.name}")
+    if needs is not None and needs not in trace.scores and trace.layers > 1:
+        raise UserError(f"traces={cfg.traces}: has no scores for experts.policy={made.policy}; record them with `runtime run moe.record=`")
+    return lambda: TracedRouting(trace, needs if trace.layers > 1 else None)
+
+
+def _name(cfg: SimulateConfig) -> str:
+    return cfg.plan if cfg.demo is None else cfg.demo.plan
