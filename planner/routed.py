@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.contention import contention
 from planner.experts import kept_in_all
-from planner.hardware import HardwareProfile
+from planner.hardware import Gpu, HardwareProfile
 from planner.launches import issue_s
 from planner.memory import expert_vram_bytes
 from planner.misses import Misses, Visit, visit
@@ -33,8 +33,8 @@ class Routed:
 
     Weights that stream are copied beside experts, too, which arrive later for it: they hide behind compute only in the share of the
     time in which no expert is copied. With E of copying experts and C of compute that is C / (C + E): all of them where no expert is
-    missed, as in a dense model, nearly none where most of a step is experts on their way. E is taken as with all of VRAM given to
-    experts: a plan that streams anything keeps nearly as many, and so the time is linear in what is decided.
+    missed, as in a dense model, nearly none where most of a step is experts on their way. E is taken as of a plan that streams
+    nothing but experts: one that streams some weights keeps few experts more, and so the time is linear in what is decided.
 
     Where all experts are touched, they are known before the router has spoken: then all overlaps, and nothing of this remains.
     """
@@ -62,7 +62,8 @@ class Routed:
         if hardware.gpu:
             hidden_s = max(0.0, issue_s(hardware, model, batch) - weight_read_s(hardware, model, batch))
             issued_s = alone * hidden_s / (u * len(model.experts.layers))
-            copies_s = _fewest_missed(hardware, model.experts, one) * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB
+            missed = _missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
+            copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
         return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed)
 
@@ -75,10 +76,11 @@ class Routed:
         return max(0.0, fetch_s - self.computed_s - self.issued_s)
 
 
-def _fewest_missed(hardware: HardwareProfile, experts: Experts, one: Visit) -> float:
-    """Of all layers, with nothing but experts in VRAM."""
-    layers, slots = len(experts.layers), hardware.vram_bytes // expert_vram_bytes(experts)
-    return layers * one.missed(kept_in_all(experts, slots) / layers)
+def _missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
+    """Experts of all layers that VRAM misses which keeps all that is no expert, and as many experts as there is room for."""
+    others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
+    slots = max(0, vram_bytes - others) // expert_vram_bytes(experts)
+    return len(experts.layers) * one.missed(kept_in_all(experts, slots) / len(experts.layers))
 
 
 def routed_s(
