@@ -89,7 +89,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         + (lookup_s(model, decisions.batch, 1) if table_is_far(hardware, decisions) else 0.0),
     }
     streamed_s = moved.weights_h2d_s + fill * moved.kv_h2d_s
-    routed = routed_s(hardware, model, decisions.batch, max(decode[Stage.compute], streamed_s), missed, moved)
+    routed = routed_s(hardware, model, decisions.batch, decode[Stage.compute], streamed_s, missed, moved)
     prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, *decode.values()) + hardware.pass_s
     expert_bytes, visited = 0, 1.0
     if model.experts:

@@ -212,9 +212,8 @@ class Formulation(LinearProgram):
         self.add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
         compute_t = 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s)
         self.add(self.decode_t >= compute_t)
-        for other_t in (compute_t, self.h2d_t + fill * kv_h2d_t):
-            for routed_t in self.experts.routed_t(other_t, self.contention):
-                self.add(self.decode_t >= routed_t)
+        for routed_t in self.experts.routed_t(compute_t, self.h2d_t + fill * kv_h2d_t, self.contention):
+            self.add(self.decode_t >= routed_t)
         self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
 
     def _beside(self, ssd_t, h2d_t):

@@ -13,6 +13,7 @@ from functools import cached_property
 from planner.contention import contention
 from planner.decisions import Decisions, Tier
 from planner.hardware import Curve, Gpu, HardwareProfile
+from planner.launches import issue_s
 from planner.memory import kv_layer_bytes, kv_page_bytes
 from planner.model import Experts, ModelSpec
 from planner.moe.misses import Misses, misses
@@ -90,9 +91,14 @@ def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
 def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
     """Compute seconds of one pass with ``tokens`` tokens, FLOPs and attention left out: every active weight is read once and every layer
     issued. A GPU reads while the host issues; on the CPU the same threads do one after the other."""
+    read_s, issued_s = weight_read_s(hardware, model, tokens), issue_s(hardware, model, tokens)
+    return max(read_s, issued_s) if hardware.gpu else read_s + issued_s
+
+
+def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Seconds to read every active weight of one pass once from where it is computed with."""
     active = sum(model.attn_bytes) + sum(model.ffn_active_bytes(i, tokens) for i in range(model.layers)) + model.lm_head_bytes
-    read_s, issue_s = active / hardware.weight_gbps / GB, model.layers * hardware.layer_launch_s
-    return max(read_s, issue_s) if hardware.gpu else read_s + issue_s
+    return active / hardware.weight_gbps / GB
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:

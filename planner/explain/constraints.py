@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from planner.decisions import Tier
 from planner.explain.margins import Margin
+from planner.launches import issue_s
 from planner.menu import MENUS
 from planner.plan import Plan
 from planner.render import STAGES
@@ -79,7 +80,7 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
 
 def launches_bind(plan: Plan) -> bool:
     """Whether a decode step computes no faster than the host launches its kernels."""
-    launched_s = plan.model.layers * plan.hardware.layer_launch_s
+    launched_s = issue_s(plan.hardware, plan.model, plan.decisions.batch)
     return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.predicted.decode_stages[Stage.compute]
 
 

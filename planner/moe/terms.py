@@ -95,7 +95,9 @@ class ExpertTerms:
         most = len(self.experts.layers) * visit(self.experts, tokens).touched
         return most * max(self._read_t), most * self._copy_t
 
-    def routed_t(self, other_t: pulp.LpAffineExpression, both: Contention) -> Iterator[pulp.LpAffineExpression]:
+    def routed_t(
+        self, compute_t: pulp.LpAffineExpression, streamed_t: pulp.LpAffineExpression | int, both: Contention
+    ) -> Iterator[pulp.LpAffineExpression]:
         """Ticks of a decode step that its routers hold up, as in ``routed_s``: at least each of these."""
         if self.experts is None:
             return
@@ -103,14 +105,15 @@ class ExpertTerms:
         routed = Routed.of(p.hardware, p.model, p.batch)
         read, copied = self._missed(p.batch)
         reads_t, copies_t = self.pass_t(p.batch)
-        read_t, copy_t = [routed.beyond_s(t * tick_s) / tick_s for t in self._read_t], routed.beyond_s(self._copy_t * tick_s) / tick_s
+        read_t, copy_t = [routed.read_s(t * tick_s) / tick_s for t in self._read_t], routed.copy_s(self._copy_t * tick_s) / tick_s
+        beside_t = routed.exposed * streamed_t
         from_dram = copied - pulp.lpSum(read) if p.hardware.gpu else 0
-        apart_t = self._program.dot(read, [max(t, copy_t) for t in read_t]) + from_dram * copy_t
+        apart_t = self._program.dot(read, [max(t, copy_t) for t in read_t]) + from_dram * copy_t + beside_t
         for together_t in (
             self._program.dot(read, read_t) + both.ssd_s_per_h2d_s * copies_t,
-            copied * copy_t + both.h2d_s_per_ssd_s * reads_t,
+            copied * copy_t + beside_t + both.h2d_s_per_ssd_s * reads_t,
         ):
-            yield routed.alone * other_t + (1 - routed.apart) * together_t + routed.apart * apart_t
+            yield routed.alone * compute_t + (1 - routed.apart) * together_t + routed.apart * apart_t
 
     def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:
         """Experts of all layers that a pass reads, at each choice of reads, and those that it copies."""

@@ -88,6 +88,8 @@ class Simulation:
         self._kv: HostKv | CardKv | None = None
         self._kv_layers: frozenset[int] = frozenset()
         self._runs: list[Passes] = []
+        self._issued_ns = 0
+        """Of the coming compute, what the host issued while it waited for experts."""
         self._at = 0
         """Passes of the batch that are over, those that were not acted out included."""
         self._not_acted = 0
@@ -187,7 +189,7 @@ class Simulation:
                 self._await(self._kv.ready, layer, unit)
                 self._kv.enter(layer)
                 self._record.waited(COMPUTE, self._kv.waits_for, f"kv.{layer}", since, lanes.now)
-            lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), length_ns)
+            lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), self._left_to_compute(length_ns))
             self._until_computed(unit)
             if unit.kind == "ffn" and unit.layer in self._places:
                 self._route(each, unit.layer)
@@ -211,15 +213,25 @@ class Simulation:
         waits_for = EXPERTS if experts.card else SSD
         tokens = max(1, round(each.kv_new))
         experts.visit(layer, self._routings.next(self._places[layer], self._sequences, tokens, each.prefill))
+        self._issued_ns = 0
         while experts.waiting:
             since = lanes.now
+            self._await(lambda _: experts.copied_only() or experts.ready() is not None, None, f"experts of layer {layer}")
+            copied_since = lanes.now
             self._await(lambda _: experts.ready() is not None, None, f"experts of layer {layer}")
+            self._issued_ns = min(each.issued_ns, self._issued_ns + lanes.now - copied_since)
             expert = experts.ready()
             name = f"expert.{layer}.{expert}"
             self._record.waited(COMPUTE, waits_for, name, since, lanes.now)
-            lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), each.expert_ns)
+            lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self._left_to_compute(each.expert_ns))
             self._until_computed(name)
             experts.used(expert)
+
+    def _left_to_compute(self, length_ns: int) -> int:
+        """Of a piece of compute what the host did not issue while it waited for experts."""
+        issued = min(length_ns, self._issued_ns)
+        self._issued_ns -= issued
+        return length_ns - issued
 
     def _until_computed(self, what: object) -> None:
         lane = self._lanes.of[COMPUTE]

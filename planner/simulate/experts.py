@@ -203,6 +203,10 @@ class SimulatedExperts:
         layer, _ = self._visited
         return next((e for e in self.waiting if self.nearest.here((layer, e))), None)
 
+    def copied_only(self) -> bool:
+        """Whether nothing that the visit waits for comes from the SSD: the host has queued all of its copies."""
+        return self.card is not None and not self._far and not self._todo
+
     def used(self, expert: int) -> None:
         """Computed with."""
         del self.waiting[expert]

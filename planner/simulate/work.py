@@ -27,6 +27,8 @@ class Pass:
     """Compute of each unit, in order."""
     expert_ns: int
     """Compute of one routed expert."""
+    issued_ns: int
+    """Of an MoE layer's compute what issuing takes longer than the device: it goes on while experts are copied."""
     kv_read: float
     """Tokens whose KV a layer outside the device brings in."""
     kv_new: float
@@ -49,23 +51,27 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     """
     model, work, made = plan.model, plan.workload, plan.decisions
     far, shares = table_is_far(plan.hardware, made), _Shares(plan, units, batch)
+    machines = plan.hardware, replace(plan.hardware, layer_launch_s=0.0)
+    routed = len(model.experts.layers) if model.experts else 1
     found: list[Passes] = []
     start, restore_s = expected(Prefill(plan.hardware, model, work, made))
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
-        seconds = prefill_compute_s(plan.hardware, model, replace(work, prompt_tokens=last), batch, made.prefill_chunk_tokens, first)
+        prompt = replace(work, prompt_tokens=last)
+        seconds, device_s = (prefill_compute_s(h, model, prompt, batch, made.prefill_chunk_tokens, first) for h in machines)
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
         dealt = shares.cut(seconds, (last + first) / 2, batch * (last - first))
-        found.append(Passes(1, Pass(True, ns(before_s), *dealt, first, last - first)))
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first)))
     page, until = made.kv.page_tokens, work.max_tokens - 1
     first = work.prompt_tokens
     while first < until:
         last = min(until, (first // page + 1) * page)
         context = (first + last) / 2
-        seconds = step_compute_s(plan.hardware, model, context, batch)
+        seconds, device_s = (step_compute_s(h, model, context, batch) for h in machines)
         before_s = lookup_s(model, batch, 1) if far else 0.0
-        found.append(Passes(last - first, Pass(False, ns(before_s), *shares.cut(seconds, context, batch), context - 0.5, 1)))
+        dealt = shares.cut(seconds, context, batch)
+        found.append(Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1)))
         first = last
     return found
 

@@ -8,10 +8,20 @@ from planner.cost import load_s, objective_weights, predict
 from planner.decisions import Tier
 from planner.force import Force
 from planner.hardware import SsdPoint
+from planner.launches import issue_s
 from planner.memory import activation_bytes, dram_use, used_bytes, vram_use
 from planner.placement import place
 from planner.program import solve
-from planner.stages import Stage, earlier_kv, elementwise_bytes_per_token, h2d_gbps, prefill_compute_s, ssd_gbps
+from planner.stages import (
+    Stage,
+    earlier_kv,
+    elementwise_bytes_per_token,
+    h2d_gbps,
+    prefill_compute_s,
+    ssd_gbps,
+    weight_pass_s,
+    weight_read_s,
+)
 from planner.workload import Objective
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
@@ -157,8 +167,20 @@ def test_the_embedding_table_in_dram_costs_a_lookup_per_pass():
     assert predict(hardware, m, work(), moved).decode_s_per_token > in_vram.decode_s_per_token
 
 
+@pytest.mark.parametrize("hardware", [machine(), machine(vram=0, dram=64 * GB)])
+def test_a_dense_layer_is_issued_in_the_time_that_was_measured_and_an_moe_layer_by_its_operations(hardware):
+    measured, on_gpu = hardware.layer_launch_s, hardware.gpu is not None
+    for tokens in (1, 512):
+        assert issue_s(hardware, model(16), tokens) == 16 * measured
+    one, many = (issue_s(hardware, model(16, experts=8), tokens) / (16 * measured) for tokens in (1, 512))
+    assert (one, many) == pytest.approx((88 / 59, 165 / 59) if on_gpu else (80 / 55, 145 / 55))
+    slow = replace(hardware, layer_launch_s=1.0)
+    read_s = weight_read_s(slow, model(16, experts=8), 1)
+    assert weight_pass_s(slow, model(16, experts=8), 1) == pytest.approx(16 * one + (0 if on_gpu else read_s))
+
+
 def test_a_moe_step_computes_only_the_experts_it_touches():
-    hardware = machine()
+    hardware = machine(layer_launch_s=1e-6)
     _, dense = planned(hardware, model(ffn=128 * MB), work())
     decisions, sparse = planned(hardware, model(ffn=128 * MB, experts=8), work())
     assert sparse.decode_stages["compute"] < dense.decode_stages["compute"]

@@ -12,6 +12,7 @@ from planner.cost import load_s, predict
 from planner.decisions import ExpertPolicyName, ExpertSlots, Tier
 from planner.force import Force
 from planner.hardware import Curve, SsdPoint
+from planner.launches import issue_s
 from planner.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
 from planner.menu import expert_chunk_bytes
 from planner.model import Experts
@@ -24,7 +25,7 @@ from planner.plan import Plan
 from planner.program import search, solve
 from planner.rules import broken_rules
 from planner.schema import ForceConfig, MoeConfig
-from planner.stages import decode_compute_s, expert_copy_s, ssd_gbps
+from planner.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
 from planner.units import align_up
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
@@ -140,12 +141,24 @@ class TestTime:
         copy_s = expert_copy_s(hardware.gpu, m.experts, made.experts.chunk_bytes)
         missed = 8 * visit(m.experts, 1).missed(kept_in_all(m.experts, made.experts.vram_slots) / 8)
         compute_s = decode_compute_s(hardware, m, work(), 1)
-        hidden_s = 0.5 * m.experts.expert_bytes / GB / hardware.gpu.memory_gbps
-        assert predicted.decode_stages["compute"] == compute_s
+        issued_s = (issue_s(hardware, m, 1) - weight_read_s(hardware, m, 1)) / (8 * 2)
+        hidden_s = 0.5 * m.experts.expert_bytes / GB / hardware.gpu.memory_gbps + issued_s
+        assert predicted.decode_stages["compute"] == compute_s and issued_s > 0
         assert predicted.decode_stages["h2d"] == pytest.approx(missed * copy_s)
         assert predicted.decode_s_per_token == pytest.approx(compute_s + missed * (copy_s - hidden_s))
         assert predicted.h2d_bytes_per_token == pytest.approx(missed * m.experts.expert_bytes, abs=1)
         assert predicted.experts_missed_vram == pytest.approx(missed / 16)
+
+    def test_weights_that_stream_hide_behind_compute_only_while_no_expert_is_copied(self):
+        m, hardware = moe(), machine(vram=GB, layer_launch_s=1e-6)
+        stays = Force(resident_attn=8, resident_ffn=8, resident_head=2, embedding=Tier.vram, expert_vram_slots=16)
+        made = [solve(hardware, m, work(), replace(stays, resident_attn=attn)) for attn in (8, 7)]
+        still, streams = (predict(hardware, m, work(), each) for each in made)
+        copied_s = traffic(hardware, m, made[1]).weights_h2d_s
+        routed = Routed.of(hardware, m, 1)
+        assert streams.decode_s_per_token - still.decode_s_per_token == pytest.approx(routed.exposed * copied_s)
+        assert 0 < routed.exposed < 1 and copied_s < still.decode_stages["compute"]
+        assert Routed.of(machine(), m, 1).exposed == 0, "where all experts fit, as in a dense model"
 
     def test_a_step_that_touches_every_expert_overlaps_compute_and_copies(self):
         m, hardware, w = moe(), machine(vram=GB), work(batch=24, prompt_tokens=64)

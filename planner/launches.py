@@ -1,0 +1,57 @@
+"""What the host issues for the layers of one pass: an MoE layer has more operations than the dense one that is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.hardware import HardwareProfile
+from planner.model import Experts, ModelSpec, touched_experts
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Calls into PyTorch of one layer, views among them: the interpreter takes about as long for one as for a kernel.
+
+    Counted under ``torch.inference_mode`` with ``transformers`` v5 and one token (tests/runtime/test_launches.py counts them again), routed
+    experts as in ``runtime.moe.forward``. Events are recorded on a GPU alone, by hooks in the probe's layer as in the runtime.
+    """
+
+    attention: int = 50
+    """A Llama's layer without its MLP: norms, projections, rotary embedding, KV cache, attention, residual sums."""
+    mlp: int = 5
+    """Three projections, SiLU, product."""
+    marks: int = 4
+    """Events at both ends of attention and FFN."""
+    router: int = 20
+    """Of an MoE layer, of Mixtral: scores, softmax, top-k and their sums, the choice read back, outputs put together, weighted and summed.
+    Routers of other families have a few less or more, shared experts are not counted."""
+    sorted: int = 3
+    """More of these where several tokens are sorted by expert."""
+    expert: int = 5
+    """Each that is touched: two projections, SiLU, product, the split of gate and up."""
+    gathered: int = 4
+    """More of these where an expert's tokens are gathered and scattered."""
+    expert_marks: int = 2
+    """An event waited for before an expert computes, another recorded behind it."""
+
+    def dense(self, gpu: bool) -> int:
+        return self.attention + self.mlp + self.marks * gpu
+
+    def routed(self, experts: Experts, tokens: int, gpu: bool) -> float:
+        """A layer with ``experts`` in a pass over ``tokens`` tokens."""
+        many = tokens > 1
+        each = self.expert + self.gathered * many + self.expert_marks * gpu
+        return self.attention + self.marks * gpu + self.router + self.sorted * many + touched_experts(experts, tokens) * each
+
+
+OPERATIONS = Operations()
+
+
+def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Host seconds to issue all layers of a pass over ``tokens`` tokens: the measured layer's for each dense one, for each MoE layer as
+    many times as long as it has times its operations."""
+    layers: float = model.layers
+    if model.experts:
+        gpu = hardware.gpu is not None
+        layers += len(model.experts.layers) * (OPERATIONS.routed(model.experts, tokens, gpu) / OPERATIONS.dense(gpu) - 1)
+    return layers * hardware.layer_launch_s

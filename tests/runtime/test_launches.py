@@ -1,0 +1,79 @@
+"""Operations of a layer, counted while a tiny model computes, against those that predictions go by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaModel, MixtralConfig, MixtralModel
+
+from planner.launches import OPERATIONS
+from planner.model import Experts
+from planner.moe.cache import Routing
+from runtime.moe.forward import Arrived, WholeExperts, take_over
+
+CLOSE = 0.15
+ROUTED = Experts(8, 2, 1, (0,), tuple(n / 8 for n in range(9)))
+
+
+class Counter(TorchDispatchMode):
+    """Calls that reach the dispatcher."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+class KeptViews(WholeExperts):
+    """As a run has them: tensors of slots are made once."""
+
+    def __init__(self, layers: nn.ModuleList):
+        super().__init__(layers)
+        self._made: dict[tuple[int, int], Mapping[str, torch.Tensor]] = {}
+
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        missing = [expert for expert in routing.experts if (layer, expert) not in self._made]
+        if missing:
+            self._made |= {(layer, e): views for e, views in super().visit(layer, routing)}
+        for expert in routing.experts:
+            yield expert, self._made[layer, expert]
+
+
+def model_of(layers: int, routed: bool) -> LlamaModel | MixtralModel:
+    torch.manual_seed(0)
+    sizes = dict(
+        hidden_size=64, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, vocab_size=500, num_hidden_layers=layers,
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    if not routed:
+        return LlamaModel(LlamaConfig(**sizes)).to(torch.bfloat16).eval()
+    model = MixtralModel(MixtralConfig(num_local_experts=8, num_experts_per_tok=2, **sizes)).to(torch.bfloat16).eval()
+    take_over(model.layers, KeptViews(model.layers))
+    return model
+
+
+def calls(layers: int, routed: bool, tokens: int) -> int:
+    """Of the second pass over some tokens, behind 4 cached ones: the first one makes what is kept."""
+    model = model_of(layers, routed)
+    ids, place = torch.arange(tokens)[None], torch.arange(4, 4 + tokens)[None]
+    for _ in range(2):
+        cache = model(input_ids=torch.arange(4)[None], use_cache=True).past_key_values
+        with Counter() as counter:
+            model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
+    return counter.calls
+
+
+@pytest.mark.parametrize("tokens", [1, 400])
+@pytest.mark.parametrize("routed", [False, True])
+def test_a_layer_has_the_operations_that_are_counted_for_it(routed: bool, tokens: int) -> None:
+    with torch.inference_mode():
+        found = (calls(6, routed, tokens) - calls(2, routed, tokens)) / 4
+    counted = OPERATIONS.routed(ROUTED, tokens, gpu=False) if routed else OPERATIONS.dense(gpu=False)
+    assert found == pytest.approx(counted, rel=CLOSE)
+    if tokens == 1:
+        assert found == counted
