@@ -121,8 +121,9 @@ def every_decision(hardware, m, w, base: Decisions):
     heads = range(blocks + 1) if on_gpu else [0]
     tables = (Tier.vram, Tier.dram) if on_gpu else (Tier.dram,)
     reads = [(p.block_bytes, p.queue_depth) for p in hardware.ssd_read]
-    chunks = {w.prompt_tokens, -(-w.prompt_tokens // 2)} if w.prompt_tokens >= 512 else {w.prompt_tokens}
-    chunks.add(base.prefill_chunk_tokens)
+    chunks = [w.prompt_tokens]
+    while chunks[-1] >= 512:
+        chunks.append(-(-chunks[-1] // 2))
     for attn, ffn, head, embedding in product(counts, ffns, heads, tables):
         through = n - min(attn, ffn)
         for cap, (block, depth), chunk, kv in product(range(through + 1), reads, chunks, kv_choices(w, base, on_gpu)):
