@@ -238,7 +238,7 @@ def test_a_plan_that_a_slower_drive_would_undo_gives_way_to_the_simple_one() -> 
 
 
 def test_a_calibrated_machine_takes_the_plan_that_a_datasheet_left_in_doubt() -> None:
-    question = chat("rtx5080", "qwen3-30b-a3b")
+    question = chat("cpu", "mixtral8x7b")
     left = choose(question).left
     assert left is not None and left.promised > SAME
     taken = choose(known_within(0.05, question))
@@ -247,7 +247,7 @@ def test_a_calibrated_machine_takes_the_plan_that_a_datasheet_left_in_doubt() ->
 
 def test_plans_are_compared_on_one_machine_and_not_by_the_intervals_of_each() -> None:
     """What is wrong in a figure is wrong for both: a gain is certain long before the seconds are."""
-    question = chat("h100", "mixtral8x7b")
+    question = chat("h100", "qwen3-235b-a22b")
     found = choose(question)
     simple = nearest_first(question, found.decisions)
     mine, its = (intervals(question.hardware, question.model, question.workload, d).total_s for d in (found.decisions, simple))
@@ -257,13 +257,13 @@ def test_plans_are_compared_on_one_machine_and_not_by_the_intervals_of_each() ->
 
 
 def test_losses_and_gains_of_several_figures_add_up_as_squares() -> None:
-    question = chat("a100-80g", "mixtral8x7b")
+    question = chat("cpu", "qwen3-30b-a3b")
     best = choose(known_within(0.0, question)).decisions
     simple = nearest_first(question, best)
 
     def alone(*figures: Figure) -> Gain:
         return gain(question.on(replace(question.hardware, spread={str(f): 0.5 * (f in figures) for f in Figure})), best, simple)
 
-    both, copies, reads = (alone(*figures) for figures in ((Figure.h2d, Figure.weights), (Figure.h2d,), (Figure.weights,)))
-    lost = [math.log1p(both.promised) - math.log1p(found.least) for found in (both, copies, reads)]
+    both, reads, computing = (alone(*figures) for figures in ((Figure.ssd, Figure.weights), (Figure.ssd,), (Figure.weights,)))
+    lost = [math.log1p(both.promised) - math.log1p(found.least) for found in (both, reads, computing)]
     assert lost[1] > 0.01 and lost[2] > 0.01 and lost[0] == pytest.approx(math.hypot(*lost[1:]))

@@ -82,7 +82,7 @@ def test_experts_are_where_the_mode_says(tmp_path: Path) -> None:
     assert (slots["stream"].vram_slots, slots["stream"].dram_slots) == (fewest_slots(here.model.experts), units)
     small = machine(True, vram_bytes=MODES["full"](here).predicted.vram_bytes - here.model.experts.nbytes // 2)
     kept = MODES["preload"](read_setting(configured(small, experts))).decisions.experts
-    assert fewest_slots(here.model.experts) < kept.vram_slots < units and kept.dram_slots == units
+    assert fewest_slots(here.model.experts) <= kept.vram_slots < units and kept.dram_slots == units
     assert MODES["full"](setting(experts, gpu=False)).decisions.experts.dram_slots == units
 
 
