@@ -124,6 +124,7 @@ def every_decision(hardware, m, w, base: Decisions):
     chunks = [w.prompt_tokens]
     while chunks[-1] >= 512:
         chunks.append(-(-chunks[-1] // 2))
+    chunks = sorted({*chunks, base.prefill_chunk_tokens})
     for attn, ffn, head, embedding in product(counts, ffns, heads, tables):
         through = n - min(attn, ffn)
         for cap, (block, depth), chunk, kv in product(range(through + 1), reads, chunks, kv_choices(w, base, on_gpu)):
