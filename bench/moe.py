@@ -1,6 +1,7 @@
 """Mixture of experts: each case beside the bound of its own process, and what hits buy.
 
-    python bench/moe.py work=/data/penstock out=moe.json [cases=none,hits,ahead,three,prefill,peer] [layers=16] [vram=16GiB]
+    python bench/moe.py work=/data/penstock out=moe.json [cases=none,hits,ahead,three,prefill,peer]
+        [model=mixtral8x7b] [layers=16] [vram=16GiB] [share=0.6] [slots=2]
     python bench/moe.py work=bench-work out=moe.json cases=cpu
 
 The checkpoint has random weights and a router with a stated skew (bench/moe_routing.py): ``share`` of all uses go to ``slots`` experts a

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def docs_script(name: str) -> ModuleType:
+    """``docs/name.py``, which is in no package, as a module of its own."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:

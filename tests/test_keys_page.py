@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import pytest
 
 from planner.keys import keys_of
-from tests.cli import ROOT
+from tests.cli import ROOT, docs_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("keys_page", ROOT / "docs" / "keys_page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return docs_script("keys_page")
 
 
 def test_the_page_of_keys_is_up_to_date(script: ModuleType) -> None:

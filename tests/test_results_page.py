@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -12,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from bench.studies import STUDIES, Check
-from tests.cli import ROOT
+from tests.cli import ROOT, docs_script
 
 RESULTS = ROOT / "bench" / "results"
 SIMULATED = {"case": "half", "phase": "decode", "measured_s": 0.25, "simulated": 1.01, "own_rates": 0.99, "closed": 1.02}
@@ -20,11 +19,7 @@ SIMULATED = {"case": "half", "phase": "decode", "measured_s": 0.25, "simulated":
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results_page", ROOT / "docs" / "results_page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return docs_script("results_page")
 
 
 @pytest.fixture

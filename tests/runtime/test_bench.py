@@ -80,9 +80,10 @@ def test_experts_are_where_the_mode_says(tmp_path: Path) -> None:
     units = here.model.experts.units
     assert slots["full"].vram_slots == units and slots["mixed"].dram_slots == units // 2
     assert (slots["stream"].vram_slots, slots["stream"].dram_slots) == (fewest_slots(here.model.experts), units)
-    small = machine(True, vram_bytes=MODES["full"](here).predicted.vram_bytes - here.model.experts.nbytes // 2)
+    vram_bytes = MODES["full"](here).predicted.vram_bytes - here.model.experts.nbytes // 2
+    small = machine(True, vram_bytes=vram_bytes, layer_launch_s=1e-6)  # copies of such small experts would hide behind launches
     kept = MODES["preload"](read_setting(configured(small, experts))).decisions.experts
-    assert fewest_slots(here.model.experts) <= kept.vram_slots < units and kept.dram_slots == units
+    assert fewest_slots(here.model.experts) < kept.vram_slots < units and kept.dram_slots == units
     assert MODES["full"](setting(experts, gpu=False)).decisions.experts.dram_slots == units
 
 
