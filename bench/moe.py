@@ -1,16 +1,16 @@
 """Mixture of experts: each case beside the bound of its own process, and what hits buy.
 
-    python bench/moe.py work=/data/penstock out=moe.json [cases=none,hits,ahead,three,prefill,peer]
-        [model=mixtral8x7b] [layers=16] [vram=16GiB] [share=0.6] [slots=2]
+    python bench/moe.py work=/data/penstock out=moe.json [cases=none,hits,ahead,three,three_ahead,prefill,peer]
+        [model=mixtral8x7b] [layers=16] [vram=16GiB] [share=0.6] [slots=2] [new_tokens=96]
     python bench/moe.py work=bench-work out=moe.json cases=cpu
 
 The checkpoint has random weights and a router with a stated skew (bench/moe_routing.py): ``share`` of all uses go to ``slots`` experts a
-layer. `none`: no expert is kept in VRAM, all pass through. `hits`: as many as fit. Their rows end with what the hits bought of what their
-bytes say. `ahead`: the same with the coming layer's router asked beforehand, which here is always right, since it looks at nothing that
-blocks change: what foresight could gain at most. `three`: DRAM has slots for half of the experts. `peer`: accelerate under the same budget.
-`cpu`: SSD and DRAM, a small geometry. Hits are predicted from a trace that an earlier run of other prompts recorded. Tokens are sampled,
-since the greedy ones of random weights repeat. Every run is a process of its own; means over steps, which
-differ by what they miss.
+layer. `none`: no expert is kept in VRAM, all pass through. `hits`: as many as fit; a row tells what the hits bought of what their bytes
+say. `ahead`: the same with the coming layer's router asked beforehand, which here is always right, since it looks at nothing that blocks
+change: what foresight could gain at most. `three`: DRAM has slots for half of the experts; `three_ahead`: asked beforehand, too. `peer`:
+accelerate under the same budget. `cpu`: SSD and DRAM, a small geometry. Hits are predicted from a trace that an earlier run of other
+prompts recorded. Tokens are sampled, since the greedy ones of random weights repeat. Every run is a process of its own; means over steps,
+which differ by what they miss.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
 from planner.errors import UserError  # noqa: E402
 from planner.moe.experts import TRANSIT_SLOTS, fewest_slots  # noqa: E402
 
-PROMPT, NEW, RECORDED = 128, 48, 128
-"""Tokens of a request; and of one whose routings are recorded."""
-KEYS = ("work", "out", "cases", "model", "layers", "vram", "share", "slots")
+PROMPT, RECORDED = 128, 128
+"""Tokens of a request; new ones of a request whose routings are recorded."""
+FORESIGHT = ("moe.policy=lookahead", "moe.prefetch=2")
+KEYS = ("work", "out", "cases", "model", "layers", "vram", "share", "slots", "new_tokens")
 SMALL = ("model.hidden=1024", "model.heads=16", "model.kv_heads=4", "model.head_dim=64", "model.expert_ffn=3584", "model.layers=8")
 """Mixtral's shape with experts of 22 MB: 1.5 GB in all, for a machine without a GPU."""
 
@@ -43,8 +44,8 @@ SMALL = ("model.hidden=1024", "model.heads=16", "model.kv_heads=4", "model.head_
 class Cases:
     """Runs over one checkpoint, made once under the bench's directory."""
 
-    def __init__(self, bench: Bench, overrides: list[str], vram: str, share: float, slots: int):
-        self._bench, self._vram, self._share = bench, vram, share
+    def __init__(self, bench: Bench, overrides: list[str], vram: str, share: float, slots: int, new_tokens: int):
+        self._bench, self._vram, self._share, self._new = bench, vram, share, new_tokens
         path = bench.work / "moe"
         fresh = not path.exists()
         self.checkpoint = bench.checkpoint("moe", *overrides)
@@ -57,17 +58,21 @@ class Cases:
     def none(self) -> Iterator[Row]:
         passing = max(TRANSIT_SLOTS, fewest_slots(self._experts))
         yield from self._decode("none", "no expert kept in VRAM", f"force.expert_vram_slots={passing}", *self._all_in_dram())
+        yield from self._bought()
 
     def hits(self) -> Iterator[Row]:
         yield from self._decode("hits", "as many as fit", *self._all_in_dram())
-        if "none" in self._reports:
-            yield self._bought()
+        yield from self._bought()
 
     def ahead(self) -> Iterator[Row]:
-        yield from self._decode("ahead", "router asked beforehand", *self._all_in_dram(), "moe.policy=lookahead", "moe.prefetch=2")
+        yield from self._decode("ahead", "router asked beforehand", *self._all_in_dram(), *FORESIGHT)
 
     def three(self) -> Iterator[Row]:
         yield from self._decode("three", "half of the experts in DRAM", f"force.expert_dram_slots={self._experts.units // 2}")
+
+    def three_ahead(self) -> Iterator[Row]:
+        half = f"force.expert_dram_slots={self._experts.units // 2}"
+        yield from self._decode("three_ahead", "half in DRAM, router asked beforehand", half, *FORESIGHT)
 
     def prefill(self) -> Iterator[Row]:
         report = self._run("prefill", 2048, 4, *self._all_in_dram())
@@ -89,11 +94,11 @@ class Cases:
     def cpu(self) -> Iterator[Row]:
         for share in (2, 4):
             slots = self._experts.units * share // self._experts.count + TRANSIT_SLOTS
-            report = self._run(f"cpu{share}", PROMPT, NEW, f"force.expert_dram_slots={slots}")
+            report = self._run(f"cpu{share}", PROMPT, self._new, f"force.expert_dram_slots={slots}")
             yield from self._rows(f"SSD -> CPU, {share} of {self._experts.count} in DRAM", "1.5 GB", report, "<= 1.08")
 
     def _decode(self, name: str, what: str, *solve: str) -> Iterator[Row]:
-        report = self._run(name, PROMPT, NEW, *solve)
+        report = self._run(name, PROMPT, self._new, *solve)
         yield from self._rows(f"decode, {what}", f"VRAM {self._vram}", report, "<= 1.08")
 
     def _rows(self, case: str, what: str, report: dict, target: str) -> Iterator[Row]:
@@ -118,14 +123,16 @@ class Cases:
         what = f"computing {compute_s:.4f}, SSD {read_s:.4f}, from DRAM {copy_s:.4f} s"
         return Row("  of their sum", what, mean_s(report), total, "s", mean_s(report) / total, "", None, 0, 0)
 
-    def _bought(self) -> Row:
-        """Seconds that hits saved over those that their bytes take at the link's rate."""
-        none, hits = self._reports["none"], self._reports["hits"]
+    def _bought(self) -> Iterator[Row]:
+        """Seconds that hits saved over those that their bytes take at the link's rate, once both cases ran."""
+        none, hits = self._reports.get("none"), self._reports.get("hits")
+        if none is None or hits is None:
+            return
         moved = [report["measured"]["h2d_bytes_per_token"] for report in (none, hits)]
         said = (moved[0] - moved[1]) / 1e9 / ((link_limit(none, "h2d")[0] + link_limit(hits, "h2d")[0]) / 2)
         saved = mean_s(none) - mean_s(hits)
         what = f"{1 - moved[1] / moved[0]:.1%} fewer bytes"
-        return Row("what hits buy", what, saved, said, "s", saved / said, ">= 0.92", None, 0, 0)
+        yield Row("what hits buy", what, saved, said, "s", saved / said, ">= 0.92", None, 0, 0)
 
     def _all_in_dram(self) -> list[str]:
         return [f"force.expert_dram_slots={self._experts.units}"]
@@ -160,12 +167,13 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     where = machine(bench.probe())
-    names = given.get("cases", "none,hits,ahead,three,prefill,peer").split(",")
+    names = given.get("cases", "none,hits,ahead,three,three_ahead,prefill,peer").split(",")
     shape = [f"model={given.get('model', 'mixtral8x7b')}", *(SMALL if names == ["cpu"] else [f"model.layers={given.get('layers', '16')}"])]
     vram = given.get("vram", "0" if names == ["cpu"] else "16GiB")
-    cases = Cases(bench, shape, vram, float(given.get("share", "0.6")), int(given.get("slots", "2")))
+    whole = {key: int(given.get(key, default)) for key, default in (("slots", "2"), ("new_tokens", "96"))}
+    cases = Cases(bench, shape, vram, float(given.get("share", "0.6")), **whole)
     known: dict[str, Callable[[], Iterator[Row]]] = {
-        f.__name__: f for f in (cases.none, cases.hits, cases.ahead, cases.three, cases.prefill, cases.peer, cases.cpu)
+        f.__name__: f for f in (cases.none, cases.hits, cases.ahead, cases.three, cases.three_ahead, cases.prefill, cases.peer, cases.cpu)
     }
     run_cases(chosen(",".join(names), known), where, Path(given["out"]) if "out" in given else None)
 

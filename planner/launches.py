@@ -18,6 +18,10 @@ class Operations:
 
     attention: int = 50
     """A Llama's layer without its MLP: norms, projections, rotary embedding, KV cache, attention, residual sums."""
+    prompt: int = 4
+    """More of these where a sequence has several tokens: the mask, and the cache's part of it."""
+    behind: int = 6
+    """The same where other tokens are cached before them: a mask of its own, and heads of K and V repeated to match it."""
     mlp: int = 5
     """Three projections, SiLU, product."""
     marks: int = 4
@@ -47,11 +51,12 @@ class Operations:
 OPERATIONS = Operations()
 
 
-def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
-    """Host seconds to issue all layers of a pass over ``tokens`` tokens: the measured layer's for each dense one, for each MoE layer as
-    many times as long as it has times its operations."""
-    layers: float = model.layers
+def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
+    """Host seconds to issue all layers of a pass over ``tokens`` tokens: for each the measured one's, as many times as it has times the
+    operations of a dense layer in a decode step; ``more`` than these in the attention of this pass."""
+    gpu = hardware.gpu is not None
+    dense = OPERATIONS.dense(gpu)
+    operations: float = model.layers * (dense + more)
     if model.experts:
-        gpu = hardware.gpu is not None
-        layers += len(model.experts.layers) * (OPERATIONS.routed(model.experts, tokens, gpu) / OPERATIONS.dense(gpu) - 1)
-    return layers * hardware.layer_launch_s
+        operations += len(model.experts.layers) * (OPERATIONS.routed(model.experts, tokens, gpu) - dense)
+    return operations / dense * hardware.layer_launch_s

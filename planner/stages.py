@@ -13,7 +13,7 @@ from functools import cached_property
 from planner.contention import contention
 from planner.decisions import Decisions, Tier
 from planner.hardware import Curve, Gpu, HardwareProfile
-from planner.launches import issue_s
+from planner.launches import OPERATIONS, issue_s
 from planner.memory import kv_layer_bytes, kv_page_bytes
 from planner.model import Experts, ModelSpec
 from planner.moe.misses import Misses, misses
@@ -88,10 +88,11 @@ def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
     return passes * FIXED.embedding_lookup_s + rows * model.hidden * model.dtype_bytes / FIXED.embedding_rows_gbps / GB
 
 
-def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
     """Compute seconds of one pass with ``tokens`` tokens, FLOPs and attention left out: every active weight is read once and every layer
-    issued. A GPU reads while the host issues; on the CPU the same threads do one after the other."""
-    read_s, issued_s = weight_read_s(hardware, model, tokens), issue_s(hardware, model, tokens)
+    issued, with ``more`` operations than in a decode step. A GPU reads while the host issues; on the CPU the same threads do one after the
+    other."""
+    read_s, issued_s = weight_read_s(hardware, model, tokens), issue_s(hardware, model, tokens, more)
     return max(read_s, issued_s) if hardware.gpu else read_s + issued_s
 
 
@@ -143,7 +144,8 @@ def prefill_compute_s(
     per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops((prompt + start) / 2))
     flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
     rows = batch * min(chunk_tokens, tokens)
-    passes_s = prefill_passes(workload, chunk_tokens, start) * weight_pass_s(hardware, model, rows)
+    first_s, other_s = (weight_pass_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
+    passes_s = prefill_passes(workload, chunk_tokens, start) * other_s + (0.0 if start else first_s - other_s)
     if hardware.gpu:
         return max(flops_s + batch * tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB, passes_s)
     packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)

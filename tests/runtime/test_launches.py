@@ -57,23 +57,23 @@ def model_of(layers: int, routed: bool) -> LlamaModel | MixtralModel:
     return model
 
 
-def calls(layers: int, routed: bool, tokens: int) -> int:
-    """Of the second pass over some tokens, behind 4 cached ones: the first one makes what is kept."""
+def calls(layers: int, routed: bool, tokens: int, cached: int) -> int:
+    """Of the second pass over some tokens, behind ``cached`` ones: the first one makes what is kept."""
     model = model_of(layers, routed)
-    ids, place = torch.arange(tokens)[None], torch.arange(4, 4 + tokens)[None]
+    ids, place = torch.arange(tokens)[None], torch.arange(cached, cached + tokens)[None]
     for _ in range(2):
-        cache = model(input_ids=torch.arange(4)[None], use_cache=True).past_key_values
+        cache = model(input_ids=torch.arange(cached)[None], use_cache=True).past_key_values if cached else None
         with Counter() as counter:
             model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
     return counter.calls
 
 
-@pytest.mark.parametrize("tokens", [1, 400])
+@pytest.mark.parametrize("tokens, cached, more", [(1, 4, 0), (400, 4, OPERATIONS.behind), (400, 0, OPERATIONS.prompt)])
 @pytest.mark.parametrize("routed", [False, True])
-def test_a_layer_has_the_operations_that_are_counted_for_it(routed: bool, tokens: int) -> None:
+def test_a_layer_has_the_operations_that_are_counted_for_it(routed: bool, tokens: int, cached: int, more: int) -> None:
     with torch.inference_mode():
-        found = (calls(6, routed, tokens) - calls(2, routed, tokens)) / 4
-    counted = OPERATIONS.routed(ROUTED, tokens, gpu=False) if routed else OPERATIONS.dense(gpu=False)
+        found = (calls(6, routed, tokens, cached) - calls(2, routed, tokens, cached)) / 4
+    counted = more + (OPERATIONS.routed(ROUTED, tokens, gpu=False) if routed else OPERATIONS.dense(gpu=False))
     assert found == pytest.approx(counted, rel=CLOSE)
-    if tokens == 1:
-        assert found == counted
+    if not routed or tokens == 1:
+        assert found == pytest.approx(counted, abs=1)  # versions of transformers differ by one
