@@ -50,15 +50,15 @@ def card_findings(card: Card, root: Path = Path("/")) -> Iterator[Finding]:
         yield Finding("libraries", found or "none", Verdict.stops, f"pip install {' '.join(absent)}: `runtime run` needs them")
     else:
         yield Finding("libraries", found, Verdict.good)
-    yield _driver(card, torch_cuda(), on_the_bus(root))
+    yield _driver(card, torch_cuda(), len(cards_on_the_bus(root)))
     for gpu in card.gpus.values():
         yield _memory(gpu)
 
 
-def on_the_bus(root: Path) -> int:
-    """NVIDIA cards that the PCI bus lists, driver or not."""
+def cards_on_the_bus(root: Path) -> list[Path]:
+    """Directories of the NVIDIA cards that the PCI bus lists, driver or not."""
     devices = (root / "sys/bus/pci/devices").glob("*")
-    return sum((read_text(d / "vendor") or "").strip() == NVIDIA and (read_text(d / "class") or "").startswith(DISPLAY) for d in devices)
+    return [d for d in devices if (read_text(d / "vendor") or "").strip() == NVIDIA and (read_text(d / "class") or "").startswith(DISPLAY)]
 
 
 def torch_cuda() -> tuple[int, int] | None:

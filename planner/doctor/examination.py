@@ -9,12 +9,14 @@ from planner.doctor.card import Card, card_findings
 from planner.doctor.disk import disk_findings
 from planner.doctor.finding import Finding, Verdict
 from planner.doctor.memory import memory_findings
+from planner.doctor.nodes import node_findings
 from planner.doctor.processor import processor_findings
 
 
 def examine(path: Path, card: Card, root: Path = Path("/")) -> tuple[Finding, ...]:
     """All findings, in the order in which they are told. Takes well under a second, changes nothing. UserError for a path that is not."""
-    return (*card_findings(card, root), *memory_findings(root), *disk_findings(path, root), *processor_findings(root))
+    memory = (*memory_findings(root), *node_findings(root))
+    return (*card_findings(card, root), *memory, *disk_findings(path, root), *processor_findings(root))
 
 
 def document(findings: tuple[Finding, ...]) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from planner.doctor import card as card_module
-from planner.doctor.card import Card, card_findings, on_the_bus, torch_cuda
+from planner.doctor.card import Card, card_findings, cards_on_the_bus, torch_cuda
 from planner.doctor.disk import disk_findings
 from planner.doctor.examination import document, examine
 from planner.doctor.finding import Finding, Verdict
 from planner.doctor.memory import memory_findings
+from planner.doctor.nodes import node_findings
 from planner.doctor.processor import processor_findings
 from planner.probe.nvml import Driver, NvmlGpu
 from tests.cli import command, refusal
@@ -178,6 +179,24 @@ def test_a_governor_that_holds_clocks_down_is_told(governor: str, driver: str, v
     assert named(processor_findings(tmp_path), "CPU governor").verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("cpus", "card", "verdict", "said"),
+    [("0-15", "1", "fair", "on node 1"), ("8-15", "1", "good", "node 1"), ("0-15", "-1", "good", "no card"),
+     ("0-15", None, "good", "no card")],
+)  # fmt: skip
+def test_cores_of_another_node_than_the_cards_are_told(cpus: str, card: str | None, verdict: str, said: str, tmp_path: Path) -> None:
+    assert named(node_findings(tmp_path), "NUMA").found == "one node"
+    node = "sys__devices__system__node__node"
+    write(tmp_path, **{f"{node}0__cpulist": "0-7\n", f"{node}1__cpulist": "8-15\n", f"{node}2__cpulist": "\n"})
+    write(tmp_path, proc__self__status=f"Cpus_allowed_list:\t{cpus}\n")
+    if card is not None:
+        device = "sys__bus__pci__devices__0:1__"
+        write(tmp_path, **{f"{device}vendor": "0x10de\n", f"{device}class": "0x030000\n", f"{device}numa_node": f"{card}\n"})
+    found = named(node_findings(tmp_path), "NUMA")
+    assert found.verdict == verdict and said in found.found
+    assert verdict == "good" or "numactl --cpunodebind=1 --preferred=1" in found.change
+
+
 def driver_of(card: Card, built: tuple[int, int] | None, root: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
     monkeypatch.setattr(card_module, "torch_cuda", lambda: built)
     return named(card_findings(card, root), "driver")
@@ -187,7 +206,7 @@ def test_without_a_card_the_cpu_is_good_and_with_one_but_no_driver_it_is_told(tm
     assert driver_of(NO_CARD, None, tmp_path, monkeypatch).verdict is Verdict.good
     write(tmp_path, **{"sys__bus__pci__devices__0:1__vendor": "0x10de\n", "sys__bus__pci__devices__0:1__class": "0x030200\n"})
     write(tmp_path, **{"sys__bus__pci__devices__0:2__vendor": "0x10de\n", "sys__bus__pci__devices__0:2__class": "0x068000\n"})
-    assert on_the_bus(tmp_path) == 1
+    assert len(cards_on_the_bus(tmp_path)) == 1
     found = driver_of(NO_CARD, None, tmp_path, monkeypatch)
     assert found.verdict is Verdict.fair and "Driver Not Loaded" in found.found and "--gpus" in found.change
 

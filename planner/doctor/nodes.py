@@ -1,0 +1,47 @@
+"""NUMA: memory of several nodes, and on which of them the card is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner.doctor.card import cards_on_the_bus
+from planner.doctor.finding import Finding, Verdict
+from planner.probe.cgroup import read_text
+
+
+def node_findings(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether this process has cores of the card's node alone. One node, as on most machines, leaves nothing to choose."""
+    nodes = {int(d.name.removeprefix("node")): _numbers(read_text(d / "cpulist")) for d in _node_directories(root)}
+    if len(nodes) < 2:
+        yield Finding("NUMA", "one node", Verdict.good)
+        return
+    near = {int(text) for card in cards_on_the_bus(root) if (text := read_text(card / "numa_node"))} & nodes.keys()
+    if len(near) != 1:
+        yield Finding("NUMA", f"{len(nodes)} nodes, {'no card' if not near else 'cards on several'}", Verdict.good)
+        return
+    (node,) = near
+    allowed = _numbers(_of_status(root, "Cpus_allowed_list"))
+    if allowed <= nodes[node]:
+        yield Finding("NUMA", f"{len(nodes)} nodes, here the cores of node {node}, the card's", Verdict.good)
+        return
+    bound = f"numactl --cpunodebind={node} --preferred={node}"
+    change = f"start `planner probe` and `runtime run` behind `{bound}`: copies from another node's DRAM cross the link between nodes"
+    yield Finding("NUMA", f"{len(nodes)} nodes, the card is on node {node}", Verdict.fair, change)
+
+
+def _node_directories(root: Path) -> Iterator[Path]:
+    """Those with cores: memory of an expander or of a card has none."""
+    return (d for d in (root / "sys/devices/system/node").glob("node[0-9]*") if _numbers(read_text(d / "cpulist")))
+
+
+def _of_status(root: Path, key: str) -> str | None:
+    match = re.search(rf"^{key}:\s+(\S+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    return match and match.group(1)
+
+
+def _numbers(text: str | None) -> frozenset[int]:
+    """``0-3,8`` as the kernel writes it."""
+    spans = (part.partition("-") for part in (text or "").strip().split(",") if part)
+    return frozenset(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))
