@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from planner.cost import predict
 from planner.decisions import CachePolicy, Tier
 from planner.errors import UserError
 from planner.force import Force
 from planner.placement import Placement
 from planner.plan import Plan
 from planner.planfile import check_plan
-from planner.rules import LIMITS
+from planner.predict.cost import predict
+from planner.rules.limits import LIMITS
 from planner.units import GB, align_down
 from runtime.arena import Arena
 from runtime.device import CopyDevice

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from planner.cost import predict
 from planner.decisions import CachePolicy, Decisions, Tier
 from planner.errors import UserError
 from planner.explain.explanation import question_of
 from planner.explain.neighbours import BATCH, candidates
 from planner.force import Force
 from planner.learn.simple import Choice
-from planner.memory import vram_use
 from planner.plan import Plan
-from planner.problem import Question
-from planner.program import solve
-from planner.rules import broken_rules
-from planner.solve import answer, plan_of
+from planner.predict.cost import predict
+from planner.predict.memory import vram_use
+from planner.rules.check import broken_rules
+from planner.solver.problem import Question
+from planner.solver.program import solve
+from planner.verbs.solve import answer, plan_of
 
 OURS = "the plan"
 IN_VRAM_USE = ("context", "workspace", "norms", "kv", "activations", "guard")

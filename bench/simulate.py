@@ -24,9 +24,9 @@ from bench.link import Bench, limit_of  # noqa: E402
 from planner.errors import UserError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
 from planner.planfile import read_plan  # noqa: E402
+from planner.predict.stages import decode_compute_s, prefill_compute_s, ssd_gbps  # noqa: E402
 from planner.simulate.act import Simulation  # noqa: E402
 from planner.simulate.lanes import NS  # noqa: E402
-from planner.stages import decode_compute_s, prefill_compute_s, ssd_gbps  # noqa: E402
 
 CASES: Mapping[str, tuple[str, ...]] = {
     "streamed": ("force.cap_layers=3",),

@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from planner.decisions import Tier
-from planner.memory import dram_slot_bytes, unit_vram_bytes
 from planner.plan import Plan
 from planner.planfile import read_plan
-from planner.stages import Stage
-from planner.tiers import Fill, fills
+from planner.predict.memory import dram_slot_bytes, unit_vram_bytes
+from planner.predict.stages import Stage
+from planner.predict.tiers import Fill, fills
 from planner.units import GB, show_bytes, show_seconds
 
 INK, FAINT, PALE, LINE, FREE = "#1f2937", "#4b5563", "#f8fafc", "#94a3b8", "#ffffff"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hydra
 
-from planner.app import CONFIG, Program, Verb, job
-from planner.schema import SolveConfig
-from planner.threads import wait_asleep
-from planner.verb_schema import (
+from planner.command.app import CONFIG, Program, Verb, job
+from planner.command.schema import SolveConfig
+from planner.command.verb_schema import (
     DiffConfig,
     DoctorConfig,
     ExplainConfig,
@@ -17,6 +16,7 @@ from planner.verb_schema import (
     ReportConfig,
     SimulateConfig,
 )
+from planner.threads import wait_asleep
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="probe")
@@ -32,7 +32,7 @@ def probe(cfg: ProbeConfig) -> None:
 @job
 def solve(cfg: SolveConfig) -> None:
     """compute a plan for a model on a machine, and say what it will do"""
-    from planner.solve import solve_plan
+    from planner.verbs.solve import solve_plan
 
     solve_plan(cfg)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.plan import Plan
 from planner.planfile import as_mapping
-from planner.rules import broken_rules
+from planner.rules.check import broken_rules
 
 
 class Part(StrEnum):

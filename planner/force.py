@@ -70,7 +70,7 @@ class Force:
         """``decisions`` for a model of ``layers`` layers, the fixed ones in place; what follows from them (HWM after cap, staging after
         block) moves along.
 
-        The result may break a rule: check it with ``planner.rules.broken_rules``.
+        The result may break a rule: check it with ``planner.rules.check.broken_rules``.
         """
         w = decisions.weights
         units = w.vram.resident_units

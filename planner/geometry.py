@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from planner.command.schema import ModelConfig
 from planner.errors import UserError, nearest
 from planner.model import Experts, ModelSpec
 from planner.moe.hits import default_hit_rates
-from planner.schema import ModelConfig
 
 
 @dataclass(frozen=True)

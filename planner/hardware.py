@@ -91,7 +91,7 @@ class HardwareProfile:
     """Bytes of BF16 weights that the CPU multiplies by one vector, per second."""
     cpu_dense_tflops: float
     layer_launch_s: float
-    """Host seconds to issue one dense decoder layer: the floor of its time at decode. An MoE layer has more (``planner.launches``)."""
+    """Host seconds to issue one dense decoder layer: the floor of its time at decode. Others: ``planner.predict.launches``."""
     gpu: Gpu | None
     origin: dict[str, str] = field(default_factory=dict)
     """Figure -> where it comes from: ``measured DATE: how`` or ``datasheet: where``."""

@@ -156,6 +156,21 @@ class Placement:
         return 0 if self.model.tied and Tier.dram not in self.head else self.model.embed_bytes
 
 
+def head_block_limit(model: ModelSpec) -> int:
+    """What a row block of the LM head must fit: an FFN unit's slot. Where routed experts are units of their own, an FFN unit may be no more
+    than a router, and a block as large as the attention unit passes."""
+    return max(model.attn_max, model.ffn_max) if model.experts else model.ffn_max
+
+
+def head_blocks(model: ModelSpec) -> int:
+    """The fewest equal row blocks of the LM head within that limit."""
+    limit = head_block_limit(model)
+    blocks = -(-model.lm_head_bytes // limit)
+    while blocks < model.vocab and head_block_bytes(model, blocks) > limit:
+        blocks += 1
+    return max(1, min(blocks, model.vocab))
+
+
 def head_block_bytes(model: ModelSpec, blocks: int) -> int:
     """Bytes of one of ``blocks`` row blocks of the LM head (rows rounded up)."""
     row = model.lm_head_bytes // model.vocab

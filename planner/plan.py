@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.cost import Prediction
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
 from planner.learn.interval import Intervals, intervals
 from planner.model import ModelSpec
 from planner.placement import Placement, place
-from planner.reuse import BreakEven, break_even
-from planner.stages import Prefill, prefill_passes
+from planner.predict.cost import Prediction
+from planner.predict.reuse import BreakEven, break_even
+from planner.predict.stages import Prefill, prefill_passes
 from planner.workload import Workload
 
 FORMAT = 1

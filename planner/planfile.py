@@ -12,16 +12,16 @@ from typing import Any
 import yaml
 
 from planner.build import build, convert
-from planner.cost import Prediction, predict
+from planner.command.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
+from planner.command.schema import HardwareConfig, WorkloadConfig
 from planner.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
 from planner.errors import UserError, nearest
 from planner.model import Experts, ModelSpec
 from planner.moe.hits import flaw
 from planner.plan import FORMAT, Plan
-from planner.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
-from planner.reuse import BreakEven
-from planner.rules import broken_rules
-from planner.schema import HardwareConfig, WorkloadConfig
+from planner.predict.cost import Prediction, predict
+from planner.predict.reuse import BreakEven
+from planner.rules.check import broken_rules
 
 _HEAD = """\
 # A plan for `runtime run`, made by `planner solve`. Edit what it decides and it is checked again, and predicted again,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner.memory import LEFT_ALONE
-from planner.step import Lane
-from planner.tiers import Fill
+from planner.predict.memory import LEFT_ALONE
+from planner.predict.step import Lane
+from planner.predict.tiers import Fill
 from planner.units import show_bytes, show_seconds
 
 WIDTH = 720

@@ -13,14 +13,14 @@ from typing import Any
 
 import runtime
 from planner.bars import bar_console
+from planner.command.schema import SolveConfig
+from planner.command.wsm import PREFIX
 from planner.errors import UserError
-from planner.infeasible import Infeasible
 from planner.output import write_json
 from planner.plan import Plan
 from planner.planfile import write_plan
-from planner.schema import SolveConfig
+from planner.solver.infeasible import Infeasible
 from planner.units import GB, show_bytes, show_seconds
-from planner.wsm import PREFIX
 from runtime.modes import MODES, Setting, check_modes, read_setting
 from runtime.order import read_order, writable
 from runtime.schema import BenchConfig, RunConfig

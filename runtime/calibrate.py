@@ -13,7 +13,7 @@ from planner.errors import UserError
 from planner.learn.calibration import Calibration, Machine, calibration_path, check_writable, read_calibration, run_of, write_calibration
 from planner.learn.fit import Measured, fit
 from planner.plan import Plan
-from planner.stages import Stage
+from planner.predict.stages import Stage
 from planner.units import GB
 
 if TYPE_CHECKING:

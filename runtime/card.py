@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from planner.decisions import Tier
-from planner.memory import kv_layer_bytes, kv_ring_slots
 from planner.plan import Plan
+from planner.predict.memory import kv_layer_bytes, kv_ring_slots
 from planner.units import align_up
 from runtime.device import CopyDevice
 from runtime.host import HostSide

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hydra
 
-from planner.app import CONFIG, Program, Verb, job
+from planner.command.app import CONFIG, Program, Verb, job
 from planner.threads import wait_asleep
 from runtime.kernels import keep_few_kernels
 from runtime.schema import BenchConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig

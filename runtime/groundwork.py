@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from planner.interrupt import import_torch, uninterrupted
-from planner.memory import arena_bytes
 from planner.plan import Plan
+from planner.predict.memory import arena_bytes
 from runtime.arena import Arena, PageLock
 from runtime.memory import Free, free_dram, refuse_if_short
 

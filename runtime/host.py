@@ -11,12 +11,12 @@ import torch
 
 from planner.decisions import Tier
 from planner.interrupt import uninterrupted
-from planner.memory import OVERHEADS, kv_arena_slots, kv_layer_bytes
 from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy import make_policy
+from planner.predict.memory import OVERHEADS, kv_arena_slots, kv_layer_bytes
+from planner.predict.stages import ssd_gbps
 from planner.probe.memory import usable_cores
-from planner.stages import ssd_gbps
 from planner.units import GB, align_down, align_up
 from runtime.arena import Arena
 from runtime.dram import DramTier

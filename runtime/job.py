@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from planner.cost import load_s
 from planner.errors import UserError
 from planner.plan import Plan
+from planner.predict.cost import load_s
 from runtime.generate import Batch, Generation
 from runtime.memory import Free, refuse_if_short, refuse_to_compare
 from runtime.order import Order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from planner.memory import OVERHEADS
+from planner.predict.memory import OVERHEADS
 
 
 def keep_few_kernels() -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from planner.trace import Span
+from planner.timeline.trace import Span
 
 SPANS_KEPT = 200_000
 """Spans of a traced run, at most: about 50 MB. What comes later is counted, not kept."""

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.command.resolve import hardware_from, model_from
+from planner.command.schema import SolveConfig
 from planner.decisions import Tier
 from planner.errors import UserError, nearest
 from planner.hardware import HardwareProfile
-from planner.infeasible import Infeasible
 from planner.model import ModelSpec
 from planner.moe.experts import fewest_slots
+from planner.placement import head_blocks
 from planner.plan import Plan
-from planner.resolve import hardware_from, model_from
-from planner.rules import LIMITS, head_blocks
-from planner.schema import SolveConfig
-from planner.solve import make_plan
+from planner.rules.limits import LIMITS
+from planner.solver.infeasible import Infeasible
+from planner.verbs.solve import make_plan
 
 
 class NotHere(UserError):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from planner.interrupt import uninterrupted
-from planner.trace import Sample
+from planner.timeline.trace import Sample
 
 PERIOD_S = 0.1
 """Between samples: the driver's own figures change no faster."""

@@ -14,8 +14,9 @@ from planner.force import Force
 from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.planfile import read_plan
-from planner.rules import BrokenRule, broken_rules
-from planner.trace_file import check_form
+from planner.rules.check import broken_rules
+from planner.rules.rule import BrokenRule
+from planner.timeline.file import check_form
 from runtime.calibrate import check_calibration
 from runtime.knobs import check_engine
 from runtime.kv.check import check_reuse, check_scratch

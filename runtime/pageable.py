@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.cost import predict
 from planner.hardware import Curve
 from planner.plan import Plan
+from planner.predict.cost import predict
 from planner.units import show_bytes, show_seconds
 from runtime.arena import Arena
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import transformers
 
-from planner.cost import Prediction
-from planner.memory import ssd_use, used_bytes
-from planner.trace import EXPERTS, H2D, KV
+from planner.predict.cost import Prediction
+from planner.predict.memory import ssd_use, used_bytes
+from planner.timeline.trace import EXPERTS, H2D, KV
 from planner.units import show_bytes, show_seconds
 from runtime.account import account, total
 from runtime.generate import Generation

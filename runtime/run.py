@@ -14,8 +14,8 @@ from rich.console import Console
 
 from planner.interrupt import uninterrupted
 from planner.output import write_json
-from planner.trace import Timeline
-from planner.trace_file import write_trace
+from planner.timeline.file import write_trace
+from planner.timeline.trace import Timeline
 from runtime.calibrate import calibrate, check_card
 from runtime.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from runtime.engine import Engine

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
-from planner.schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from planner.command.schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
 
 
 class Validation(StrEnum):

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from planner.cost import Prediction
+from planner.predict.cost import Prediction
 from planner.units import show_bytes, show_seconds
 from runtime.account import table
 from runtime.calibrate import calibrated_line

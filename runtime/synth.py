@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import xxhash
 
+from planner.command.schema import ModelConfig
 from planner.errors import UserError
 from planner.geometry import hf_config_dict
-from planner.schema import ModelConfig
 from planner.units import show_bytes
 from runtime.store.parameters import DTYPE_NAMES
 

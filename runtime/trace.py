@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.plan import Plan
-from planner.trace import PASS, Sample, Span, Timeline
+from planner.timeline.trace import PASS, Sample, Span, Timeline
 from runtime.ledger import Ledger
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.cost import predict
 from planner.plan import Plan
+from planner.predict.cost import predict
 from runtime.order import Order
 from runtime.schedule import batches_of, context_tokens
 from runtime.schema import RunConfig

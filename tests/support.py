@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.cost import predict
 from planner.decisions import (
     CachePolicy,
     Decisions,
@@ -29,6 +28,7 @@ from planner.decisions import (
 from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
 from planner.moe.experts import fewest_slots
 from planner.plan import Plan
+from planner.predict.cost import predict
 from planner.workload import Objective, Workload
 
 GPU = Gpu(

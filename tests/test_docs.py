@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from planner.app import _grammar, _spelled_out
+from planner.command.app import _grammar, _spelled_out
+from planner.command.keys import keys_of
+from planner.command.overrides import normalise
+from planner.command.schema import ForceConfig
 from planner.decisions import KvPages
 from planner.errors import UserError
-from planner.keys import keys_of
-from planner.overrides import normalise
-from planner.schema import ForceConfig
 from runtime.moe.stats import TierStats
 from runtime.nvml import FIGURES
 from runtime.schema import ReuseConfig

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from planner.keys import keys_of
+from planner.command.keys import keys_of
 from tests.cli import ROOT, docs_script
 
 

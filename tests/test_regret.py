@@ -19,7 +19,7 @@ from bench.worker import Failed, Measured, Trial, Worker, infer_device_map, meas
 from planner.decisions import Tier
 from planner.errors import UserError
 from planner.plan import Plan
-from planner.rules import broken_rules
+from planner.rules.check import broken_rules
 from tests.runtime.fakes import LockingCopier
 from tests.support import decisions, plan_for, save_tiny
 

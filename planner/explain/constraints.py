@@ -8,13 +8,13 @@ from enum import StrEnum
 
 from planner.decisions import Tier
 from planner.explain.margins import Margin
-from planner.launches import issue_s
-from planner.menu import MENUS
 from planner.plan import Plan
-from planner.render import STAGES
-from planner.rules import LIMITS
-from planner.stages import Stage
-from planner.tiers import fills
+from planner.predict.launches import issue_s
+from planner.predict.stages import Stage
+from planner.predict.tiers import fills
+from planner.render.stages import STAGES
+from planner.rules.limits import LIMITS
+from planner.solver.menu import MENUS
 from planner.units import show_bytes, show_seconds
 
 NEARLY = 0.98

@@ -15,11 +15,11 @@ from planner.explain.resources import resources
 from planner.force import Force
 from planner.learn.simple import Choice, Gain, choose
 from planner.plan import Plan
-from planner.problem import Question
-from planner.program import Optimum, nearest_first, optimum
-from planner.rules import broken_rules
-from planner.solve import plan_of
+from planner.rules.check import broken_rules
+from planner.solver.problem import Question
+from planner.solver.program import Optimum, nearest_first, optimum
 from planner.units import show_seconds
+from planner.verbs.solve import plan_of
 
 WORSE = 0.0075
 """A plan that is predicted to take longer than the program's own by this share was changed: the program gives up 0.5 % itself."""
@@ -76,7 +76,7 @@ def explain(
 
     Costs two solves a resource and two a decision, three times as many a decision of the simple plan, whose neighbours are simple ones,
     too; about a second in all for a dense model. ``advance`` is told of (done, all) steps.
-    Raises ``planner.infeasible.Infeasible`` where no plan fits.
+    Raises ``planner.solver.infeasible.Infeasible`` where no plan fits.
     """
     choice = choose(question)
     own, base = plan_of(question, choice), optimum(question)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.explain.resources import Resource, resources
-from planner.memory import unit_dram_bytes
 from planner.model import ModelSpec
-from planner.problem import Question
-from planner.program import Optimum, optimum
+from planner.predict.memory import unit_dram_bytes
+from planner.solver.problem import Question
+from planner.solver.program import Optimum, optimum
 from planner.units import GB
 
 NOTICEABLE = 5e-4

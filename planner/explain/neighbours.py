@@ -10,11 +10,11 @@ from typing import Any
 from planner.decisions import CachePolicy, Decisions, Tier
 from planner.errors import UserError
 from planner.force import Force
-from planner.menu import MENUS, batch_menu
 from planner.moe.experts import fewest_slots
-from planner.problem import Question
-from planner.program import Optimum, optimum
-from planner.rules import LIMITS
+from planner.rules.limits import LIMITS
+from planner.solver.menu import MENUS, batch_menu
+from planner.solver.problem import Question
+from planner.solver.program import Optimum, optimum
 from planner.workload import Objective
 
 BATCH = "workload.batch"

@@ -7,11 +7,11 @@ from html import escape
 
 from planner.explain.explanation import Explanation, advice, step_text
 from planner.explain.table import EXPLAINED, SIMPLE, seconds_more, signed, standing, value_text
-from planner.impossible import Impossible, shown_gb
-from planner.render import STAGES
-from planner.step import KINDS, lanes
+from planner.predict.step import KINDS, lanes
+from planner.predict.tiers import Fill, fills
+from planner.render.stages import STAGES
+from planner.solver.impossible import Impossible, shown_gb
 from planner.svg import COLOURS, change_picture, lack_picture, look_of, look_of_item, step_picture, tiers_picture
-from planner.tiers import Fill, fills
 from planner.units import show_bytes, show_seconds
 
 STYLE = """

@@ -13,9 +13,9 @@ from planner.explain.constraints import Constraint, Grip
 from planner.explain.explanation import Explanation, advice, step_text
 from planner.explain.margins import Margin
 from planner.explain.neighbours import Neighbour
-from planner.impossible import Impossible, shown_gb
 from planner.learn.simple import doubt
-from planner.render import WIDTH
+from planner.render.console import WIDTH
+from planner.solver.impossible import Impossible, shown_gb
 from planner.units import show_bytes, show_seconds
 
 _LOOKS = {Grip.binds: "bold yellow", Grip.needed: "", Grip.slack: "dim"}

@@ -1,4 +1,4 @@
-"""`to=env`: the seeds' WSM variables, to be sourced. The inverse of ``planner.wsm``, from its own table.
+"""`to=env`: the seeds' WSM variables, to be sourced. The inverse of ``planner.command.wsm``, from its own table.
 
 The names are those of the documents that the project started from; ``docs/knobs.md`` lists them beside their keys.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from planner.command.wsm import TABLE
 from planner.decisions import ResidentUnits
 from planner.export.exported import Exported, Losses, Lost, Request, Target
 from planner.export.otherwise import decided, h2d_s, planned, ssd_s, still_experts
 from planner.plan import Plan
-from planner.wsm import TABLE
 
 NO_ROOM = "without units in VRAM it breaks a rule: DRAM's cache, or what the SSD gives it, is made for the others"
 """Why nothing is predicted of streaming every unit."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from planner.errors import UserError
 from planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
 from planner.export.otherwise import gpu_compute_s, kv_too_large
-from planner.memory import kept_page_bytes, vram_use
 from planner.plan import Plan
+from planner.predict.memory import kept_page_bytes, vram_use
 from planner.units import show_bytes
 
 _IN_RING = ("residents", "ring", "experts", "embedding", "norms")

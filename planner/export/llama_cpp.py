@@ -25,9 +25,9 @@ from planner.export.otherwise import (
     still_experts,
     weights_outside_bytes,
 )
-from planner.memory import kept_page_bytes
 from planner.moe.misses import visit
 from planner.plan import Plan
+from planner.predict.memory import kept_page_bytes
 from planner.units import GB, show_bytes
 
 

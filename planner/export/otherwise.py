@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.cost import predict
 from planner.decisions import Decisions, Tier
-from planner.memory import kv_page_bytes
 from planner.moe.misses import visit
 from planner.placement import split
 from planner.plan import Plan
-from planner.rules import broken_rules
-from planner.stages import Stage, decode_compute_s, ssd_gbps
+from planner.predict.cost import predict
+from planner.predict.memory import kv_page_bytes
+from planner.predict.stages import Stage, decode_compute_s, ssd_gbps
+from planner.rules.check import broken_rules
 from planner.units import GB, show_bytes
 
 

@@ -11,7 +11,7 @@ from planner.export.llama_cpp import LLAMA_CPP
 from planner.export.vllm import VLLM
 
 TARGETS: tuple[Target, ...] = (ENV, LIGHTLLM, ACCELERATE, LLAMA_CPP, VLLM, DEEPSPEED)
-"""One for each of ``planner.verb_schema.TargetName``."""
+"""One for each of ``planner.command.verb_schema.TargetName``."""
 
 
 def find_target(name: str) -> Target:

@@ -27,8 +27,8 @@ from planner.export.otherwise import (
     tables_outside_bytes,
     weights_outside_bytes,
 )
-from planner.memory import kept_page_bytes, kv_page_bytes
 from planner.plan import Plan
+from planner.predict.memory import kept_page_bytes, kv_page_bytes
 from planner.units import show_bytes
 
 BLOCKS = (16, 32, 64, 128)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-from planner.cost import load_s, pinned_gb, predict
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
 from planner.learn.corrections import Figure, slowed
 from planner.model import ModelSpec
-from planner.stages import FIXED, Stage, decode_compute_s, lookup_s, prefill_compute_s, prefill_passes, ssd_gbps, table_is_far
+from planner.predict.cost import load_s, pinned_gb, predict
+from planner.predict.stages import FIXED, Stage, decode_compute_s, lookup_s, prefill_compute_s, prefill_passes, ssd_gbps, table_is_far
 from planner.workload import Workload
 
 LINKS = {Figure.ssd: Stage.ssd, Figure.h2d: Stage.h2d, Figure.d2h: Stage.d2h}

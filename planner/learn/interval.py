@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost import predict
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
 from planner.learn.corrections import Figure, slowed
 from planner.learn.spread import spread
 from planner.model import ModelSpec
+from planner.predict.cost import predict
 from planner.workload import Workload
 
 Range = tuple[float, float]

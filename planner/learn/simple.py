@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.cost import predict
 from planner.decisions import Decisions
 from planner.learn.corrections import Figure, slowed
 from planner.learn.spread import spread
-from planner.problem import Question
-from planner.program import nearest_first, solve
+from planner.predict.cost import predict
+from planner.solver.problem import Question
+from planner.solver.program import nearest_first, solve
 
 SAME = 0.01
 """Two plans are as fast whose seconds differ by no more than this share, half of which the program itself gives up for memory: the one with
@@ -43,7 +43,7 @@ class Choice:
 
 def choose(question: Question) -> Choice:
     """The fastest decisions, or the simple ones where it is not certain that these are slower. Costs those of ``solve``, four solves and
-    30 predictions. Raises ``planner.infeasible.Infeasible`` and UserError as ``solve`` does."""
+    30 predictions. Raises ``planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
     q = question
     best = solve(q.hardware, q.model, q.workload, q.force)
     simple = nearest_first(q, best)

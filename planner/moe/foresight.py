@@ -8,7 +8,7 @@ from planner.decisions import ExpertSlots, SsdReads
 from planner.hardware import HardwareProfile
 from planner.model import Experts, ModelSpec
 from planner.moe.misses import visit
-from planner.stages import decode_compute_s, expert_copy_s, ssd_gbps
+from planner.predict.stages import decode_compute_s, expert_copy_s, ssd_gbps
 from planner.units import GB
 from planner.workload import Workload
 

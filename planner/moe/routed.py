@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planner.contention import contention
 from planner.hardware import Gpu, HardwareProfile
-from planner.launches import issue_s
-from planner.memory import expert_vram_bytes
 from planner.model import Experts, ModelSpec
 from planner.moe.experts import kept_in_all
 from planner.moe.misses import Misses, Visit, visit
-from planner.stages import Traffic, weight_pass_s, weight_read_s
+from planner.predict.contention import contention
+from planner.predict.launches import issue_s
+from planner.predict.memory import expert_vram_bytes
+from planner.predict.stages import Traffic, weight_pass_s, weight_read_s
 from planner.units import GB
 
 

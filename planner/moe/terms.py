@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import pulp
 
-from planner.contention import Contention
 from planner.decisions import Tier
-from planner.linear import MB, LinearProgram
-from planner.memory import expert_dram_bytes, expert_vram_bytes
-from planner.menu import SsdChoice, expert_chunk_bytes
 from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
 from planner.moe.misses import SECOND_TIER, Visit, visit
 from planner.moe.routed import Routed
-from planner.problem import Problem
-from planner.stages import expert_copy_s
+from planner.predict.contention import Contention
+from planner.predict.memory import expert_dram_bytes, expert_vram_bytes
+from planner.predict.stages import expert_copy_s
+from planner.solver.linear import MB, LinearProgram
+from planner.solver.menu import SsdChoice, expert_chunk_bytes
+from planner.solver.problem import Problem
 from planner.units import GB
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from planner.command.schema import MoeConfig
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
 from planner.model import Experts, ModelSpec
 from planner.moe.hits import default_hit_rates
-from planner.schema import MoeConfig
 
 
 def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:

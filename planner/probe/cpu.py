@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from planner.predict.stages import FIXED
 from planner.probe.dram import Arena
 from planner.probe.findings import CannotMeasure, Figure
 from planner.probe.meter import median_seconds
-from planner.stages import FIXED
 from planner.units import GB, show_bytes
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from planner.command.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
+from planner.command.verb_schema import ProbeSettings
 from planner.errors import UserError
 from planner.interrupt import import_torch, terminate_as_interrupt
 from planner.probe.cpu import measure_cpu
@@ -25,9 +27,7 @@ from planner.probe.meter import FULL, QUICK, Meter, Shares
 from planner.probe.scratch import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from planner.probe.ssd import Buffers, ReadLoad, fill_scratch, read_sampler
 from planner.probe.sweep import best_point, sweep, table
-from planner.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
 from planner.units import show_bytes
-from planner.verb_schema import ProbeSettings
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""

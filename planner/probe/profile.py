@@ -12,7 +12,7 @@ from planner.errors import UserError
 from planner.interrupt import terminate_as_interrupt
 
 if TYPE_CHECKING:
-    from planner.schema import HardwareConfig
+    from planner.command.schema import HardwareConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
+from planner.command.schema import HardwareConfig
 from planner.probe.findings import unmeasured
-from planner.schema import HardwareConfig
 from planner.units import show_bytes, show_seconds
 
 

@@ -11,11 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from planner.command.overrides import key_of, unquoted
+from planner.command.sweeps import POINT, SWEEP_CONFIG, read_point
 from planner.errors import UserError
-from planner.overrides import key_of, unquoted
 from planner.plan import Plan
 from planner.planfile import read_plan
-from planner.sweeps import POINT, SWEEP_CONFIG, read_point
 
 SILENT = "ended without a word: it was killed, or is still at work"
 """What is said of a point that left nothing."""

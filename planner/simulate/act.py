@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.contention import contention
 from planner.errors import UserError
 from planner.plan import Plan
 from planner.policy import make_policy
 from planner.policy.slots import CacheStats
 from planner.policy.turns import Turns
+from planner.predict.contention import contention
+from planner.predict.stages import Traffic, h2d_gbps, ssd_gbps, traffic
 from planner.simulate.dram import SimulatedDram
 from planner.simulate.experts import SimulatedExperts, TierCounts
 from planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
@@ -22,8 +23,7 @@ from planner.simulate.ring import SimulatedRing
 from planner.simulate.routings import DrawnRouting, Routings
 from planner.simulate.sums import Sums
 from planner.simulate.work import Pass, Passes, passes_of
-from planner.stages import Traffic, h2d_gbps, ssd_gbps, traffic
-from planner.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
+from planner.timeline.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
 from planner.units import GB
 
 AHEAD_PASSES = 2

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planner.errors import UserError
 from planner.plan import Plan
-from planner.rules import BrokenRule
+from planner.rules.rule import BrokenRule
 
 BENDS = (
     "hwm = cap + k, 3 <= k <= 10",

@@ -12,7 +12,7 @@ from planner.policy import LayerPolicy
 from planner.policy.slots import Held, LayerSlots
 from planner.simulate.lanes import Lanes, Work
 from planner.simulate.record import Record
-from planner.trace import SSD
+from planner.timeline.trace import SSD
 
 
 class SimulatedDram:

@@ -11,9 +11,9 @@ from planner.moe.cache import ExpertCache, Routing
 from planner.moe.experts import kept_slots
 from planner.plan import Plan
 from planner.policy.experts import make_expert_policy
+from planner.predict.stages import Traffic
 from planner.simulate.lanes import Lanes, Work, ns
-from planner.stages import Traffic
-from planner.trace import EXPERTS, SSD
+from planner.timeline.trace import EXPERTS, SSD
 
 Key = tuple[int, int]
 """(decoder layer, expert)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.placement import Unit
 from planner.simulate.dram import SimulatedDram
 from planner.simulate.ring import SimulatedRing
-from planner.trace import H2D, SSD
+from planner.timeline.trace import H2D, SSD
 
 
 class HostFeed:

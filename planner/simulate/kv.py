@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from planner.decisions import Tier
-from planner.memory import kv_ring_slots, kv_staging_slots
 from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy.rolling import RollingPolicy
 from planner.policy.slots import Held, LayerSlots
 from planner.policy.turns import Turns
+from planner.predict.memory import kv_ring_slots, kv_staging_slots
+from planner.predict.stages import Traffic
 from planner.simulate.lanes import Lanes, Work, ns
 from planner.simulate.record import Record
 from planner.simulate.ring import SimulatedRing
 from planner.simulate.work import outside_kv
-from planner.stages import Traffic
-from planner.trace import D2H, KV, SSD, SSD_WRITE
+from planner.timeline.trace import D2H, KV, SSD, SSD_WRITE
 
 LANES = (KV, D2H, SSD_WRITE)
 """Tracks on which nothing but KV moves."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from planner.simulate.lanes import NS
-from planner.trace import Span
+from planner.timeline.trace import Span
 
 SPANS_KEPT = 200_000
 """Spans of a traced simulation, at most: as many as of a traced run."""

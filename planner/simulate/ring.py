@@ -10,7 +10,7 @@ from planner.placement import Unit
 from planner.policy.turns import Turns
 from planner.simulate.lanes import Lanes, Work
 from planner.simulate.record import Record
-from planner.trace import COMPUTE, SSD
+from planner.timeline.trace import COMPUTE, SSD
 
 
 class UnitSource(Protocol):

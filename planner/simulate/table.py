@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from planner.simulate.told import FIGURES, PHASES, Told
-from planner.trace import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
+from planner.timeline.trace import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
 from planner.units import show_bytes, show_seconds
 
 _NAMES = {

@@ -8,13 +8,13 @@ from statistics import fmean, median
 from typing import Any
 
 from planner.plan import Plan
+from planner.predict.stages import Stage
 from planner.simulate.act import Acted
 from planner.simulate.lanes import LINKS, NS
-from planner.stages import Stage
-from planner.trace import COMPUTE, EXPERTS, H2D, KV, SSD, Timeline
+from planner.timeline.trace import COMPUTE, EXPERTS, H2D, KV, SSD, Timeline
 
 FIGURES = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "ssd_bytes_per_token", "h2d_bytes_per_token")
-"""Of ``planner.cost.Prediction``, what a simulation finds, too."""
+"""Of ``planner.predict.cost.Prediction``, what a simulation finds, too."""
 PHASES = ("prefill", "decode")
 WAITERS = ((COMPUTE, H2D), (COMPUTE, SSD), (COMPUTE, KV), (COMPUTE, EXPERTS), (H2D, SSD), (H2D, COMPUTE), (KV, SSD), (KV, COMPUTE))
 

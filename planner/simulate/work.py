@@ -1,4 +1,4 @@
-"""What compute does in each pass, and how much KV there is: seconds from ``planner.stages``, cut up by unit."""
+"""What compute does in each pass, and how much KV there is: seconds from ``planner.predict.stages``, cut up by unit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from planner.kv_tiers import kv_tiers
 from planner.model import touched_experts
 from planner.placement import Unit
 from planner.plan import Plan
-from planner.reuse import expected
+from planner.predict.reuse import expected
+from planner.predict.stages import Prefill, lookup_s, prefill_compute_s, step_compute_s, table_is_far
 from planner.simulate.lanes import ns
-from planner.stages import Prefill, lookup_s, prefill_compute_s, step_compute_s, table_is_far
 
 PREFILL = "prefill"
 
@@ -78,7 +78,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
 
 class _Shares:
     """Compute seconds of a pass dealt out to its units: by the bytes that they read or the FLOPs that they cost, whichever takes longer
-    for the whole pass, attention's own apart. Only the shares are of this place; the sum is that of ``planner.stages``."""
+    for the whole pass, attention's own apart. Only the shares are of this place; the sum is that of ``planner.predict.stages``."""
 
     def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
         self._plan, self._units, self._batch = plan, units, batch

@@ -6,8 +6,8 @@ import glob
 import os
 from collections.abc import Sequence
 
-from planner.keys import Key
-from planner.overrides import Grammar
+from planner.command.keys import Key
+from planner.command.overrides import Grammar
 
 FLAGS = ("--help", "--multirun", "--cfg")
 

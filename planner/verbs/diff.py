@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from planner.command.verb_schema import DiffConfig
 from planner.diff import Difference, Part, PlanDiff, compare, document
 from planner.output import write_json
 from planner.planfile import read_plan
-from planner.render import WIDTH, make_console
+from planner.render.console import WIDTH, make_console
 from planner.units import show_bytes, show_seconds
-from planner.verb_schema import DiffConfig
 
 TITLES = {Part.decided: "Decided", Part.predicted: "Predicted", Part.assumed: "Assumed"}
 LONGEST = 16

@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from planner.command.verb_schema import DoctorConfig
 from planner.doctor.card import look
 from planner.doctor.examination import document, examine
 from planner.doctor.finding import Finding, Verdict
 from planner.output import write_json
-from planner.render import make_console
-from planner.verb_schema import DoctorConfig
+from planner.render.console import make_console
 
 _MARKS = {Verdict.good: ("ok", "green"), Verdict.fair: ("!", "yellow"), Verdict.stops: ("x", "bold red"), Verdict.unknown: ("?", "dim")}
 _NAME = 14

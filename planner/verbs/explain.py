@@ -8,20 +8,20 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-from planner import impossible
 from planner.bars import make_bar
+from planner.command.schema import SolveConfig, WorkloadConfig
+from planner.command.verb_schema import ExplainConfig
 from planner.explain import explanation
 from planner.explain.explanation import Explanation, check_share, explain, question_of
 from planner.explain.page import explanation_page, impossible_page
 from planner.explain.table import print_explanation, print_impossible
-from planner.impossible import Impossible, explain_impossible
-from planner.infeasible import Infeasible
 from planner.output import write_at_once, write_json
 from planner.planfile import read_plan
-from planner.render import make_console
-from planner.schema import SolveConfig, WorkloadConfig
-from planner.solve import Asked, read_question
-from planner.verb_schema import ExplainConfig
+from planner.render.console import make_console
+from planner.solver import impossible
+from planner.solver.impossible import Impossible, explain_impossible
+from planner.solver.infeasible import Infeasible
+from planner.verbs.solve import Asked, read_question
 
 
 def explain_verb(cfg: ExplainConfig) -> None:

@@ -6,12 +6,12 @@ import json
 import os
 from pathlib import Path
 
+from planner.command.verb_schema import ExportConfig
 from planner.export.exported import Losses, Request, cost
 from planner.export.targets import find_target
 from planner.output import write_at_once
 from planner.planfile import check_plan, read_plan
-from planner.render import make_console
-from planner.verb_schema import ExportConfig
+from planner.render.console import make_console
 
 
 def export_verb(cfg: ExportConfig) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from planner.keys import field_docs
-from planner.overrides import Grammar
+from planner.command.keys import field_docs
+from planner.command.overrides import Grammar
 
 
 def print_help(program: str, verb: str, text: str, example: str, schema: type, grammar: Grammar) -> None:

@@ -8,11 +8,11 @@ from importlib import resources
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from planner.command.verb_schema import ProbeSettings
 from planner.errors import UserError
 from planner.probe.measure import probe
 from planner.probe.profile import prepare_directory, profile_path, write_profile
 from planner.probe.table import profile_table
-from planner.verb_schema import ProbeSettings
 
 
 def probe_verb(settings: ProbeSettings) -> None:

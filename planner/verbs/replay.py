@@ -10,6 +10,9 @@ import numpy as np
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from planner.bars import make_bar
+from planner.command.resolve import model_from
+from planner.command.schema import ModelConfig
+from planner.command.verb_schema import ReplayConfig
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError, nearest
 from planner.model import Experts
@@ -18,14 +21,11 @@ from planner.moe.trace_lines import SCORES
 from planner.moe.traces import read_trace
 from planner.output import write_at_once, write_json
 from planner.policy.experts import AheadScores, make_expert_policy
-from planner.render import make_console
+from planner.render.console import make_console
 from planner.replaying.comparison import Comparison, compare, document
 from planner.replaying.picture import check_picture, draw_comparison
 from planner.replaying.replay import Prefetch
 from planner.replaying.table import print_comparison
-from planner.resolve import model_from
-from planner.schema import ModelConfig
-from planner.verb_schema import ReplayConfig
 
 MOST_SLOTS = 15
 """Numbers of slots that are compared when none are asked for."""

@@ -12,12 +12,12 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
 from planner.bars import make_bar
+from planner.command.verb_schema import ReportConfig
 from planner.output import write_at_once
-from planner.render import make_console
+from planner.render.console import make_console
 from planner.report.gather import Gathered, gather
 from planner.report.page import page
 from planner.report.table import as_csv, as_rows, columns, ratio, show
-from planner.verb_schema import ReportConfig
 
 ENDINGS = (".csv", ".json", ".html")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from planner.bars import make_bar
-from planner.cost import predict
+from planner.command.verb_schema import RuleBreaks, SimulateConfig
 from planner.errors import UserError
 from planner.force import Force
 from planner.moe.traces import read_trace
@@ -19,15 +19,15 @@ from planner.output import write_json
 from planner.plan import Plan
 from planner.planfile import read_plan
 from planner.policy.experts import make_expert_policy
-from planner.render import make_console
-from planner.rules import broken_rules
+from planner.predict.cost import predict
+from planner.render.console import make_console
+from planner.rules.check import broken_rules
 from planner.simulate.act import Options, Progress, Simulation
 from planner.simulate.bend import check_bent
 from planner.simulate.routings import DrawnRouting, Routings, TracedRouting
 from planner.simulate.table import print_told
 from planner.simulate.told import Told
-from planner.trace_file import check_form, write_trace
-from planner.verb_schema import RuleBreaks, SimulateConfig
+from planner.timeline.file import check_form, write_trace
 
 
 def simulate_verb(cfg: SimulateConfig) -> None:

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from planner.errors import UserError
-from planner.memory import kv_page_bytes
 from planner.plan import Plan
-from planner.rules import LIMITS
+from planner.predict.memory import kv_page_bytes
+from planner.rules.limits import LIMITS
 from planner.units import ALIGN
 from runtime.kv.place import directory
 from runtime.kv.room import is_reused, limit_bytes

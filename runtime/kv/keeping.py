@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import UserError
-from planner.memory import OVERHEADS, kv_page_bytes
 from planner.plan import Plan
+from planner.predict.memory import OVERHEADS, kv_page_bytes
 from runtime.kv.disk import DiskReader
 from runtime.kv.names import record_name
 from runtime.kv.origin import pages_namespace

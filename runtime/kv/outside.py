@@ -12,8 +12,8 @@ from torch import nn
 from planner.decisions import Tier
 from planner.errors import UserError
 from planner.kv_tiers import kv_tiers
-from planner.memory import kv_layer_bytes
 from planner.plan import Plan
+from planner.predict.memory import kv_layer_bytes
 from planner.units import align_up
 from runtime.device import CopyDevice
 from runtime.host import HostSide

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.memory import kept_page_bytes, kv_bounce_bytes
 from planner.plan import Plan
+from planner.predict.memory import kept_page_bytes, kv_bounce_bytes
 from runtime.schema import ReuseConfig
 
 USUAL_LIMIT_BYTES = 10 << 30

@@ -12,7 +12,7 @@ import torch
 
 from planner.errors import UserError
 from planner.policy.rolling import RollingPolicy
-from planner.trace import SSD_WRITE
+from planner.timeline.trace import SSD_WRITE
 from planner.units import align_down, align_up
 from runtime.cache import LayerCache
 from runtime.device import CopyDevice, Event

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from planner.placement import Unit
-from planner.trace import D2H, KV
+from planner.timeline.trace import D2H, KV
 from runtime.device import CopyDevice, Event
 from runtime.kv.block import Pair
 from runtime.kv.contiguous import first_seen

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from planner.decisions import Tier
 from planner.plan import Plan
-from planner.reuse import restoring
-from planner.stages import Prefill, Stage
+from planner.predict.reuse import restoring
+from planner.predict.stages import Prefill, Stage
 from planner.units import GB
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from planner.placement import Unit
-from planner.trace import EXPERTS
+from planner.timeline.trace import EXPERTS
 from runtime.booking import Booking, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger

@@ -17,7 +17,7 @@ PROGRAM = """
 import sys, hydra
 from dataclasses import dataclass, field
 from omegaconf import MISSING
-from planner.app import Program, Verb, job
+from planner.command.app import Program, Verb, job
 from planner.errors import UserError
 
 @dataclass

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.contention import Contention, contention
 from planner.hardware import SsdPoint
+from planner.predict.contention import Contention, contention
 from tests.planner.small import gpu, machine
 
 SHARES = st.floats(0, 0.95)

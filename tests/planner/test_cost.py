@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import load_s, objective_weights, predict
 from planner.decisions import Tier
 from planner.force import Force
 from planner.hardware import SsdPoint
-from planner.launches import issue_s
-from planner.memory import activation_bytes, dram_use, used_bytes, vram_use
 from planner.placement import place
-from planner.program import solve
-from planner.stages import (
+from planner.predict.cost import load_s, objective_weights, predict
+from planner.predict.launches import issue_s
+from planner.predict.memory import activation_bytes, dram_use, used_bytes, vram_use
+from planner.predict.stages import (
     Stage,
     earlier_kv,
     elementwise_bytes_per_token,
@@ -22,6 +21,7 @@ from planner.stages import (
     weight_pass_s,
     weight_read_s,
 )
+from planner.solver.program import solve
 from planner.workload import Objective
 from tests.planner.small import GB, MB, gpu, machine, model, work
 

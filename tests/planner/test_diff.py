@@ -12,8 +12,8 @@ from planner.diff import Part, PlanDiff, compare, document
 from planner.force import Force
 from planner.plan import Plan
 from planner.planfile import read_plan, write_plan
-from planner.problem import Question
-from planner.solve import answer
+from planner.solver.problem import Question
+from planner.verbs.solve import answer
 from tests.cli import command, refusal
 from tests.planner.small import GB, MB, machine, model, work
 

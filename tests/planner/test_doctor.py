@@ -257,7 +257,7 @@ def test_doctor_tells_each_finding_ends_with_json_and_leaves_nothing(tmp_path: P
 
 
 def test_what_stops_a_run_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from planner.verb_schema import DoctorConfig
+    from planner.command.verb_schema import DoctorConfig
     from planner.verbs.doctor import doctor_verb
 
     monkeypatch.setattr("planner.doctor.disk.free_bytes", lambda path: 0)

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost import load_s, predict
+from planner.command.schema import ForceConfig, MoeConfig
 from planner.decisions import ExpertPolicyName, ExpertSlots, Tier
 from planner.force import Force
 from planner.hardware import Curve, SsdPoint
-from planner.launches import issue_s
-from planner.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
-from planner.menu import expert_chunk_bytes
 from planner.model import Experts
 from planner.moe.experts import fewest_slots, kept_in_all, kept_slots
 from planner.moe.hits import default_hit_rates, flaw
@@ -22,10 +19,13 @@ from planner.moe.misses import misses, visit
 from planner.moe.notes import expert_notes
 from planner.moe.routed import Routed
 from planner.plan import Plan
-from planner.program import search, solve
-from planner.rules import broken_rules
-from planner.schema import ForceConfig, MoeConfig
-from planner.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
+from planner.predict.cost import load_s, predict
+from planner.predict.launches import issue_s
+from planner.predict.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
+from planner.predict.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
+from planner.rules.check import broken_rules
+from planner.solver.menu import expert_chunk_bytes
+from planner.solver.program import search, solve
 from planner.units import align_up
 from tests.planner.small import GB, MB, gpu, machine, model, work
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import predict
+from planner.command.schema import SolveConfig, WorkloadConfig
 from planner.decisions import Decisions, ExpertPolicyName
 from planner.errors import UserError
 from planner.explain.constraints import Grip
@@ -17,17 +17,17 @@ from planner.explain.neighbours import candidates, neighbours
 from planner.explain.resources import ALL, resources
 from planner.explain.table import print_explanation, print_impossible
 from planner.force import Force
-from planner.impossible import document as document_of_impossible
-from planner.impossible import explain_impossible
-from planner.infeasible import Infeasible
-from planner.memory import unit_dram_bytes
 from planner.plan import Plan
-from planner.problem import Question
-from planner.program import optimum, search, solve
-from planner.render import STAGES
-from planner.schema import SolveConfig, WorkloadConfig
-from planner.solve import answer, read_question
-from planner.step import ROUTERS, lanes
+from planner.predict.cost import predict
+from planner.predict.memory import unit_dram_bytes
+from planner.predict.step import ROUTERS, lanes
+from planner.render.stages import STAGES
+from planner.solver.impossible import document as document_of_impossible
+from planner.solver.impossible import explain_impossible
+from planner.solver.infeasible import Infeasible
+from planner.solver.problem import Question
+from planner.solver.program import optimum, search, solve
+from planner.verbs.solve import answer, read_question
 from planner.workload import Objective
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_presets import hardware as preset
@@ -83,7 +83,7 @@ def test_a_machine_with_more_of_a_resource_has_so_much_of_it_and_no_other_change
 
 
 def test_a_faster_link_keeps_the_share_that_the_other_one_takes_from_it() -> None:
-    from planner.contention import contention
+    from planner.predict.contention import contention
 
     hardware = machine(gpu=replace(machine().gpu, ssd_while_h2d_gbps=4.0))
     for resource in resources(hardware):

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from planner.cost import predict
+from planner.command.verb_schema import TargetName
+from planner.command.wsm import TABLE, read_environment
 from planner.decisions import CachePolicy, KvReuse, Tier
 from planner.errors import UserError
 from planner.export.env import keys_of_plan, variables
@@ -22,11 +23,10 @@ from planner.export.exported import Exported, Request
 from planner.export.otherwise import expert_tiers, tables_outside_bytes, weights_outside_bytes
 from planner.export.targets import TARGETS, find_target
 from planner.force import Force
-from planner.memory import kept_page_bytes
 from planner.plan import Plan
-from planner.program import solve
-from planner.verb_schema import TargetName
-from planner.wsm import TABLE, read_environment
+from planner.predict.cost import predict
+from planner.predict.memory import kept_page_bytes
+from planner.solver.program import solve
 from tests.cli import ROOT, command, refusal
 from tests.planner.small import GB, MB, machine, model, work
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.cost import load_s, predict
 from planner.decisions import Decisions
 from planner.errors import UserError
 from planner.hardware import Curve, HardwareProfile
 from planner.learn.corrections import Figure, slowed
 from planner.learn.fit import MOST, Fitted, Measured, fit
 from planner.model import ModelSpec
-from planner.program import search, solve
-from planner.stages import Stage, ssd_gbps
+from planner.predict.cost import load_s, predict
+from planner.predict.stages import Stage, ssd_gbps
+from planner.solver.program import search, solve
 from planner.workload import Workload
 from tests.planner.small import GB, MB, gpu, machine, model, work
 

@@ -7,18 +7,18 @@ from functools import cache
 
 import pytest
 
-from planner.cost import predict
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
 from planner.learn.corrections import Figure, slowed
 from planner.learn.fit import Measured, fit
 from planner.plan import Plan
-from planner.problem import Question
-from planner.program import solve
+from planner.predict.cost import predict
+from planner.predict.stages import Stage, ssd_gbps
 from planner.simulate.act import Options, Simulation
 from planner.simulate.told import Told
-from planner.stages import Stage, ssd_gbps
-from planner.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD, Span
+from planner.solver.problem import Question
+from planner.solver.program import solve
+from planner.timeline.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD, Span
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_fit import taught
 

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from planner.checkpoints.tensor_names import classify
+from planner.command.schema import ModelConfig
 from planner.errors import UserError
 from planner.geometry import hf_config_dict, spec_from_geometry
 from planner.model import Experts, ModelSpec
 from planner.moe.hits import default_hit_rates
-from planner.schema import ModelConfig
 
 LLAMA = ModelConfig(name="x", model_type="llama", layers=3, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=100)
 MIXTRAL = dataclasses.replace(LLAMA, model_type="mixtral", ffn=0, experts=4, top_k=2, expert_ffn=48)

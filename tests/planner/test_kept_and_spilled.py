@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner.decisions import KvReuse
-from planner.program import solve
-from planner.rules import broken_rules
+from planner.rules.check import broken_rules
+from planner.solver.program import solve
 from tests.planner.small import MB, machine, model, work
 
 SPILLING = work(batch=16, requests=16, prompt_tokens=4096, kv_spill=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import planner.learn.learned
-from planner.cost import predict
+from planner.command.schema import SolveConfig, WorkloadConfig
 from planner.errors import UserError
 from planner.force import Force
 from planner.hardware import BY_HAND, HardwareProfile
@@ -28,10 +28,10 @@ from planner.learn.interval import intervals
 from planner.learn.learned import with_calibration
 from planner.learn.simple import SAME, Gain, choose, gain
 from planner.learn.spread import LEAST, USUAL, spread, spread_of_runs
-from planner.problem import Question
-from planner.program import nearest_first, solve
-from planner.schema import SolveConfig, WorkloadConfig
-from planner.solve import answer, read_question
+from planner.predict.cost import predict
+from planner.solver.problem import Question
+from planner.solver.program import nearest_first, solve
+from planner.verbs.solve import answer, read_question
 from tests.planner.small import GB, gpu, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset

@@ -6,9 +6,9 @@ import pytest
 
 from planner.force import Force
 from planner.hardware import Curve
-from planner.memory import kv_page_bytes
-from planner.pages import PageCost, candidates, page_menu, told
-from planner.rules import LIMITS
+from planner.predict.memory import kv_page_bytes
+from planner.rules.limits import LIMITS
+from planner.solver.pages import PageCost, candidates, page_menu, told
 from planner.units import ALIGN
 from tests.planner.small import gpu, machine, model, work
 

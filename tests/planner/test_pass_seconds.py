@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import predict
 from planner.decisions import ExpertPolicyName
 from planner.explain.explanation import explain
 from planner.export.otherwise import planned
 from planner.force import Force
 from planner.plan import Plan
-from planner.problem import Question
-from planner.program import optimum, search, solve
+from planner.predict.cost import predict
+from planner.predict.step import EACH_PASS, ROUTERS, lanes
 from planner.simulate.act import Options, Simulation
 from planner.simulate.told import Told
-from planner.step import EACH_PASS, ROUTERS, lanes
+from planner.solver.problem import Question
+from planner.solver.program import optimum, search, solve
 from planner.workload import Objective
 from tests.planner.small import GB, MB, machine, model, work
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.contention import contention
-from planner.cost import predict
+from planner.command.schema import ModelConfig
 from planner.decisions import KvReuse
 from planner.errors import UserError
 from planner.force import Force
@@ -18,8 +17,9 @@ from planner.geometry import spec_from_geometry
 from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.planfile import check_plan, read_plan, write_plan
-from planner.program import solve
-from planner.schema import ModelConfig
+from planner.predict.contention import contention
+from planner.predict.cost import predict
+from planner.solver.program import solve
 from tests.support import machine, workload
 
 LLAMA = ModelConfig(name="small", model_type="llama", layers=6, hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, vocab=1000)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from planner.cost import predict
+from planner.command.resolve import hardware_from, model_from
+from planner.command.schema import HardwareConfig, ModelConfig
 from planner.errors import UserError
 from planner.geometry import hf_config_dict, spec_from_geometry
 from planner.hardware import HardwareProfile
-from planner.program import solve
-from planner.resolve import hardware_from, model_from
-from planner.rules import broken_rules
-from planner.schema import HardwareConfig, ModelConfig
+from planner.predict.cost import predict
+from planner.rules.check import broken_rules
+from planner.solver.program import solve
 from tests.planner.test_geometry import meta_bytes, spec_bytes
 from tests.support import workload
 

@@ -13,13 +13,13 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
+from planner.command.schema import HardwareConfig
+from planner.command.verb_schema import ProbeSettings
 from planner.errors import UserError
 from planner.probe import measure, probe, scratch, ssd
 from planner.probe.dram import Arena, Lock
 from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
 from planner.probe.meter import QUICK, Meter
-from planner.schema import HardwareConfig
-from planner.verb_schema import ProbeSettings
 from planner.verbs.probe import probe_verb
 
 MIB = 2**20

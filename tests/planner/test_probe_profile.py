@@ -10,10 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from planner.command.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
 from planner.errors import UserError
 from planner.probe.profile import profile_dir, write_profile
 from planner.probe.table import profile_table
-from planner.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
 
 
 def profile(gpu: bool = False) -> HardwareConfig:

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import predict
 from planner.decisions import CachePolicy, Tier
 from planner.errors import UserError
 from planner.force import Force
-from planner.infeasible import Infeasible
-from planner.memory import kv_page_bytes, ssd_need
-from planner.program import search, solve
-from planner.rules import broken_rules
-from planner.stages import Stage
+from planner.predict.cost import predict
+from planner.predict.memory import kv_page_bytes, ssd_need
+from planner.predict.stages import Stage
+from planner.rules.check import broken_rules
+from planner.solver.infeasible import Infeasible
+from planner.solver.program import search, solve
 from planner.workload import Objective
 from tests.planner.small import GB, MB, machine, model, work
 

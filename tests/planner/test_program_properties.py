@@ -7,14 +7,15 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.cost import predict
 from planner.decisions import Decisions, KvPages, ResidentUnits, Tier
 from planner.hardware import Curve, SsdPoint
-from planner.infeasible import Infeasible
-from planner.memory import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
 from planner.moe.experts import fewest_slots
-from planner.program import search, solve
-from planner.rules import broken_rules, head_blocks
+from planner.placement import head_blocks
+from planner.predict.cost import predict
+from planner.predict.memory import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
+from planner.rules.check import broken_rules
+from planner.solver.infeasible import Infeasible
+from planner.solver.program import search, solve
 from planner.workload import Objective
 from tests.planner.small import MB, gpu, machine, model, work
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from planner.cost import predict
 from planner.force import Force
 from planner.hardware import SsdPoint
 from planner.plan import Plan
-from planner.program import solve
-from planner.render import print_plan
-from planner.reuse_notes import reuse_notes
+from planner.predict.cost import predict
+from planner.predict.reuse_notes import reuse_notes
+from planner.render.plan import print_plan
+from planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
 
 

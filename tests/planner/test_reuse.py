@@ -8,16 +8,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.cost import predict
 from planner.decisions import KvPages, KvReuse, Tier
 from planner.force import Force
 from planner.hardware import Curve, SsdPoint
-from planner.infeasible import Infeasible
-from planner.memory import arena_bytes, dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, vram_use
 from planner.plan import Plan
-from planner.program import search, solve
-from planner.reuse import KeptSet, held, kept_set, restoring
-from planner.rules import broken_rules
+from planner.predict.cost import predict
+from planner.predict.memory import arena_bytes, dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, vram_use
+from planner.predict.reuse import KeptSet, held, kept_set, restoring
+from planner.rules.check import broken_rules
+from planner.solver.infeasible import Infeasible
+from planner.solver.program import search, solve
 from planner.workload import Objective
 from tests.planner.small import GB, MB, gpu, machine, model, work
 from tests.planner.test_program_properties import SLOWER, every_decision, machines, models

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from planner.decisions import Tier
-from planner.program import solve
-from planner.rules import LIMITS, broken_rules, head_blocks
+from planner.placement import head_blocks
+from planner.rules.check import broken_rules
+from planner.rules.limits import LIMITS
+from planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
 
 MACHINE, MODEL, WORK = machine(vram=GB, dram=GB), model(16), work()

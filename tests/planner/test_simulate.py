@@ -14,19 +14,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.contention import Contention
-from planner.cost import predict
 from planner.force import Force
 from planner.plan import Plan
 from planner.planfile import read_plan, write_plan
-from planner.program import solve
-from planner.rules import broken_rules
+from planner.predict.contention import Contention
+from planner.predict.cost import predict
+from planner.predict.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
+from planner.rules.check import broken_rules
 from planner.simulate.act import Acted, Options, Simulation
 from planner.simulate.lanes import NS, Lanes, Work
 from planner.simulate.told import Told
 from planner.simulate.work import passes_of
-from planner.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
-from planner.trace import COMPUTE, H2D, KV, SSD, SSD_WRITE
+from planner.solver.program import solve
+from planner.timeline.trace import COMPUTE, H2D, KV, SSD, SSD_WRITE
 from tests.cli import ROOT, command, refusal
 from tests.planner import small
 

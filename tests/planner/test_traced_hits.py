@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cost import predict
+from planner.command.schema import MoeConfig
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
 from planner.moe.cache import ExpertCache, Routing
 from planner.moe.hits import default_hit_rates, flaw
 from planner.moe.misses import SECOND_TIER
 from planner.moe.traced_hits import with_hits
-from planner.program import solve
-from planner.schema import MoeConfig
+from planner.predict.cost import predict
+from planner.solver.program import solve
 from tests.planner.small import GB, machine, model, work
 from tests.planner.test_checkpoint import SHARED
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from planner.command.keys import keys_of
+from planner.command.schema import SolveConfig
+from planner.command.wsm import TABLE, read_environment
 from planner.errors import UserError
-from planner.keys import keys_of
-from planner.schema import SolveConfig
-from planner.wsm import TABLE, read_environment
 from runtime.schema import RunConfig
 
 SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"

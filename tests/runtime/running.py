@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.cost import predict
 from planner.errors import UserError
 from planner.force import Force
-from planner.memory import dram_use
 from planner.plan import Plan
 from planner.planfile import write_plan
-from planner.program import solve
+from planner.predict.cost import predict
+from planner.predict.memory import dram_use
+from planner.solver.program import solve
 from runtime.schema import RunConfig
 from runtime.verbs import run_verb
 from tests.support import machine, workload

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.memory import activation_bytes
+from planner.predict.memory import activation_bytes
 from runtime.generate import Batch, Sequences
 from runtime.memory import PeakDram
 from runtime.model import decoder_layers

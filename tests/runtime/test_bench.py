@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from planner.build import build
+from planner.command.resolve import hardware_mapping, workload_mapping
+from planner.command.schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig
 from planner.errors import UserError
 from planner.hardware import HardwareProfile
-from planner.infeasible import Infeasible
-from planner.memory import dram_use
 from planner.moe.experts import fewest_slots
 from planner.plan import Plan
-from planner.resolve import hardware_mapping, workload_mapping
-from planner.schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig
+from planner.predict.memory import dram_use
+from planner.solver.infeasible import Infeasible
 from runtime.bench import _command, bench
 from runtime.modes import MODES, NotHere, Setting, read_setting
 from runtime.schema import BenchConfig, EngineConfig, RunConfig

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 import runtime.calibrate
-from planner.cost import predict
 from planner.decisions import KvPages, SsdReads
 from planner.errors import UserError
 from planner.learn.calibration import calibration_path
 from planner.learn.learned import with_calibration
 from planner.plan import Plan
 from planner.planfile import write_plan
+from planner.predict.cost import predict
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.cost import predict
 from planner.plan import Plan
+from planner.predict.cost import predict
 from runtime.device import CudaDevice
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.test_cuda_kv import PAGE, PROMPTS, STEM, Card, close, plan_of, running

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.cost import predict
 from planner.decisions import ExpertPolicyName, ExpertSlots
 from planner.moe.experts import fewest_slots
 from planner.plan import Plan
+from planner.predict.cost import predict
 from runtime.attention import attend_without_masks
 from runtime.cuda import open_cuda
 from runtime.engine import Engine

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.cost import predict
 from planner.decisions import KvPages
 from planner.plan import Plan
+from planner.predict.cost import predict
 from runtime.cuda import open_cuda
 from runtime.engine import Engine
 from runtime.generate import Batch, Sampler, Sampling, generate

@@ -14,8 +14,8 @@ import torch
 
 from planner.decisions import CachePolicy, Decisions, Tier
 from planner.errors import UserError
-from planner.memory import arena_bytes
 from planner.plan import Plan
+from planner.predict.memory import arena_bytes
 from runtime import memory
 from runtime.arena import Arena
 from runtime.engine import Engine, EngineOptions

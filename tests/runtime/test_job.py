@@ -14,11 +14,11 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from planner.cost import predict
 from planner.errors import UserError
 from planner.plan import Plan
 from planner.planfile import write_plan
-from planner.rules import broken_rules
+from planner.predict.cost import predict
+from planner.rules.check import broken_rules
 from runtime.generate import Batch, Generation
 from runtime.job import Job, prepare
 from runtime.memory import free_dram

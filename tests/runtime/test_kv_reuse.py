@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from planner.command.schema import ForceConfig
 from planner.decisions import KvReuse
 from planner.plan import Plan
-from planner.schema import ForceConfig
 from runtime.kv.origin import pages_namespace, weights_digest
 from runtime.kv.record import PageShape
 from runtime.kv.writer import DiskWriter

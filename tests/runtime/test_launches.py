@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaModel, MixtralConfig, MixtralModel
 
-from planner.launches import OPERATIONS
 from planner.model import Experts
 from planner.moe.cache import Routing
+from planner.predict.launches import OPERATIONS
 from runtime.moe.forward import Arrived, WholeExperts, take_over
 
 CLOSE = 0.15

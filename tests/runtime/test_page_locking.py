@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost import predict
 from planner.plan import Plan
+from planner.predict.cost import predict
 from planner.units import show_bytes
 from runtime import arena as arena_module
 from runtime.arena import Arena

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.schema import ModelConfig
+from planner.command.schema import ModelConfig
 from runtime.progress import PhaseBar
 from runtime.schema import PackConfig, SynthConfig, Validation, VerifyConfig
 from runtime.verbs import pack_verb, synth_verb, verify_verb

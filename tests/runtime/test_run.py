@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from planner.command.schema import ForceConfig
 from planner.decisions import CachePolicy
-from planner.schema import ForceConfig
 from runtime import run as running
 from runtime.schema import EngineConfig, Validation
 from runtime.store.pack import pack_checkpoint

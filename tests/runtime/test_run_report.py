@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.cost import Prediction
 from planner.decisions import CachePolicy, KvPages
+from planner.predict.cost import Prediction
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk

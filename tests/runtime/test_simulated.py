@@ -13,12 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planner.command.verb_schema import SimulateConfig
 from planner.decisions import CachePolicy, Decisions, ExpertPolicyName, ExpertSlots
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.policy import make_policy
 from planner.simulate.act import Acted, Options, Simulation
-from planner.verb_schema import SimulateConfig
 from planner.verbs.simulate import simulate_verb
 from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Sampler, Sampling, generate

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from planner.checkpoints.checkpoint import spec_from_checkpoint
+from planner.command.schema import ModelConfig
 from planner.errors import UserError
 from planner.geometry import spec_from_geometry
-from planner.schema import ModelConfig
 from runtime import synth as synth_module
 from runtime.model import build_skeleton
 from runtime.store.base import open_store
@@ -144,7 +144,7 @@ def test_a_killed_synth_leaves_no_checkpoint_and_the_next_one_succeeds(tmp_path:
     code = """
 import os, signal, sys
 from pathlib import Path
-from planner.schema import ModelConfig
+from planner.command.schema import ModelConfig
 from runtime.synth import synthesize
 model = ModelConfig(name="tiny", model_type="llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, vocab=256, ffn=128)
 synthesize(model, Path(sys.argv[1]), 1, 100_000, lambda done, total: done > total // 2 and os.kill(os.getpid(), signal.SIGKILL))

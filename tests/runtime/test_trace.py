@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from planner.timeline import draw
-from planner.trace import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
+from planner.timeline.picture import draw
+from planner.timeline.trace import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
 from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Sampler, Sampling, Sequences, generate
 from runtime.ledger import SPANS_KEPT, Ledger

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.cost import predict
 from planner.decisions import KvPages
 from planner.errors import UserError
 from planner.kv_tiers import kv_tiers
 from planner.plan import Plan
+from planner.predict.cost import predict
 from runtime.engine import Engine
 from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from runtime.host import EngineOptions

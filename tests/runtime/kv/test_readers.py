@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.command.schema import ForceConfig
 from planner.decisions import KvPages
 from planner.plan import Plan
-from planner.schema import ForceConfig
 from runtime.kv.disk import DiskReader
 from runtime.kv.rate import measure_reading
 from runtime.schema import ReuseConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.contention import Contention
 from planner.decisions import KvPages, Tier
 from planner.hardware import Curve
 from planner.plan import Plan
+from planner.predict.contention import Contention
 from planner.units import GB
 from runtime.kv.find import Found, choose
 from runtime.kv.pages import Page

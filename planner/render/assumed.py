@@ -1,0 +1,35 @@
+"""What a plan assumes of its machine, and from where each figure is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.hardware import HardwareProfile
+from planner.units import show_bytes
+
+
+def assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:
+    gpu, origin = hardware.gpu, hardware.origin
+
+    def from_(path: str) -> str:
+        parts = path.split(".")
+        return next((origin[key] for n in range(len(parts), 0, -1) if (key := ".".join(parts[:n])) in origin), "")
+
+    best = max(hardware.ssd_read, key=lambda p: p.gbps)
+    if gpu:
+        yield "VRAM", show_bytes(hardware.vram_bytes), from_("vram_bytes")
+    yield "DRAM", show_bytes(hardware.dram_bytes), from_("dram_bytes")
+    yield "SSD", show_bytes(hardware.ssd_bytes), from_("ssd_bytes")
+    yield "SSD read", f"up to {best.gbps:.3g} GB/s", from_("ssd.read")
+    if gpu:
+        if gpu.ssd_while_h2d_gbps:
+            yield "  with H2D", f"up to {gpu.ssd_while_h2d_gbps:.3g} GB/s", from_("gpu.ssd_while_h2d_gbps")
+        yield "H2D", f"{gpu.h2d.peak:.3g} GB/s", from_("gpu.h2d")
+        yield "  with SSD", f"{gpu.h2d_while_ssd_gbps:.3g} GB/s", from_("gpu.h2d_while_ssd_gbps")
+        yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
+        yield "matrices", f"{gpu.dense_tflops:.3g} TFLOP/s", from_("gpu.dense_tflops")
+        yield "attention", f"{gpu.attention_tflops:.3g} TFLOP/s", from_("gpu.attention_tflops")
+    else:
+        yield "weights", f"{hardware.cpu_matvec_gbps:.3g} GB/s from DRAM", from_("cpu.matvec_gbps")
+        yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
+    yield "locking", f"{hardware.pin_s_per_gb:.2g} s/GB", from_("dram.pin_s_per_gb")

@@ -1,0 +1,297 @@
+"""The integer program of one batch and one cache policy, as linear constraints over counts and menu choices.
+
+Bytes are in MB, times in units of one decode step's compute (``tick_s``), so that the solver's tolerances suit models of any
+size. Products of a choice and a quantity are written as one copy of the quantity per choice, zero where the choice is not taken,
+so that constraints stay tight; the few big-M terms carry the largest value that can occur. Layers are taken as equal, each as
+large as the largest in memory, unless all are resident, and as the mean in traffic: exact for uniform models, safe for others.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pulp
+
+from planner.decisions import CachePolicy, Tier
+from planner.moe.terms import ExpertTerms
+from planner.placement import head_block_bytes, head_blocks, ring_classes
+from planner.predict.contention import contention
+from planner.predict.cost import objective_weights
+from planner.predict.memory import OVERHEADS, dram_workspace_bytes, ssd_in_place_bytes, unit_dram_bytes, unit_vram_bytes
+from planner.predict.reuse import kept_set
+from planner.predict.stages import decode_compute_s, earlier_kv, kv_fill, lookup_s, prompt_fill
+from planner.rules.limits import LIMITS
+from planner.solver.kept_terms import KeptTerms
+from planner.solver.kv_terms import KvTerms
+from planner.solver.linear import GB_IN_MB, MB, LinearProgram
+from planner.solver.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
+from planner.solver.pages import page_menu
+from planner.solver.problem import Problem
+
+CAPACITY_MARGIN_MB = 4096 / MB
+"""Kept free of each capacity for the solver's integrality tolerance; a page is also what capacities are really given in."""
+
+
+class Formulation(LinearProgram):
+    """Builds the constraints on construction; ``elastic`` gives each capacity a slack that can be minimised."""
+
+    def __init__(self, problem: Problem, elastic: bool = False):
+        super().__init__()
+        p = self.problem = problem
+        self.elastic = elastic
+        self.gpu = p.hardware.gpu
+        self.contention = contention(p.hardware)
+        self.layers = p.model.layers
+        self.tick_s = decode_compute_s(p.hardware, p.model, p.workload, p.batch)
+        self.ticks_per_s = 1 / self.tick_s
+        self.head_blocks = head_blocks(p.model) if self.gpu else 1
+        self.block = head_block_bytes(p.model, self.head_blocks)
+        self.ssd_choices = ssd_menu(p.hardware, p.force)
+        self.chunk_choices = chunk_menu(p.hardware, p.model, p.force)
+        (self.page,) = page_menu(p.hardware, p.model, p.workload, p.force, p.batch)
+        kept = kept_set(p.workload, self.page.page_tokens)
+        self.pass_choices = pass_menu(p.hardware, p.model, p.workload, p.force, p.batch, kept)
+        self.ring_choices = ring_menu(p.force) if self.gpu else [0]
+        self._choose()
+        self._residents()
+        self._dram_cache()
+        self._tables()
+        self._kv()
+        self.experts = ExpertTerms(self, p, (self.ssd_bits, self.ssd_choices), self.ticks_per_s)
+        self._times()
+        self._capacities()
+
+    def _choose(self) -> None:
+        self.ssd_bits = self.bits("ssd", len(self.ssd_choices))
+        self.chunk_bits = self.bits("chunk", len(self.chunk_choices))
+        self.pass_bits = self.bits("pass", len(self.pass_choices))
+
+    def _residents(self) -> None:
+        """Counts in VRAM, which kinds stream at all, and the ring that they stream through."""
+        force, n, h = self.problem.force, self.layers, self.head_blocks
+        most = n if self.gpu else 0
+        self.attn = self.integer("attn", 0, most, force.resident_attn)
+        self.ffn = self.integer("ffn", most if self._routers_stay() else 0, most, force.resident_ffn)
+        self.head = self.integer("head", 0, h if self.gpu else 0, force.resident_head)
+        kinds = list(product((0, 1), repeat=3))
+        self.ring_options = [(k, slots) for k in kinds for slots in (self.ring_choices if any(k) else self.ring_choices[:1])]
+        self.ring_bits = self.bits("ring", len(self.ring_options))
+        idle = pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if not any(streams))
+        self.ring_busy = 1 - idle if self.gpu else pulp.lpSum([])
+        for kind, (count, total) in enumerate(((self.attn, n), (self.ffn, n), (self.head, h))):
+            streams = self._streams(kind)
+            self.add(total - count <= total * streams)
+            self.add(total - count >= streams)
+        self.attn_heavier = self.integer("attn_heavier", 0, 1)
+        self.only_ffn_out = self.integer("only_ffn_out", 0, n)
+        self.only_attn_out = self.integer("only_attn_out", 0, n)
+        self.add(self.attn - self.ffn == self.only_ffn_out - self.only_attn_out)
+        self.add(self.only_ffn_out <= n * self.attn_heavier)
+        self.add(self.only_attn_out <= n * (1 - self.attn_heavier))
+        self.through_dram = n - self.attn + self.only_ffn_out
+
+    def _routers_stay(self) -> bool:
+        """Whether FFN units are too small to stream, since their experts are units of their own: no larger than any measured copy."""
+        model = self.problem.model
+        return self.gpu is not None and model.experts is not None and model.ffn_max <= self.gpu.h2d.points[0][0]
+
+    def _streams(self, kind: int) -> pulp.LpAffineExpression:
+        return pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if streams[kind])
+
+    def _ring_mb(self, streams: tuple[int, ...], slots: int) -> float:
+        model = self.problem.model
+        attn = streams[0] * model.attn_max
+        ffn = max(streams[1] * model.ffn_max, streams[2] * self.block)
+        return sum(count * unit_vram_bytes(size) for count, size in ring_classes(slots, attn, ffn).values()) / MB
+
+    def _dram_cache(self) -> None:
+        """Slots of the DRAM cache, and the layers that pass through them from SSD."""
+        force, n, model = self.problem.force, self.layers, self.problem.model
+        self.cap = self.integer("cap", 0, n, force.cap_layers)
+        self.headroom = self.integer("headroom", LIMITS.headroom_min, LIMITS.headroom_max)
+        hwm = self.cap + self.headroom
+        if force.hwm_layers is not None:
+            self.add(hwm == force.hwm_layers)
+        if force.prefetch_distance is not None:
+            self.add(self.cap <= force.prefetch_distance)
+            self.add(hwm >= force.prefetch_distance)
+        self.all_cached = self.integer("all_cached", 0, 1)
+        most = n + LIMITS.headroom_max + 1
+        self.add(self.cap <= self.through_dram)
+        self.add(hwm >= self.through_dram - n * (1 - self.all_cached))
+        self.add(self.through_dram >= hwm + 1 - most * self.all_cached)
+        kept = self.cap if self.problem.policy is CachePolicy.pinned else 0
+        self.from_ssd = self.integer("from_ssd", 0, n)
+        self.add(self.from_ssd >= self.through_dram - kept - n * self.all_cached)
+        self.add(self.from_ssd <= n * (1 - self.all_cached))
+        self.ssd_only_ffn = self.integer("ssd_only_ffn", 0, n)
+        self.ssd_only_attn = self.integer("ssd_only_attn", 0, n)
+        self.add(self.ssd_only_ffn <= self.only_ffn_out)
+        self.add(self.ssd_only_attn <= self.only_attn_out)
+        self.add(self.ssd_only_ffn + self.ssd_only_attn <= self.from_ssd)
+        self.spare_slots = self.amount("spare_slots", LIMITS.headroom_spare)
+        self.add(self.spare_slots <= self.headroom - LIMITS.headroom_min)
+        self.add(self.spare_slots <= LIMITS.headroom_spare * (1 - self.all_cached))
+        self.cache_mb = 0
+        slots = []
+        for attn, ffn in ((0, 1), (1, 0), (1, 1)):
+            chosen = pulp.lpSum(b for b, (s, _) in zip(self.ring_bits, self.ring_options, strict=True) if s[:2] == (attn, ffn))
+            count = self.amount(f"cache_slots_{attn}{ffn}", n)
+            self.add(count <= n * chosen)
+            slots.append(count)
+            slot = (attn and unit_dram_bytes(model.attn_max)) + (ffn and unit_dram_bytes(model.ffn_max))
+            self.cache_mb += count * (slot / MB)
+        self.add(pulp.lpSum(slots) >= hwm - most * self.all_cached)
+        self.add(pulp.lpSum(slots) >= self.through_dram - n * (1 - self.all_cached))
+
+    def _tables(self) -> None:
+        """The embedding table and the LM head, tied or not, in VRAM and DRAM."""
+        model, force = self.problem.model, self.problem.force
+        forced = None if force.embedding is None else int(force.embedding is Tier.vram)
+        self.embed_in_vram = self.integer("embed_in_vram", 0, 1 if self.gpu else 0, forced)
+        embed, head_streams = model.embed_bytes / MB, self._streams(2)
+        if model.tied:
+            in_vram, in_dram = self.amount("tied_vram", 1), self.amount("tied_dram", 1)
+            self.add(in_vram >= self.embed_in_vram + head_streams - 1)
+            self.add(in_dram >= head_streams)
+            self.add(in_dram >= 1 - self.embed_in_vram)
+            self.tables_vram_mb, self.tables_dram_mb = embed * in_vram, embed * in_dram
+        else:
+            no_head = self.integer("no_head_in_vram", 0, 1)
+            self.add(self.head <= self.head_blocks * (1 - no_head))
+            rounding = (self.head_blocks * self.block - model.head_bytes) / MB
+            head_mb = (self.head_blocks - self.head) * (self.block / MB) - rounding * no_head
+            self.tables_vram_mb = embed * self.embed_in_vram
+            self.tables_dram_mb = embed * (1 - self.embed_in_vram) + head_mb
+
+    def _kv(self) -> None:
+        """The KV of running sequences, and of prompts to come."""
+        self.kv = KvTerms(self, self.problem, self.page)
+        self.ssd_busy: pulp.LpVariable | pulp.LpAffineExpression = 1 - self.all_cached
+        if self.problem.workload.kv_spill:
+            self.ssd_busy = self.kv.spill(self.all_cached)
+        self.kept = KeptTerms(self, self.problem, self.page, (self.ssd_bits, self.ssd_choices), self.ticks_per_s)
+        if self.problem.workload.kv_spill and self.kept.set.pages:
+            on_ssd = self.integer("kv_on_ssd", 0, 1)
+            self.add(self.kv.layers[Tier.ssd] <= self.layers * on_ssd)
+            self.add(self.kept.pages <= self.kept.set.pages * (1 - on_ssd))
+
+    def _times(self) -> None:
+        """Ticks of both phases: at least every stage's. ``ssd_t`` and ``h2d_t`` are one pass over the weights, each alone."""
+        p, model, n = self.problem, self.problem.model, self.layers
+        attn, ffn = sum(model.attn_bytes) / n / MB, sum(model.ffn_bytes) / n / MB
+        weights_mb = self.from_ssd * (attn + ffn) - self.ssd_only_ffn * attn - self.ssd_only_attn * ffn
+        most_ssd_mb = n * (attn + ffn)
+        kv_ssd_mb = self.kv.mb(Tier.ssd)
+        most_kv_mb = n * self.page.layer_bytes / MB
+        self.ssd_t = self._by_ssd_choice("weights", weights_mb, most_ssd_mb)
+        kv_ssd_t = self._by_ssd_choice("kv", kv_ssd_mb, most_kv_mb) if p.workload.kv_spill else 0
+        out_mb = ((n - self.attn) * attn, (n - self.ffn) * ffn, (self.head_blocks - self.head) * (self.block / MB))
+        most_mb = (n * attn, n * ffn, self.head_blocks * self.block / MB)
+        self.h2d_t: pulp.LpVariable | int = 0
+        kv_h2d_t: pulp.LpVariable | int = 0
+        per_mb = self.ticks_per_s / GB_IN_MB
+        if self.gpu:
+            self.h2d_t = self.amount("h2d_t")
+            kv_h2d_t = self.amount("kv_h2d_t") if p.workload.kv_spill else 0
+            for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
+                ticks = pulp.lpSum(mb * (r * per_mb) for mb, r in zip(out_mb, choice.s_per_gb, strict=True))
+                most = sum(mb * r * per_mb for mb, r in zip(most_mb, choice.s_per_gb, strict=True))
+                self.add(self.h2d_t >= ticks - most * (1 - bit))
+                if p.workload.kv_spill:
+                    kv_s, most_kv_s = self.kv.h2d_s(choice.chunk_bytes)
+                    self.add(kv_h2d_t >= kv_s * self.ticks_per_s - most_kv_s * self.ticks_per_s * (1 - bit))
+        far = (1 - self.embed_in_vram) if self.gpu else 0
+        d2h_t = self.kv.spilled_mb() * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
+        fill = kv_fill(p.workload)
+        self.decode_t = self.amount("decode_t")
+        self.expert_ssd_t, self.expert_h2d_t = self.experts.pass_t(p.batch)
+        ssd_t, h2d_t = self.ssd_t + self.expert_ssd_t + fill * kv_ssd_t, self.h2d_t + self.expert_h2d_t + fill * kv_h2d_t
+        for link_t in self._beside(ssd_t, h2d_t):
+            self.add(self.decode_t >= link_t)
+        self.add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
+        compute_t = 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s)
+        self.add(self.decode_t >= compute_t)
+        for routed_t in self.experts.routed_t(compute_t, self.h2d_t + fill * kv_h2d_t, self.contention):
+            self.add(self.decode_t >= routed_t)
+        self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
+
+    def _beside(self, ssd_t, h2d_t):
+        """Ticks of the SSD and of copies beside each other, from those of each alone. The larger is the larger of ``Contention.finish``,
+        the smaller is counted as if its link were busy to the end, which binds nothing."""
+        return ssd_t + self.contention.ssd_s_per_h2d_s * h2d_t, h2d_t + self.contention.h2d_s_per_ssd_s * ssd_t
+
+    def _by_ssd_choice(self, name: str, mb: pulp.LpAffineExpression, most_mb: float) -> pulp.LpAffineExpression:
+        """Ticks to read ``mb`` at the chosen block and depth."""
+        ticks_per_mb = [self.ticks_per_s / GB_IN_MB / c.gbps for c in self.ssd_choices]
+        return self.weighted(f"ssd_{name}_mb", self.ssd_bits, mb, most_mb, ticks_per_mb)
+
+    def _prefill(self, kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far) -> None:
+        """Ticks of the whole prefill in the chosen passes, after restoring what they leave out; KV that is spilled is written once and
+        read by every later pass."""
+        p, model, ticks = self.problem, self.problem.model, self.ticks_per_s
+        self.prefill_t = self.amount("prefill_t")
+        passes_t = self.prefill_t - self.kept.restore_t
+        if self.kept.set.prefix_pages:
+            found = pulp.lpSum(bit * c.kept_pages for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
+            self.add(self.kept.pages == found)
+        filled = prompt_fill(p.workload)
+        weights_gb = (sum(model.attn_bytes) + sum(model.ffn_bytes)) / MB / GB_IN_MB
+        head_gb = self.head_blocks * self.block / MB / GB_IN_MB
+        kv_gb = self.layers * self.page.layer_bytes / MB / GB_IN_MB if p.workload.kv_spill else 0
+        slowest_ssd_t = ticks / min(c.gbps for c in self.ssd_choices)
+        slowest_h2d_t = max(max(c.s_per_gb) for c in self.chunk_choices) * ticks
+        spills = self.gpu and p.workload.kv_spill
+        most_kv_h2d_t = max(self.kv.h2d_s(c.chunk_bytes)[1] for c in self.chunk_choices) * ticks if spills else 0.0
+        write_t_per_gb = ticks / p.hardware.ssd_write_gbps if p.workload.kv_spill else 0.0
+        self.add(passes_t >= filled * d2h_t)
+        for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
+            earlier = earlier_kv(p.workload, choice.passes, choice.start)
+            write_t = kv_ssd_mb * (filled / GB_IN_MB * write_t_per_gb)
+            rows = p.batch * min(choice.chunk_tokens, p.workload.prompt_tokens - choice.start)
+            read_t, copy_t = self.experts.pass_t(rows)
+            most_read_t, most_copy_t = self.experts.most_t(rows)
+            ssd_t = choice.passes * (self.ssd_t + read_t) + earlier * kv_ssd_t + write_t
+            h2d_t = choice.passes * (self.h2d_t + copy_t) + earlier * kv_h2d_t
+            most_ssd_t = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
+            most_h2d_t = choice.passes * (weights_gb + head_gb) * slowest_h2d_t + earlier * most_kv_h2d_t
+            most_ssd_t, most_h2d_t = most_ssd_t + choice.passes * most_read_t, most_h2d_t + choice.passes * most_copy_t
+            for link_t, most in zip(self._beside(ssd_t, h2d_t), self._beside(most_ssd_t, most_h2d_t), strict=True):
+                self.add(passes_t >= link_t - most * (1 - bit))
+            lookups_t = lookup_s(model, p.batch * (p.workload.prompt_tokens - choice.start), choice.passes) * ticks
+            most = choice.compute_s * ticks + lookups_t
+            self.add(passes_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))
+        prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
+        pass_t = p.hardware.pass_s * ticks
+        passes = pulp.lpSum(bit * c.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
+        self.whole_prefill_t, self.whole_step_t = self.prefill_t + passes * pass_t, self.decode_t + pass_t
+        self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
+
+    def _capacities(self) -> None:
+        """The three capacities, from the items of ``planner.predict.memory``. Slacks are in MB."""
+        p, model = self.problem, self.problem.model
+        activations = pulp.lpSum(bit * (c.activation_bytes / MB) for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
+        staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))
+        self.vram_mb: pulp.LpAffineExpression = pulp.lpSum([])
+        self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self.kv.mb(Tier.dram) + self.kv.staging_mb + self.kept.dram_mb
+        self.dram_mb += self.experts.dram_mb
+        self.dram_mb += (OVERHEADS.tables_padding_bytes + dram_workspace_bytes(p.hardware, p.model) + p.workload.dram_reserve_bytes) / MB
+        if self.gpu:
+            ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
+            fixed = self.gpu.context_bytes + OVERHEADS.cuda_workspace_bytes + model.norm_bytes + p.workload.vram_guard_bytes
+            kinds = ((self.attn, model.attn_bytes), (self.ffn, model.ffn_bytes))
+            residents = self.head * (unit_vram_bytes(self.block) / MB)
+            for kind, (count, sizes) in enumerate(kinds):
+                largest, taken = unit_vram_bytes(max(sizes)), sum(map(unit_vram_bytes, sizes))
+                residents += count * (largest / MB) - (1 - self._streams(kind)) * ((self.layers * largest - taken) / MB)
+            self.vram_mb = ring + residents + self.tables_vram_mb + self.kv.mb(Tier.vram) + self.kv.ring_mb + activations + fixed / MB
+            self.vram_mb += self.kept.vram_mb + self.experts.vram_mb
+        else:
+            self.dram_mb += activations + model.norm_bytes / MB
+        self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + (model.weight_bytes - ssd_in_place_bytes(model)) / MB
+        self.slack = {t: self.amount(f"slack_{t}", None if self.elastic else 0) for t in Tier}
+        limits = ((Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes))
+        if self.gpu:
+            limits = ((Tier.vram, self.vram_mb, p.hardware.vram_bytes), *limits)
+        for tier, used, capacity in limits:
+            self.add(used <= max(0.0, capacity / MB - CAPACITY_MARGIN_MB) + self.slack[tier])

@@ -1,0 +1,92 @@
+"""The KV kept for prompts to come in the integer program: pages by tier, what they take, and the seconds of restoring them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pulp
+
+from planner.decisions import Tier
+from planner.predict.memory import OVERHEADS
+from planner.predict.reuse import Restoring, kept_set, restoring
+from planner.predict.stages import Stage
+from planner.rules.limits import LIMITS
+from planner.solver.linear import MB, LinearProgram
+from planner.solver.menu import SsdChoice
+from planner.solver.pages import PageChoice
+from planner.solver.problem import Problem
+from planner.units import ALIGN
+
+
+class KeptTerms:
+    """Pages that hold all layers, each counted in the nearest tier that has it. Sizes in MB, times in ticks.
+
+    Without a set to keep there are no variables, and all that they would add is 0.
+    """
+
+    vram_mb: pulp.LpAffineExpression | int = 0
+    dram_mb: pulp.LpAffineExpression | int = 0
+    ssd_mb: pulp.LpAffineExpression | int = 0
+    restore_t: pulp.LpVariable | int = 0
+    """Of a batch, before its first pass."""
+    pages: pulp.LpAffineExpression | int = 0
+
+    def __init__(
+        self,
+        program: LinearProgram,
+        problem: Problem,
+        page: PageChoice,
+        ssd: tuple[Sequence[pulp.LpVariable], Sequence[SsdChoice]],
+        ticks_per_s: float,
+    ):
+        self.set = kept_set(problem.workload, page.page_tokens)
+        self.tiers: dict[Tier, pulp.LpVariable | int] = dict.fromkeys(Tier, 0)
+        self.on_ssd: pulp.LpVariable | int = 0
+        if not self.set.pages:
+            return
+        self._program, self._problem, self._page = program, problem, page
+        most, gpu = self.set.pages, problem.hardware.gpu is not None
+        files = page.page_tokens >= LIMITS.ssd_page_tokens_min and not page.page_bytes % ALIGN
+        room = {Tier.vram: most if gpu and not problem.workload.kv_spill else 0, Tier.dram: most, Tier.ssd: most if files else 0}
+        self.tiers = {tier: program.integer(f"kept_{tier}", 0, room[tier]) for tier in Tier}
+        self.pages = pulp.lpSum(self.tiers.values())
+        program.add(self.pages <= most)
+        self._sizes(most, gpu)
+        if self.set.prefix_pages:
+            self._times(most, ssd, ticks_per_s)
+
+    def _sizes(self, most: int, gpu: bool) -> None:
+        """The SSD has all pages or none: what is found there was not found before, so it lies there beside copies of the others."""
+        program, rates = self._program, self._rates(1)
+        page_mb = rates.page_bytes / MB
+        self.on_ssd, files = program.integer("kept_files", 0, most), program.integer("kept_any_files", 0, 1)
+        program.add(self.on_ssd <= most * files)
+        program.add(self.on_ssd <= self.pages)
+        program.add(self.tiers[Tier.ssd] <= most * files)
+        program.add(self.on_ssd >= self.pages - most * (1 - files))
+        self.ssd_mb = self.on_ssd * (page_mb + ALIGN / MB) + files * (2 * OVERHEADS.kv_segment_bytes / MB)
+        self.dram_mb = self.tiers[Tier.dram] * page_mb
+        if gpu:
+            bounce = program.integer("kept_bounce", 0, 1)
+            program.add(self.tiers[Tier.dram] <= most * bounce)
+            program.add(files <= bounce)
+            self.vram_mb = self.tiers[Tier.vram] * page_mb + bounce * (OVERHEADS.kv_bounce_pages * page_mb)
+
+    def _times(self, most: int, ssd: tuple[Sequence[pulp.LpVariable], Sequence[SsdChoice]], ticks_per_s: float) -> None:
+        """The slowest stage's seconds: each is in proportion to the pages of its tiers."""
+        program, batch = self._program, self._problem.batch
+        bits, choices = ssd
+        moved, copied = self.set.moved(batch), self.set.copied(batch)
+        one = [self._rates(c.queue_depth) for c in choices]
+        ssd_s = [rates.stages({Tier.ssd: moved}, 0)[Stage.ssd] for rates in one]
+        link_t = one[0].stages({Tier.dram: moved}, 0)[Stage.h2d] * ticks_per_s
+        copy_t = one[0].stages({}, copied)[Stage.compute] * ticks_per_s
+        self.restore_t = program.amount("restore_t")
+        read_t = program.weighted("kept_read", bits, self.tiers[Tier.ssd], most, [s * ticks_per_s for s in ssd_s])
+        moved_t, both = (self.tiers[Tier.dram] + self.tiers[Tier.ssd]) * link_t, one[0].contention
+        program.add(self.restore_t >= read_t + both.ssd_s_per_h2d_s * moved_t)
+        program.add(self.restore_t >= moved_t + both.h2d_s_per_ssd_s * read_t)
+        program.add(self.restore_t >= self.pages * copy_t)
+
+    def _rates(self, queue_depth: int) -> Restoring:
+        return restoring(self._problem.hardware, self._problem.model, self._page.page_tokens, queue_depth)

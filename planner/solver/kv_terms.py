@@ -1,0 +1,64 @@
+"""The KV of running sequences in the integer program: each layer's tier, what it takes and how long it moves."""
+
+from __future__ import annotations
+
+import pulp
+
+from planner.decisions import Tier
+from planner.predict.memory import OVERHEADS
+from planner.predict.stages import h2d_gbps
+from planner.rules.limits import LIMITS
+from planner.solver.linear import GB_IN_MB, MB, LinearProgram
+from planner.solver.pages import PageChoice
+from planner.solver.problem import Problem
+
+
+class KvTerms:
+    """Whole layers by tier: where the model computes, unless the workload lets them spill. Sizes in MB."""
+
+    staging_mb: pulp.LpAffineExpression | int = 0
+    ring_mb: pulp.LpAffineExpression | int = 0
+
+    def __init__(self, program: LinearProgram, problem: Problem, page: PageChoice):
+        self._program, self._page, self._gpu, self._n = program, page, problem.hardware.gpu, problem.model.layers
+        spill = problem.workload.kv_spill
+        free = {
+            Tier.vram: self._gpu is not None,
+            Tier.dram: spill or self._gpu is None,
+            Tier.ssd: spill and page.page_tokens >= LIMITS.ssd_page_tokens_min,
+        }
+        self.layers = {tier: program.integer(f"kv_{tier}", 0, self._n) if free[tier] else 0 for tier in Tier}
+        program.add(pulp.lpSum(self.layers.values()) == self._n)
+
+    def spill(self, all_cached: pulp.LpVariable) -> pulp.LpVariable:
+        """The slots that spilled layers pass through, and whether the SSD is read at all."""
+        program, layer_mb = self._program, self._page.layer_bytes / MB
+        ssd_busy = program.integer("ssd_busy", 0, 1)
+        program.add(ssd_busy >= 1 - all_cached)
+        program.add(self.layers[Tier.ssd] <= self._n * ssd_busy)
+        self.staging_mb = self._slots(self.layers[Tier.ssd], "ssd") * layer_mb
+        if self._gpu:
+            self.ring_mb = self._slots(self.layers[Tier.dram] + self.layers[Tier.ssd], "outside") * layer_mb
+        return ssd_busy
+
+    def _slots(self, layers: pulp.LpAffineExpression, name: str) -> pulp.LpVariable:
+        """At least as many slots as ``layers``, up to the full ring of them."""
+        slots = self._program.amount(f"kv_slots_{name}", OVERHEADS.kv_ring_slots)
+        few = self._program.integer(f"kv_few_{name}", 0, 1)
+        self._program.add(slots >= layers - self._n * (1 - few))
+        self._program.add(slots >= OVERHEADS.kv_ring_slots * (1 - few))
+        return slots
+
+    def mb(self, *tiers: Tier) -> pulp.LpAffineExpression:
+        """In all of ``tiers``."""
+        return pulp.lpSum(self.layers[tier] for tier in tiers) * (self._page.layer_bytes / MB)
+
+    def spilled_mb(self) -> pulp.LpAffineExpression:
+        """Outside VRAM."""
+        return self.mb(Tier.dram, Tier.ssd) if self._gpu else pulp.lpSum([])
+
+    def h2d_s(self, chunk_bytes: int) -> tuple[pulp.LpAffineExpression, float]:
+        """Seconds to copy the KV of all layers outside VRAM once, and the most that they can be."""
+        assert self._gpu is not None
+        layer_s = self._page.layer_bytes / MB / GB_IN_MB / h2d_gbps(self._gpu, self._page.layer_bytes, chunk_bytes)
+        return (self.layers[Tier.dram] + self.layers[Tier.ssd]) * layer_s, self._n * layer_s

@@ -1,0 +1,178 @@
+"""Menus: the values that the program chooses from, with what each costs, pruned to those that could be best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from planner.errors import UserError
+from planner.force import Force
+from planner.hardware import Gpu, HardwareProfile
+from planner.model import Experts, ModelSpec
+from planner.placement import head_block_bytes, head_blocks
+from planner.predict.memory import activation_bytes, card_activation_bytes
+from planner.predict.reuse import KeptSet
+from planner.predict.stages import h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
+from planner.rules.limits import LIMITS
+from planner.units import ALIGN, align_up
+from planner.workload import Workload
+
+
+@dataclass(frozen=True)
+class Menus:
+    """The values on offer where the hardware does not give them."""
+
+    ring_slots: tuple[int, ...] = (4, 6, 8)
+    """Two slots a kind copy one unit while another computes; more absorb jitter that the model does not see."""
+    ssd_block_min_bytes: int = 4 * 2**20
+    """Smaller blocks cost the interpreter more than they save in staging."""
+    ssd_depth_min: int = 4
+    """With fewer reads in flight the drive idles while a busy interpreter turns around."""
+    prefill_chunk_min_tokens: int = 256
+    """Smaller passes read all weights again for too few tokens."""
+    prefix_parts: int = 8
+    """Shares of a shared prefix that may be restored, where room is not for all of it."""
+    chunk_tolerance: float = 0.01
+    """A copy size is as good as another that is faster by no more than this: fewer copies cost the host less."""
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    in_flight: int = 2
+    """One copy runs while the next is queued; more only delays what is urgent."""
+
+
+MENUS = Menus()
+
+
+@dataclass(frozen=True)
+class SsdChoice:
+    """``queue_depth`` reads of ``block_bytes``."""
+
+    block_bytes: int
+    queue_depth: int
+    staging_bytes: int
+    gbps: float
+
+
+@dataclass(frozen=True)
+class ChunkChoice:
+    """H2D seconds per GB of each kind with copies of at most ``chunk_bytes``: (attn, ffn, head)."""
+
+    chunk_bytes: int
+    s_per_gb: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PassChoice:
+    """Prefill in passes of ``chunk_tokens`` per sequence."""
+
+    chunk_tokens: int
+    passes: int
+    activation_bytes: int
+    compute_s: float
+    start: int
+    """Tokens at the head of each prompt that are restored instead."""
+    kept_pages: int
+    """Pages that must be kept for that."""
+
+
+def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
+    """Measured (block, depth) points that a run can keep up, or forced ones: only those that read faster than every point
+    with less staging."""
+    least = min(MENUS.ssd_block_min_bytes, max(p.block_bytes for p in hardware.ssd_read))
+    shallowest = min(MENUS.ssd_depth_min, max(p.queue_depth for p in hardware.ssd_read))
+    measured = [p for p in hardware.ssd_read if p.block_bytes >= least and p.queue_depth >= shallowest]
+    points = {(force.block_bytes or p.block_bytes // ALIGN * ALIGN, force.queue_depth or p.queue_depth) for p in measured}
+    choices = [
+        SsdChoice(block, depth, force.staging_bytes or block * depth, ssd_gbps(hardware, block, depth))
+        for block, depth in points
+        if block and block * depth <= (force.staging_bytes or block * depth)
+    ]
+    if not choices:
+        raise UserError(
+            f"force.staging_bytes={force.staging_bytes} is less than any block x queue depth (staging >= block x queue depth); "
+            f"allowed: at least {min(block * depth for block, depth in points)}; raise it or force a smaller block_bytes or queue_depth"
+        )
+    choices.sort(key=lambda c: (c.staging_bytes, -c.gbps, c.block_bytes))
+    best: list[SsdChoice] = []
+    for choice in choices:
+        if not best or choice.gbps > best[-1].gbps:
+            best.append(choice)
+    return best
+
+
+def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[ChunkChoice]:
+    """Whole units, copy sizes of the measured curve, or the forced one: a smaller one only where it is faster for some kind."""
+    gpu = hardware.gpu
+    kinds = (model.attn_max, model.ffn_max, head_block_bytes(model, head_blocks(model)))
+    if gpu is None:
+        return [ChunkChoice(force.chunk_bytes or max(kinds[:2]), (0.0,) * 3)]
+    whole = align_up(max(kinds))
+    sizes = sorted({whole, *(size for size, _ in gpu.h2d.points)}) if force.chunk_bytes is None else [force.chunk_bytes]
+    best: list[ChunkChoice] = []
+    for size in reversed(sizes):
+        choice = ChunkChoice(size, tuple(1 / h2d_gbps(gpu, n, size) for n in kinds))
+        if not any(_no_slower(larger, choice, MENUS.chunk_tolerance) for larger in best):
+            best.append(choice)
+    return best
+
+
+def expert_chunk_bytes(gpu: Gpu, experts: Experts) -> int:
+    """Bytes of one copy of a part of an expert: of the smallest measured copy and its doublings the least at which the link is as fast as
+    with whole experts, but for the tolerance, since a demanded expert may wait for such copies."""
+    smallest, whole = gpu.h2d.points[0][0], align_up(experts.expert_bytes)
+    size = smallest
+    fastest = h2d_gbps(gpu, whole, whole)
+    while size < whole and h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance):
+        size *= 2
+    return min(size, max(whole, smallest))
+
+
+def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float) -> bool:
+    return all(a <= b * (1 + tolerance) for a, b in zip(one.s_per_gb, other.s_per_gb, strict=True))
+
+
+def pass_menu(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int, kept: KeptSet
+) -> list[PassChoice]:
+    """Prefill pass sizes: the whole prompt, then halves of it; each from the prompt's first token on, and from where eighths of its shared
+    prefix end."""
+    prompt = workload.prompt_tokens
+    if force.prefill_chunk_tokens is not None:
+        sizes = [force.prefill_chunk_tokens]
+    else:
+        sizes = [prompt]
+        while sizes[-1] >= 2 * MENUS.prefill_chunk_min_tokens:
+            sizes.append(-(-sizes[-1] // 2))
+    parts = MENUS.prefix_parts
+    prefixes = sorted({kept.prefix_pages * part // parts for part in range(parts + 1)})
+    return [
+        PassChoice(
+            tokens,
+            prefill_passes(workload, tokens, pages * kept.page_tokens),
+            (card_activation_bytes if hardware.gpu else activation_bytes)(model, workload, batch, tokens),
+            prefill_compute_s(hardware, model, workload, batch, tokens, pages * kept.page_tokens),
+            pages * kept.page_tokens,
+            kept.needed(pages),
+        )
+        for tokens, pages in product(sizes, prefixes)
+    ]
+
+
+def ring_menu(force: Force) -> list[int]:
+    """Ring slots, enough for a forced prefetch distance."""
+    if force.vram_slots is not None:
+        return [force.vram_slots]
+    least = (force.vram_prefetch_distance or 0) + LIMITS.ring_margin
+    return [slots for slots in MENUS.ring_slots if slots >= least] or [least]
+
+
+def batch_menu(workload: Workload) -> list[int]:
+    """Batches to try: the workload's own; a menu when it is 0, up to the number of requests when there are several.
+
+    A single request says nothing about how long the stream of requests is, so it does not bound the batch.
+    """
+    if workload.batch:
+        return [workload.batch]
+    if workload.requests == 1:
+        return list(MENUS.batches)
+    most = min(workload.requests, MENUS.batches[-1])
+    return sorted({b for b in MENUS.batches if b <= most} | {most})

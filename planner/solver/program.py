@@ -1,0 +1,213 @@
+"""The integer program, solved: the fastest decisions, and of those within 0.5 % of the best time the ones that take least memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pulp
+
+from planner.decisions import CachePolicy, Decisions
+from planner.force import Force
+from planner.hardware import HardwareProfile
+from planner.model import ModelSpec
+from planner.predict.cost import objective_weights
+from planner.rules.check import broken_rules
+from planner.solver.answer import decisions_of
+from planner.solver.bound import bound_s
+from planner.solver.check import check_request
+from planner.solver.formulation import Formulation
+from planner.solver.infeasible import why_infeasible
+from planner.solver.leftover import keep_more
+from planner.solver.linear import MB
+from planner.solver.menu import batch_menu, ring_menu
+from planner.solver.problem import Problem, Question
+from planner.workload import Objective, Workload
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """What decides between plans that are as good as equally fast. Weights are shares of all memory for 100 % more of each, or
+    for one more where it is counted."""
+
+    slower_at_most: float = 0.005
+    """How much slower than the best a plan may be for the sake of memory."""
+    time: float = 1e-2
+    """The whole workload's seconds."""
+    streaming: float = 1.0
+    """Streaming at all over a link, where memory holds everything: that it hides behind compute is only a prediction, and so is that DRAM
+    keeps the experts which VRAM does not."""
+    traffic: float = 1e-4
+    """Seconds of the links, also of those that nothing waits for."""
+    passes: float = 1e-3
+    """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
+    headroom: float = 0.2
+    """A DRAM slot more for layers on their way from the SSD, where it costs no time: with the fewest, a copy that is late holds up the
+    reads behind it."""
+    kept: float = 5e-2
+    """Keeping none of the earlier prompts that the workload names, where it costs no time."""
+    load: float = 5e-2
+    """Seconds to load: a rate of half the SSD's best is worth 5 % of memory, staging for the full rate rarely takes that much."""
+
+
+PREFERENCES = Preferences()
+
+
+@dataclass(frozen=True)
+class Considered:
+    """An alternative that was solved, and its best objective; ``seconds`` is None when it does not fit."""
+
+    name: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """``best_s`` is the least objective that any plan reaches; ``decisions`` come within 0.5 % of it."""
+
+    decisions: Decisions
+    best_s: float
+    considered: tuple[Considered, ...]
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Seconds of the fastest plan, before any is given up for the sake of memory."""
+
+    batch: int
+    prefill_s: float
+    decode_s: float
+    """One decode step: a token for each sequence of the batch."""
+    total_s: float
+    """What is minimised: see ``planner.predict.cost.objective_weights``."""
+
+    @property
+    def token_s(self) -> float:
+        """For one token of any sequence."""
+        return self.decode_s / self.batch
+
+
+def solve(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force | None = None) -> Decisions:
+    """The decisions of the best plan. Raises ``Infeasible`` when none fits, ``UserError`` when a forced value breaks a rule."""
+    return search(hardware, model, workload, force).decisions
+
+
+def search(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force | None = None) -> Solution:
+    """``solve`` with what else was considered: the other cache policy, and each batch that could have been better."""
+    force = force or Force()
+    problems = _problems(Question(hardware, model, workload, force))
+    best, best_s, considered = _best_batch(problems)
+    if best is None:
+        raise why_infeasible(problems[0])
+    if force.policy is None:
+        considered.append(_other_policy(best, best_s))
+    return Solution(_least_memory(best), best_s, tuple(considered))
+
+
+def optimum(question: Question) -> Optimum | None:
+    """What the fastest plan takes, without the plan; None when none fits. Costs one solve a batch. UserError as in ``solve``."""
+    best, best_s, _ = _best_batch(_problems(question))
+    if best is None:
+        return None
+    prefill_s, decode_s = (pulp.value(ticks) * best.tick_s for ticks in (best.whole_prefill_t, best.whole_step_t))
+    return Optimum(best.problem.batch, prefill_s, decode_s, best_s)
+
+
+def nearest_first(question: Question, like: Decisions) -> Decisions | None:
+    """A simple plan with the batch, the cache policy and the prefill's passes of ``like``: each tier filled, the nearest first, so that
+    within half a percent the device is copied as little as can be, and then the SSD read as little as can be, through the fewest slots; KV
+    of running sequences where the model computes. What is forced stays forced. None where that does not fit. Costs four solves.
+    UserError as in ``solve``."""
+    q = question
+    check_request(q.hardware, q.model, q.workload, q.force)
+    force = replace(q.force, prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
+    if q.hardware.gpu:
+        force = replace(force, vram_slots=ring_menu(force)[0])
+    plain = replace(q.workload, kv_spill=False)
+    program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch))
+    copied, read = program.h2d_t + program.expert_h2d_t, program.ssd_t + program.expert_ssd_t
+    for moved in (copied, read) if q.hardware.gpu else (read,):
+        if not program.minimise(moved):
+            return None
+        program.add(moved <= pulp.value(moved) * (1 + PREFERENCES.slower_at_most))
+    if not program.minimise(program.total_t):
+        return None
+    simple = _least_memory(program)
+    return None if broken_rules(q.hardware, q.model, q.workload, simple) else simple
+
+
+def _problems(question: Question) -> list[Problem]:
+    """One for each batch. UserError for what can be no plan whatever the capacities."""
+    q = question
+    check_request(q.hardware, q.model, q.workload, q.force)
+    policy = q.force.policy or CachePolicy.pinned
+    return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch) for batch in batch_menu(q.workload)]
+
+
+def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float, list[Considered]]:
+    """The fastest batch, trying those with the lowest bound first and stopping when no bound is below the best found."""
+    best, best_s, considered = None, float("inf"), []
+    for problem in sorted(problems, key=bound_s):
+        if bound_s(problem) >= best_s:
+            break
+        program = Formulation(_for_cold_prompts(problem))
+        seconds = _seconds(program)
+        if len(problems) > 1:
+            considered.append(Considered(f"batch {problem.batch}", seconds))
+        if seconds is not None and seconds < best_s:
+            best, best_s = program, seconds
+    return best, best_s, considered
+
+
+def _for_cold_prompts(problem: Problem) -> Problem:
+    """The same with the prefill's passes of a plan that keeps nothing: a prompt that finds nothing, as the first ones do, would suffer from
+    passes that are just large enough for what others leave to compute."""
+    if not problem.workload.kept_tokens or problem.force.prefill_chunk_tokens is not None:
+        return problem
+    cold = Formulation(replace(problem, workload=replace(problem.workload, kept_tokens=0)))
+    if not cold.minimise(cold.total_t):
+        return problem
+    return replace(problem, force=replace(problem.force, prefill_chunk_tokens=_least_memory(cold).prefill_chunk_tokens))
+
+
+def _seconds(program: Formulation) -> float | None:
+    return pulp.value(program.total_t) * program.tick_s if program.minimise(program.total_t) else None
+
+
+def _other_policy(best: Formulation, best_s: float) -> Considered:
+    """The rolling window's best at the same batch. It has every plan that pinned has when all layers stay cached, so no solve then."""
+    if best.all_cached.value() > 0.5:
+        return Considered(CachePolicy.rolling, best_s)
+    return Considered(CachePolicy.rolling, _seconds(Formulation(replace(best.problem, policy=CachePolicy.rolling))))
+
+
+def _least_memory(program: Formulation) -> Decisions:
+    """Second stage, on a program whose best time stands in its variables.
+
+    Time to first token leaves decode free, so there the best decode is found first, among the best prefills.
+    """
+    p = program.problem
+    best, slower = pulp.value(program.total_t), 1 + PREFERENCES.slower_at_most
+    if p.workload.objective is Objective.ttft:
+        program.add(program.whole_prefill_t <= pulp.value(program.whole_prefill_t) * slower)
+        if not program.minimise(program.whole_step_t):
+            raise RuntimeError("the program found a best prefill and lost it looking for the best decode")
+        program.add(program.whole_step_t <= pulp.value(program.whole_step_t) * slower)
+    else:
+        program.add(program.total_t <= best * slower)
+    memory = (p.hardware.vram_bytes + p.hardware.dram_bytes) / MB
+    fastest = max(choice.gbps for choice in program.ssd_choices)
+    load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
+    passes = pulp.lpSum(bit * (PREFERENCES.passes * c.passes) for bit, c in zip(program.pass_bits, program.pass_choices, strict=True))
+    links = program.ssd_t + program.h2d_t + program.expert_ssd_t + program.expert_h2d_t
+    links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best
+    streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
+    objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
+    slots = PREFERENCES.headroom * program.spare_slots
+    kept = program.kept.pages * (PREFERENCES.kept / max(1, program.kept.set.pages))
+    if not program.minimise(objective + links + PREFERENCES.streaming * streaming + passes + PREFERENCES.load * load - slots - kept):
+        raise RuntimeError("the program found a best plan and lost it in its second stage")
+    decisions = keep_more(p.hardware, p.model, p.workload, decisions_of(program))
+    broken = broken_rules(p.hardware, p.model, p.workload, decisions)
+    if broken:
+        raise RuntimeError(f"the program's answer breaks its own rules: {'; '.join(rule.message for rule in broken)}")
+    return decisions
