@@ -1,112 +1,24 @@
-"""What the processes of ``bench/kv_reuse.py`` measure: an engine with a prefix cache, and what its tiers give without it."""
+"""What the processes of ``bench/kv_reuse.py`` measure, beside what its bounds consist of."""
 
 from __future__ import annotations
 
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
-from itertools import count, cycle, islice
-from pathlib import Path
-from queue import SimpleQueue
+from collections.abc import Iterable, Sequence
+from itertools import count
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
+from bench.kv_rates import RATES
+from bench.kv_rig import Pretended, Rig
 from planner.decisions import Tier
-from planner.plan import Plan
 from planner.units import GB
-from runtime.cuda import open_cuda
-from runtime.device import CopyDevice
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, generate
-from runtime.kv.contiguous import Pair
 from runtime.kv.index import INDEX
-from runtime.kv.keeping import open_pages, page_shape
-from runtime.kv.pages import Tokens
 from runtime.kv.prefix import Prefix
-from runtime.kv.record import PageShape, checksum_of
-from runtime.kv.room import page_room
+from runtime.kv.record import checksum_of
 from runtime.kv.segments import SegmentFiles, aligned
 from runtime.kv.worth import Worth
-from runtime.kv.writer import DiskWriter
-from runtime.model import import_model, open_skeleton
-from runtime.schema import ReuseConfig
-
-ANY_RATE = 1e9
-"""GB/s of a disk that is always worth reading from: the benchmark measures what a user's run might decline."""
-
-
-class Pretended:
-    """In place of a prefix cache: rows before ``start`` count as restored, whatever lies there."""
-
-    def __init__(self, start: int):
-        self._start = start
-
-    def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
-        return self._start
-
-    def confirm(self) -> int:
-        return self._start
-
-    def keep(self, sequences: Tokens) -> None:
-        """Nothing is kept."""
-
-    advance = finish = keep
-
-
-@dataclass(frozen=True)
-class Rig:
-    """An engine for prompts of ``length`` tokens, and the directory of pages."""
-
-    engine: Engine
-    plan: Plan
-    shape: PageShape
-    disk: DiskWriter
-    device: torch.device
-    open_s: float
-    """Seconds to open the directory, its index that is."""
-
-    @property
-    def readers(self) -> int:
-        return self.plan.decisions.weights.ssd.queue_depth
-
-    def batch(self, prompt: Sequence[int], new_tokens: int = 1) -> Batch:
-        return Batch([prompt], new_tokens, self.plan.workload.max_tokens, self.plan.decisions.prefill_chunk_tokens)
-
-    def generate(self, prompt: Sequence[int], prefix: Any, new_tokens: int = 1, progress: Callable | None = None) -> Generation:
-        batch = self.batch(prompt, new_tokens)
-        return generate(self.engine.sequences(batch, prefix), batch, Sampler(Sampling(), self.device), progress=progress)
-
-    @contextmanager
-    def prefix(self, kept: bool = False, disk: bool = True) -> Iterator[Prefix]:
-        """A cache with nothing in memory; with ``kept`` pages stay in VRAM."""
-        memory = self.engine.page_memory
-        if memory.kept is not None and not kept:
-            memory = replace(memory, kept=memory.kept[:0])
-        with closing(Prefix(self.shape, self.plan, memory, self.disk if disk else None, ANY_RATE, self.readers)) as prefix:
-            yield prefix
-
-
-@contextmanager
-def opened(plan: Plan, checkpoint: Path, directory: Path, copier: CopyDevice | None, device: torch.device) -> Iterator[Rig]:
-    """Load ``checkpoint``; ``copier`` is None to compute on the CPU."""
-    cfg = ReuseConfig(dir=str(directory), limit_bytes=1 << 50)
-    import_model(checkpoint)
-    skeleton = open_skeleton(checkpoint)
-    shape = page_shape(plan, checkpoint, skeleton.model)
-    with ExitStack() as stack:
-        options = EngineOptions(page_room=page_room(cfg, plan))
-        engine = stack.enter_context(closing(Engine(plan, skeleton, copier, device, options)))
-        begun = time.perf_counter()
-        disk = stack.enter_context(open_pages(cfg, plan, shape))  # closed first: it writes from the engine's memory
-        rig = Rig(engine, plan, shape, disk, device, time.perf_counter() - begun)
-        engine.load(rig.batch([0] * plan.workload.prompt_tokens), lambda *_: None)
-        yield rig
 
 
 def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, seed: int) -> dict[str, Any]:
@@ -238,63 +150,6 @@ def measured_writeback(rig: Rig, prefix_tokens: int, new_tokens: int, repeats: i
     }
 
 
-def link_gbps(rig: Rig, nbytes: int) -> float:
-    """Whole pages from the arena, one after the other: over the link, or, without a card, to memory that is there already."""
-    memory, size = rig.engine.page_memory, rig.shape.payload_bytes
-    pages = list(islice(cycle(memory.tensor.split(size)), nbytes // size))
-    if memory.device is None:
-        targets = torch.zeros(min(4, len(pages)), size, dtype=torch.uint8)
-        return _median_gbps(nbytes, lambda: [targets[i % len(targets)].copy_(page) for i, page in enumerate(pages)])
-    lane, device = memory.device.lane(), memory.device
-
-    def copy() -> None:
-        lane.copy((memory.bounce[i % len(memory.bounce)], page) for i, page in enumerate(pages))
-        device.host_waits(lane.event())
-
-    return _median_gbps(nbytes, copy)
-
-
-def card_gbps(rig: Rig, nbytes: int) -> float:
-    """Whole pages within VRAM."""
-    memory, size = rig.engine.page_memory, rig.shape.payload_bytes
-
-    def copy() -> None:
-        for i in range(nbytes // size):
-            memory.bounce[i % len(memory.bounce)].copy_(memory.kept[i])
-        memory.device.host_waits(memory.device.compute_event())
-
-    return _median_gbps(nbytes, copy)
-
-
-def disk_gbps(rig: Rig, nbytes: int) -> float:
-    """Pages of the directory into the arena by as many threads as restoring uses, without a look at them."""
-    files, size, record = SegmentFiles(rig.disk.directory), rig.shape.payload_bytes, rig.shape.record_bytes
-    found = sorted(files.found().items())
-    places = [(number, slot * record) for number, stat in found for slot in range(stat.st_size // record)]
-    memory = rig.engine.page_memory
-    slots: SimpleQueue[memoryview] = SimpleQueue()
-    for i in range(min(2 * rig.readers, len(memory.view) // size)):
-        slots.put(memory.view[i * size : (i + 1) * size])
-
-    def read(place: tuple[int, int]) -> None:
-        view = slots.get()
-        files.read(place[0], [view], place[1] + record - size)
-        slots.put(view)
-
-    with ThreadPoolExecutor(rig.readers) as pool:
-        return _median_gbps(nbytes, lambda: list(pool.map(read, islice(cycle(places), nbytes // size))))
-
-
-RATES: dict[str, Callable[[Rig, int], float]] = {"vram": card_gbps, "dram": link_gbps, "ssd": disk_gbps}
-"""Tier -> the rate at which it gives pages, GB/s."""
-
-
-def device_of(plan: Plan) -> tuple[CopyDevice | None, torch.device]:
-    """What the plan computes on, opened."""
-    device = torch.device("cuda", 0) if plan.hardware.gpu else torch.device("cpu")
-    return open_cuda(plan, device), device
-
-
 def _restored(rig: Rig, cache: Prefix, prompt: Sequence[int], tier: str) -> float:
     """Seconds to the first token. RuntimeError when the prompt's beginning came from elsewhere."""
     seconds = rig.generate(prompt, cache).prefill_s
@@ -342,16 +197,6 @@ def _steps(runs: Iterable[Clocked], steps: int) -> list[float]:
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "least": min(values), "most": max(values)}
-
-
-def _median_gbps(nbytes: int, act: Callable[[], object], times: int = 3) -> float:
-    """After one that warms up."""
-    rates = []
-    for _ in range(times + 1):
-        begun = time.perf_counter()
-        act()
-        rates.append(nbytes / GB / (time.perf_counter() - begun))
-    return median(rates[1:])
 
 
 def _ids(rig: Rig, tokens: int, seed: int) -> list[int]:

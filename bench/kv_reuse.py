@@ -168,7 +168,8 @@ def run_case(
 
 def do_case(given: Mapping[str, str]) -> dict[str, Any]:
     """What the process of a case does."""
-    from bench.kv_cases import device_of, fill_store, measured_restart, measured_ttft, measured_writeback, opened
+    from bench.kv_cases import fill_store, measured_restart, measured_ttft, measured_writeback
+    from bench.kv_rig import device_of, opened
 
     plan, checkpoint, directory = read_plan(Path(given["plan"])), Path(given["checkpoint"]), Path(given["dir"])
     whole = ("prefix_tokens", "tail_tokens", "new_tokens", "repeats", "store_bytes", "seed")

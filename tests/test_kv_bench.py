@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kv_cases import Rig, fill_store, measured_restart, measured_ttft, measured_writeback, opened
+from bench.kv_cases import fill_store, measured_restart, measured_ttft, measured_writeback
 from bench.kv_reuse import ROWS, Request, run_case, show
+from bench.kv_rig import Rig, opened
 from planner.decisions import KvReuse
 from planner.errors import UserError
 from planner.plan import Plan

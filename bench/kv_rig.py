@@ -1,0 +1,104 @@
+"""An engine with a prefix cache, as the cases of ``bench/kv_reuse.py`` use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.plan import Plan
+from runtime.cuda import open_cuda
+from runtime.device import CopyDevice
+from runtime.engine import Engine, EngineOptions
+from runtime.generate import Batch, Generation, Sampler, Sampling, generate
+from runtime.kv.contiguous import Pair
+from runtime.kv.keeping import open_pages, page_shape
+from runtime.kv.pages import Tokens
+from runtime.kv.prefix import Prefix
+from runtime.kv.record import PageShape
+from runtime.kv.room import page_room
+from runtime.kv.writer import DiskWriter
+from runtime.model import import_model, open_skeleton
+from runtime.schema import ReuseConfig
+
+ANY_RATE = 1e9
+"""GB/s of a disk that is always worth reading from: the benchmark measures what a user's run might decline."""
+
+
+class Pretended:
+    """In place of a prefix cache: rows before ``start`` count as restored, whatever lies there."""
+
+    def __init__(self, start: int):
+        self._start = start
+
+    def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
+        return self._start
+
+    def confirm(self) -> int:
+        return self._start
+
+    def keep(self, sequences: Tokens) -> None:
+        """Nothing is kept."""
+
+    advance = finish = keep
+
+
+@dataclass(frozen=True)
+class Rig:
+    """An engine for prompts of ``length`` tokens, and the directory of pages."""
+
+    engine: Engine
+    plan: Plan
+    shape: PageShape
+    disk: DiskWriter
+    device: torch.device
+    open_s: float
+    """Seconds to open the directory, its index that is."""
+
+    @property
+    def readers(self) -> int:
+        return self.plan.decisions.weights.ssd.queue_depth
+
+    def batch(self, prompt: Sequence[int], new_tokens: int = 1) -> Batch:
+        return Batch([prompt], new_tokens, self.plan.workload.max_tokens, self.plan.decisions.prefill_chunk_tokens)
+
+    def generate(self, prompt: Sequence[int], prefix: Any, new_tokens: int = 1, progress: Callable | None = None) -> Generation:
+        batch = self.batch(prompt, new_tokens)
+        return generate(self.engine.sequences(batch, prefix), batch, Sampler(Sampling(), self.device), progress=progress)
+
+    @contextmanager
+    def prefix(self, kept: bool = False, disk: bool = True) -> Iterator[Prefix]:
+        """A cache with nothing in memory; with ``kept`` pages stay in VRAM."""
+        memory = self.engine.page_memory
+        if memory.kept is not None and not kept:
+            memory = replace(memory, kept=memory.kept[:0])
+        with closing(Prefix(self.shape, self.plan, memory, self.disk if disk else None, ANY_RATE, self.readers)) as prefix:
+            yield prefix
+
+
+@contextmanager
+def opened(plan: Plan, checkpoint: Path, directory: Path, copier: CopyDevice | None, device: torch.device) -> Iterator[Rig]:
+    """Load ``checkpoint``; ``copier`` is None to compute on the CPU."""
+    cfg = ReuseConfig(dir=str(directory), limit_bytes=1 << 50)
+    import_model(checkpoint)
+    skeleton = open_skeleton(checkpoint)
+    shape = page_shape(plan, checkpoint, skeleton.model)
+    with ExitStack() as stack:
+        options = EngineOptions(page_room=page_room(cfg, plan))
+        engine = stack.enter_context(closing(Engine(plan, skeleton, copier, device, options)))
+        begun = time.perf_counter()
+        disk = stack.enter_context(open_pages(cfg, plan, shape))  # closed first: it writes from the engine's memory
+        rig = Rig(engine, plan, shape, disk, device, time.perf_counter() - begun)
+        engine.load(rig.batch([0] * plan.workload.prompt_tokens), lambda *_: None)
+        yield rig
+
+
+def device_of(plan: Plan) -> tuple[CopyDevice | None, torch.device]:
+    """What the plan computes on, opened."""
+    device = torch.device("cuda", 0) if plan.hardware.gpu else torch.device("cpu")
+    return open_cuda(plan, device), device
