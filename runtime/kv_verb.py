@@ -54,7 +54,7 @@ def _verify(place: Path, cfg: KvConfig) -> int:
         for line in segment.damaged:
             print(f"  {line}")
     pages = sum(segment.pages for segment in report.segments)
-    verdict = f"{len(damaged)} are damaged; what is damaged is computed again when it is needed" if damaged else "none is damaged"
+    verdict = f"{len(damaged)} damaged; what is damaged is computed again when it is needed" if damaged else "none damaged"
     document = {
         "dir": str(place),
         "pages": pages,
@@ -63,7 +63,7 @@ def _verify(place: Path, cfg: KvConfig) -> int:
         "damaged": [_document(segment) for segment in damaged],
         "index_problem": report.index_problem,
     }
-    say(f"{place}: {pages} sound pages in {len(report.segments)} segments, of which {verdict}", document)
+    say(f"{place}: sound pages {pages}, segments {len(report.segments)}, {verdict}", document)
     return report.exit_status
 
 
