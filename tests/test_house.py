@@ -10,6 +10,9 @@ import pytest
 
 from tests.cli import ROOT
 
+LAYERS = ("policy", "moe", "predict", "rules", "solver", "learn")
+"""Packages of the planner from the bottom up: what is kept when, what that costs, what may be, what is best, what runs taught."""
+
 
 def imported(path: Path) -> Iterator[str]:
     """The modules that ``path`` imports anywhere, inside functions too."""
@@ -24,3 +27,11 @@ def imported(path: Path) -> Iterator[str]:
 def test_a_wing_does_not_import_what_stands_on_it(wing: str, never: tuple[str, ...]) -> None:
     found = {path: name for path in (ROOT / wing).rglob("*.py") for name in imported(path) if name.partition(".")[0] in never}
     assert {str(path.relative_to(ROOT)): name for path, name in found.items()} == {}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_of_the_planner_imports_none_above_it(layer: str) -> None:
+    above = {*LAYERS[LAYERS.index(layer) + 1 :], "command", "verbs", "render", "explain", "simulate"}
+    found = [(path.name, name) for path in (ROOT / "planner" / layer).rglob("*.py") for name in imported(path)]
+    assert found
+    assert [(path, name) for path, name in found if name.startswith("planner.") and name.split(".")[1] in above] == []

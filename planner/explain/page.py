@@ -10,8 +10,8 @@ from planner.explain.table import EXPLAINED, SIMPLE, seconds_more, signed, stand
 from planner.predict.step import KINDS, lanes
 from planner.predict.tiers import Fill, fills
 from planner.render.stages import STAGES
+from planner.render.svg import COLOURS, change_picture, lack_picture, look_of, look_of_item, step_picture, tiers_picture
 from planner.solver.impossible import Impossible, shown_gb
-from planner.svg import COLOURS, change_picture, lack_picture, look_of, look_of_item, step_picture, tiers_picture
 from planner.units import show_bytes, show_seconds
 
 STYLE = """

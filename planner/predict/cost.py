@@ -9,11 +9,11 @@ from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.moe.experts import kept_in_all
 from planner.moe.misses import misses, visit
-from planner.moe.routed import routed_s
 from planner.placement import place
 from planner.predict.contention import contention
 from planner.predict.memory import dram_use, ssd_use, used_bytes, vram_use
 from planner.predict.reuse import expected
+from planner.predict.routed import routed_s
 from planner.predict.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, ssd_gbps, table_is_far
 from planner.units import GB
 from planner.workload import Objective, Workload

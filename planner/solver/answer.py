@@ -20,7 +20,7 @@ from planner.decisions import (
     VramWeights,
     WeightDecisions,
 )
-from planner.moe.foresight import expert_prefetch
+from planner.predict.foresight import expert_prefetch
 from planner.predict.memory import kept_file_bytes
 from planner.rules.limits import LIMITS
 from planner.solver.formulation import Formulation

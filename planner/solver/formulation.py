@@ -13,7 +13,6 @@ from itertools import product
 import pulp
 
 from planner.decisions import CachePolicy, Tier
-from planner.moe.terms import ExpertTerms
 from planner.placement import head_block_bytes, head_blocks, ring_classes
 from planner.predict.contention import contention
 from planner.predict.cost import objective_weights
@@ -21,6 +20,7 @@ from planner.predict.memory import OVERHEADS, dram_workspace_bytes, ssd_in_place
 from planner.predict.reuse import kept_set
 from planner.predict.stages import decode_compute_s, earlier_kv, kv_fill, lookup_s, prompt_fill
 from planner.rules.limits import LIMITS
+from planner.solver.expert_terms import ExpertTerms
 from planner.solver.kept_terms import KeptTerms
 from planner.solver.kv_terms import KvTerms
 from planner.solver.linear import GB_IN_MB, MB, LinearProgram

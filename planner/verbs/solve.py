@@ -13,15 +13,15 @@ from planner.errors import UserError
 from planner.force import Force
 from planner.learn.learned import with_calibration
 from planner.learn.simple import Choice, choose, doubt
-from planner.moe.notes import expert_notes
-from planner.moe.traced_hits import with_hits
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.predict.cost import predict
-from planner.predict.reuse_notes import reuse_notes
 from planner.render.console import make_console
 from planner.render.plan import print_plan
 from planner.render.summary import summary
+from planner.replaying.traced_hits import with_hits
+from planner.solver.expert_notes import expert_notes
+from planner.solver.kept_notes import reuse_notes
 from planner.solver.problem import Question
 
 

@@ -16,14 +16,14 @@ from planner.model import Experts
 from planner.moe.experts import fewest_slots, kept_in_all, kept_slots
 from planner.moe.hits import default_hit_rates, flaw
 from planner.moe.misses import misses, visit
-from planner.moe.notes import expert_notes
-from planner.moe.routed import Routed
 from planner.plan import Plan
 from planner.predict.cost import load_s, predict
 from planner.predict.launches import issue_s
 from planner.predict.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
+from planner.predict.routed import Routed
 from planner.predict.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
 from planner.rules.check import broken_rules
+from planner.solver.expert_notes import expert_notes
 from planner.solver.menu import expert_chunk_bytes
 from planner.solver.program import search, solve
 from planner.units import align_up

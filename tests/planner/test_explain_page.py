@@ -12,10 +12,10 @@ import pytest
 from planner.explain.explanation import Explanation, explain
 from planner.explain.page import explanation_page, impossible_page
 from planner.predict.tiers import fills
+from planner.render.svg import change_picture, tiers_picture
 from planner.solver.impossible import explain_impossible
 from planner.solver.infeasible import Infeasible
 from planner.solver.problem import Question
-from planner.svg import change_picture, tiers_picture
 from planner.verbs.solve import answer
 from tests.planner.browser import ask, screenshot
 from tests.planner.small import GB, MB, machine, model, work

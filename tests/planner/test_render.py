@@ -12,8 +12,8 @@ from planner.force import Force
 from planner.hardware import SsdPoint
 from planner.plan import Plan
 from planner.predict.cost import predict
-from planner.predict.reuse_notes import reuse_notes
 from planner.render.plan import print_plan
+from planner.solver.kept_notes import reuse_notes
 from planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
 

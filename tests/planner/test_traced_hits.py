@@ -15,8 +15,8 @@ from planner.errors import UserError
 from planner.moe.cache import ExpertCache, Routing
 from planner.moe.hits import default_hit_rates, flaw
 from planner.moe.misses import SECOND_TIER
-from planner.moe.traced_hits import with_hits
 from planner.predict.cost import predict
+from planner.replaying.traced_hits import with_hits
 from planner.solver.program import solve
 from tests.planner.small import GB, machine, model, work
 from tests.planner.test_checkpoint import SHARED

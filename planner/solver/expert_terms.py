@@ -9,9 +9,9 @@ import pulp
 from planner.decisions import Tier
 from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
 from planner.moe.misses import SECOND_TIER, Visit, visit
-from planner.moe.routed import Routed
 from planner.predict.contention import Contention
 from planner.predict.memory import expert_dram_bytes, expert_vram_bytes
+from planner.predict.routed import Routed
 from planner.predict.stages import expert_copy_s
 from planner.solver.linear import MB, LinearProgram
 from planner.solver.menu import SsdChoice, expert_chunk_bytes

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from planner.decisions import Decisions, ExpertSlots
 from planner.model import Experts
 from planner.moe.experts import kept_in_all
-from planner.moe.foresight import foresight
 from planner.moe.hits import default_source
 from planner.moe.misses import visit
 from planner.plan import Plan
+from planner.predict.foresight import foresight
 from planner.units import show_bytes, show_seconds
 
 
