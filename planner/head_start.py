@@ -1,0 +1,49 @@
+"""What lies in the DRAM cache and in the VRAM ring when the first pass begins: the first batch need not wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.decisions import Decisions
+from planner.hardware import HardwareProfile
+from planner.model import ModelSpec
+from planner.placement import Placement, Unit, place
+from planner.policy import make_policy
+from planner.policy.turns import Turns
+from planner.stages import h2d_gbps, ssd_gbps
+from planner.units import GB
+
+
+@dataclass(frozen=True)
+class HeadStart:
+    """Seconds of the first pass's stages that loading has paid for. A pass in a stream of them finds its slots as full as it leaves them."""
+
+    ssd_s: float
+    """Layers of the cache's first fill that later passes read again."""
+    h2d_s: float
+    """Units that the ring has copied before compute begins."""
+
+
+def head_start(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> HeadStart:
+    """Of ``decisions`` once everything has loaded. Costs as much as the cache policy's first answer."""
+    gpu, weights = hardware.gpu, decisions.weights
+    placement = place(model, weights, gpu is not None)
+    held = set(make_policy(placement, wrap=True).preload()) & set(placement.ssd_layers)
+    read = sum(placement.layer_dram_bytes(layer) for layer in held)
+    ssd_s = read / GB / ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)
+    sizes = [placement.unit_bytes(unit) for unit in _copied_first(placement)] if gpu else []
+    return HeadStart(ssd_s, sum(n / GB / h2d_gbps(gpu, n, weights.h2d.chunk_bytes) for n in sizes))
+
+
+def _copied_first(placement: Placement) -> tuple[Unit, ...]:
+    """The units that fit the ring and its window before compute asks for any."""
+    units = placement.streamed_units
+    counts = {name: count for name, (count, _) in placement.ring_classes.items()}
+    turns = Turns([unit.ring_class for unit in units], counts, placement.weights.vram.prefetch_distance)
+    while units and turns.may_fetch():
+        turns.fetched += 1
+        number = turns.next_copy()
+        if number is None:
+            break
+        turns.copy(number)
+    return units[: turns.copied]
