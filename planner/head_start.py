@@ -16,29 +16,30 @@ from planner.units import GB
 
 @dataclass(frozen=True)
 class HeadStart:
-    """Seconds of the first pass's stages that loading has paid for. A pass in a stream of them finds its slots as full as it leaves them."""
+    """Seconds that loading has saved the first pass. A pass behind another one finds its slots as full as it leaves them."""
 
     ssd_s: float
-    """Layers of the cache's first fill that later passes read again."""
+    """What a later pass reads and the first one does not. Negative where a rolling window is filled with less than it will keep."""
     h2d_s: float
     """Units that the ring has copied before compute begins."""
 
 
 def head_start(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> HeadStart:
-    """Of ``decisions`` once everything has loaded. Costs as much as the cache policy's first answer."""
+    """Of ``decisions`` once everything has loaded."""
     gpu, weights = hardware.gpu, decisions.weights
     placement = place(model, weights, gpu is not None)
-    held = set(make_policy(placement, wrap=True).preload()) & set(placement.ssd_layers)
-    read = sum(placement.layer_dram_bytes(layer) for layer in held)
-    ssd_s = read / GB / ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)
+    held = set(make_policy(placement, wrap=True).preload())
+    first_bytes = sum(placement.layer_dram_bytes(layer) for layer in placement.dram_layers if layer not in held)
+    saved_bytes = placement.ssd_bytes_per_pass - first_bytes
+    ssd_s = saved_bytes / GB / ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)
     sizes = [placement.unit_bytes(unit) for unit in _copied_first(placement)] if gpu else []
     return HeadStart(ssd_s, sum(n / GB / h2d_gbps(gpu, n, weights.h2d.chunk_bytes) for n in sizes))
 
 
 def _copied_first(placement: Placement) -> tuple[Unit, ...]:
     """The units that fit the ring and its window before compute asks for any."""
-    units = placement.streamed_units
     counts = {name: count for name, (count, _) in placement.ring_classes.items()}
+    units = placement.streamed_units[: sum(counts.values())]
     turns = Turns([unit.ring_class for unit in units], counts, placement.weights.vram.prefetch_distance)
     while units and turns.may_fetch():
         turns.fetched += 1
