@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.contention import contention
 from planner.decisions import Decisions
 from planner.hardware import HardwareProfile
-from planner.head_start import head_start
+from planner.head_start import first_pass_bytes, head_start
 from planner.memory import dram_use, ssd_use, used_bytes, vram_use
 from planner.model import ModelSpec
 from planner.moe.experts import kept_in_all
@@ -131,11 +131,12 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
 
 def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, cached: float = 0.0) -> float:
     """Seconds from the imports' end to the first prefill, with a share ``cached`` of the weights in the page cache. Reading, page-locking,
-    which begins before the imports, and the first use of every kernel overlap. Experts are read that a slot keeps."""
-    loaded = model.weight_bytes - place(model, decisions.weights, hardware.gpu is not None).ssd_bytes_per_pass
+    which begins before the imports, and the first use of every kernel overlap. Of experts those are read that DRAM keeps, from where VRAM's
+    slots are filled, too; where it keeps none, those of VRAM."""
+    loaded = model.weight_bytes - first_pass_bytes(place(model, decisions.weights, hardware.gpu is not None))
     if model.experts and decisions.experts:
-        kept = sum(kept_in_all(model.experts, slots) for slots in (decisions.experts.vram_slots, decisions.experts.dram_slots))
-        loaded -= max(0, model.experts.units - kept) * model.experts.expert_bytes
+        kept = kept_in_all(model.experts, decisions.experts.dram_slots or decisions.experts.vram_slots)
+        loaded -= (model.experts.units - kept) * model.experts.expert_bytes
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
     pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - FIXED.imports_s)

@@ -28,12 +28,16 @@ def head_start(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions
     """Of ``decisions`` once everything has loaded."""
     gpu, weights = hardware.gpu, decisions.weights
     placement = place(model, weights, gpu is not None)
-    held = set(make_policy(placement, wrap=True).preload())
-    first_bytes = sum(placement.layer_dram_bytes(layer) for layer in placement.dram_layers if layer not in held)
-    saved_bytes = placement.ssd_bytes_per_pass - first_bytes
+    saved_bytes = placement.ssd_bytes_per_pass - first_pass_bytes(placement)
     ssd_s = saved_bytes / GB / ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)
     sizes = [placement.unit_bytes(unit) for unit in _copied_first(placement)] if gpu else []
     return HeadStart(ssd_s, sum(n / GB / h2d_gbps(gpu, n, weights.h2d.chunk_bytes) for n in sizes))
+
+
+def first_pass_bytes(placement: Placement) -> int:
+    """Of weights that the first pass reads from the SSD: all that pass through DRAM but the cache's first fill."""
+    held = set(make_policy(placement, wrap=True).preload())
+    return sum(placement.layer_dram_bytes(layer) for layer in placement.dram_layers if layer not in held)
 
 
 def _copied_first(placement: Placement) -> tuple[Unit, ...]:
