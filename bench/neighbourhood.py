@@ -54,6 +54,15 @@ class Point:
         return self.plan and self.plan.predicted.decode_s_per_token * self.waves
 
     @property
+    def predicted_prefill_s(self) -> float | None:
+        """Of a first batch, as each run of a point has one."""
+        if self.plan is None:
+            return None
+        plan = self.plan
+        first = replace(plan.workload, requests=plan.decisions.batch)
+        return predict(plan.hardware, plan.model, first, plan.decisions).ttft_s * self.waves
+
+    @property
     def measured_s(self) -> float | None:
         return median(self.steps_s) if self.steps_s else None
 

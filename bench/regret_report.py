@@ -69,7 +69,6 @@ def _ranked(points: Sequence[Point]) -> float | None:
 
 
 def _row(point: Point) -> dict[str, Any]:
-    prefill_s = point.plan and point.plan.predicted.prefill_s * point.waves
     row = {
         "budget": point.regime,
         "name": point.name,
@@ -79,7 +78,7 @@ def _row(point: Point) -> dict[str, Any]:
         "predicted_over_measured": point.predicted_s / point.measured_s if point.steps_s else None,
         "steps_s": point.steps_s,
         "finals_s": point.finals_s,
-        "predicted_prefill_s": prefill_s,
+        "predicted_prefill_s": point.predicted_prefill_s,
         "prefills_s": point.prefills_s,
     }
     return row if point.error is None else row | {"error": point.error}

@@ -113,6 +113,15 @@ def test_equal_ranks_share_their_mean_and_one_value_has_no_correlation() -> None
     assert correlation([1, 1], [1, 2]) is None
 
 
+def test_a_prefill_is_predicted_as_that_of_a_first_batch_in_as_many_batches_as_a_point_takes(plan: Plan) -> None:
+    batch = plan.decisions.batch
+    many = replace(plan, workload=replace(plan.workload, requests=3 * batch))
+    (one,), (three,) = points(plan)[:1], [Point("here", OURS, many)]
+    assert three.waves == 3 and one.predicted_prefill_s == plan.predicted.ttft_s
+    assert three.predicted_prefill_s == pytest.approx(3 * one.predicted_prefill_s)
+    assert Point("here", OURS, None).predicted_prefill_s is None
+
+
 def test_a_regime_has_a_name_or_is_called_by_its_budgets() -> None:
     assert Regime.parse("mixed@2GiB:3GiB") == Regime("mixed", "2GiB", "3GiB")
     assert Regime.parse(":400MB") == Regime(":400MB", "", "400MB")

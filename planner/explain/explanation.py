@@ -145,7 +145,7 @@ def _gain_text(margin: Margin) -> str:
         rates = f"{1 / base.token_s:.3g} to {1 / more.token_s:.3g} tokens/s"
         said.append(f"a token from {show_seconds(base.token_s)} to {show_seconds(more.token_s)}, {rates}")
     if more.prefill_s < base.prefill_s * (1 - NOTICEABLE):
-        said.append(f"the first token from {show_seconds(base.prefill_s)} to {show_seconds(more.prefill_s)}")
+        said.append(f"a prefill from {show_seconds(base.prefill_s)} to {show_seconds(more.prefill_s)}")
     batch = f" with batch {more.batch}" if more.batch != base.batch else ""
     return f"takes {' and '.join(said) or 'off what is left'}{batch} ({margin.gain:.1%} of the work's time)"
 

@@ -99,7 +99,7 @@ def impossible_page(impossible: Impossible) -> str:
             )) for s in impossible.shortages
         ], (1, 2, 3)),
         "<h2>What would fit, the cheapest first</h2>",
-        _table(("", "a token", "first token"), [
+        _table(("", "a token", "prefill"), [
             ("", (r.change, *(("-", "-") if r.found is None else (show_seconds(r.found.token_s), show_seconds(r.found.prefill_s)))))
             for r in impossible.remedies
         ], (1, 2)),

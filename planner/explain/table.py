@@ -129,7 +129,7 @@ def print_impossible(impossible: Impossible, console: Console) -> None:
         table.add_row(row.tier.upper(), show_bytes(row.capacity_bytes), lacks, alone, style="bold yellow" if row.together_bytes else "")
     console.print(table)
     console.print()
-    table = _table("What would fit, the cheapest first", "", "a token", "first token")
+    table = _table("What would fit, the cheapest first", "", "a token", "prefill")
     for remedy in impossible.remedies:
         found = remedy.found
         table.add_row(remedy.change, *(("-", "-") if found is None else (show_seconds(found.token_s), show_seconds(found.prefill_s))))

@@ -11,6 +11,7 @@ from planner.moe.experts import kept_in_all
 from planner.moe.misses import misses, visit
 from planner.placement import place
 from planner.predict.contention import contention
+from planner.predict.head_start import first_pass_bytes, head_start
 from planner.predict.memory import dram_use, ssd_use, used_bytes, vram_use
 from planner.predict.reuse import expected
 from planner.predict.routed import routed_s
@@ -29,7 +30,9 @@ class Prediction:
     """From the imports' end to the first request: filling the residents of every tier, page-locking, loading kernels. The page cache is
     taken to be cold; a run, which can look, predicts this figure anew."""
     ttft_s: float
+    """Mean over the workload's batches, of which the first finds slots full (``HeadStart``)."""
     prefill_s: float
+    """Of a batch behind another one."""
     decode_s_per_token: float
     """One decode step: a token for each sequence of the batch."""
     decode_tokens_per_s: float
@@ -68,8 +71,13 @@ def objective_weights(workload: Workload, batch: int) -> tuple[float, float]:
         return 1.0, FIXED.ttft_decode_weight * workload.new_tokens
     if workload.objective is Objective.throughput:
         return workload.requests / batch, workload.requests / batch * workload.new_tokens
-    waves = -(-workload.requests // batch)
-    return waves, waves * workload.new_tokens
+    batches = waves(workload, batch)
+    return batches, batches * workload.new_tokens
+
+
+def waves(workload: Workload, batch: int) -> int:
+    """Batches that serve every request, one after the other."""
+    return -(-workload.requests // batch)
 
 
 def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
@@ -91,6 +99,8 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     streamed_s = moved.weights_h2d_s + fill * moved.kv_h2d_s
     routed = routed_s(hardware, model, decisions.batch, decode[Stage.compute], streamed_s, missed, moved)
     prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, *decode.values()) + hardware.pass_s
+    ahead = head_start(hardware, model, decisions)
+    first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
     expert_bytes, visited = 0, 1.0
     if model.experts:
         expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
@@ -98,7 +108,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     dram = used_bytes(dram_use(hardware, model, workload, decisions))
     return Prediction(
         load_s=load_s(hardware, model, workload, decisions),
-        ttft_s=prefill_s,
+        ttft_s=prefill_s - (prefill_s - first_s) / waves(workload, decisions.batch),
         prefill_s=prefill_s,
         decode_s_per_token=decode_s,
         decode_tokens_per_s=decisions.batch / decode_s,
@@ -121,11 +131,12 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
 
 def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, cached: float = 0.0) -> float:
     """Seconds from the imports' end to the first prefill, with a share ``cached`` of the weights in the page cache. Reading, page-locking,
-    which begins before the imports, and the first use of every kernel overlap. Experts are read that a slot keeps."""
-    loaded = model.weight_bytes - place(model, decisions.weights, hardware.gpu is not None).ssd_bytes_per_pass
+    which begins before the imports, and the first use of every kernel overlap. Of experts those are read that DRAM keeps, from where VRAM's
+    slots are filled, too; where it keeps none, those of VRAM."""
+    loaded = model.weight_bytes - first_pass_bytes(place(model, decisions.weights, hardware.gpu is not None))
     if model.experts and decisions.experts:
-        kept = sum(kept_in_all(model.experts, slots) for slots in (decisions.experts.vram_slots, decisions.experts.dram_slots))
-        loaded -= max(0, model.experts.units - kept) * model.experts.expert_bytes
+        kept = kept_in_all(model.experts, decisions.experts.dram_slots or decisions.experts.vram_slots)
+        loaded -= (model.experts.units - kept) * model.experts.expert_bytes
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
     pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - FIXED.imports_s)

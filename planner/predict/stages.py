@@ -250,6 +250,17 @@ class Prefill:
 
     def stages(self, start: int = 0) -> dict[Stage, float]:
         """Seconds of each stage when the prompts' first ``start`` tokens need not be computed."""
+        return self._stages(start, 0.0, 0.0)
+
+    def seconds(self, start: int = 0) -> float:
+        """Of the slowest stage, and of what no stage explains in each pass."""
+        return max(self.stages(start).values()) + self._passes_s(start)
+
+    def first_seconds(self, start: int, ssd_s: float, h2d_s: float) -> float:
+        """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins."""
+        return max(self._stages(start, ssd_s, h2d_s).values()) + self._passes_s(start)
+
+    def _stages(self, start: int, less_ssd_s: float, less_h2d_s: float) -> dict[Stage, float]:
         h, model, work, moved = self.hardware, self.model, self.workload, self.traffic
         batch, chunk = self.decisions.batch, self.decisions.prefill_chunk_tokens
         passes = prefill_passes(work, chunk, start)
@@ -259,17 +270,14 @@ class Prefill:
         if table_is_far(h, self.decisions):
             compute_s += lookup_s(model, batch * (work.prompt_tokens - start), passes)
         ssd_s = passes * moved.pass_ssd_s(missed) + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s
-        ssd_s, h2d_s = contention(h).finish(ssd_s, passes * moved.pass_h2d_s(missed) + earlier * moved.kv_h2d_s)
+        h2d_s = passes * moved.pass_h2d_s(missed) + earlier * moved.kv_h2d_s
+        ssd_s, h2d_s = contention(h).finish(ssd_s - less_ssd_s, h2d_s - less_h2d_s)
         return {
             Stage.ssd: ssd_s,
             Stage.h2d: h2d_s,
             Stage.d2h: prompt_fill(work) * moved.kv_d2h_s,
             Stage.compute: compute_s,
         }
-
-    def seconds(self, start: int = 0) -> float:
-        """Of the slowest stage, and of what no stage explains in each pass."""
-        return max(self.stages(start).values()) + self._passes_s(start)
 
     def _passes_s(self, start: int) -> float:
         return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -156,7 +156,7 @@ def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path,
             target, note = _read_target(directory, targets, files, found)
             cursor = Cursor(target)
             buffers = Buffers(max(shares.ssd_depths), max(shares.ssd_blocks), arena.buffer if arena else None)
-            together_s = shares.together_s if gpu else 0.0
+            together_s = shares.together_s + 2 * shares.sample_s if gpu else 0.0
             sample = read_sampler(target, cursor, buffers, shares.sample_s)
             end = time.monotonic() + max(shares.read_least_s, meter.left_s - together_s)
             samples = sweep(shares.ssd_blocks, shares.ssd_depths, sample, shares.sample_s, lambda: end - time.monotonic(), meter.tick)
@@ -165,11 +165,13 @@ def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path,
                 f"{target.how}, preadv by a thread for each read in flight, from {show_bytes(target.nbytes)} of {target.what}, "
                 f"cache dropped, median of {min(counts)} to {max(counts)} samples of {shares.sample_s} s{note}"
             )
-            yield Figure("ssd.read", table(samples), how)
+            rows = table(samples)
+            yield Figure("ssd.read", rows, how)
             if gpu:
                 meter.say("H2D and SSD reads at once")
-                load = ReadLoad(target, cursor, buffers, *best_point(samples))
-                found.attempt(_BESIDE, lambda: _together(gpu, arena, load, together_s))
+                best = best_point(samples)
+                load, peak_gbps = ReadLoad(target, cursor, buffers, *best), max(rate for *_, rate in rows)
+                found.attempt(_BESIDE, lambda: _together(gpu, arena, load, shares.together_s, lambda: sample(*best), peak_gbps))
 
         meter.say("SSD: write")
         found.attempt(("ssd.write_gbps",), write)
@@ -189,17 +191,23 @@ def _read_target(directory: Path, targets: list[Target], files: ExitStack, found
         raise CannotMeasure(f"{why}; {error}") from error
 
 
-def _together(gpu: Gpu, arena: Arena | None, load: ReadLoad, seconds: float) -> Iterator[Figure]:
+def _together(
+    gpu: Gpu, arena: Arena | None, load: ReadLoad, seconds: float, alone: Callable[[], float], peak_gbps: float
+) -> Iterator[Figure]:
+    """Copies beside reads, and reads beside copies as the share of what ``alone`` reads right before and after, of ``peak_gbps``: a shared
+    drive's rate moves by more from one sample to another than copies take from it, and the peak is the luckiest of many."""
     if arena is None:
         raise CannotMeasure("no DRAM mapping to measure on")
+    before_gbps = alone()
     with load:
         h2d, start, end = gpu.feeding(arena, seconds, load.going)
-    ssd = load.gbps_within(start, end)
+    ssd, alone_gbps = load.gbps_within(start, end), (before_gbps + alone()) / 2
     how = f"copies of {show_bytes(BUSY_CHUNK)} queued without a gap and reads of {load.how}, all over {show_bytes(arena.nbytes)} of DRAM"
     yield Figure(_BESIDE[0], h2d, f"{how}, while {ssd:.2f} GB/s came from the SSD")
     if not ssd:
         raise CannotMeasure(f"no read ended within {seconds} s of copies")
-    yield Figure(_BESIDE[1], ssd, f"{how}, while {h2d:.2f} GB/s went to the device")
+    share = f"{ssd:.2f} GB/s, of {alone_gbps:.2f} alone right before and after, in shares of the read table's {peak_gbps:.2f}"
+    yield Figure(_BESIDE[1], ssd / alone_gbps * peak_gbps, f"{how}, while {h2d:.2f} GB/s went to the device: {share}")
 
 
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:

@@ -212,6 +212,17 @@ def test_kv_that_spills_is_read_every_step():
     assert predicted.prefill_stages["d2h"] > 0
 
 
+def test_loading_fills_the_slots_that_layers_pass_through() -> None:
+    hardware, m = machine(vram=0, dram=1500 * MB), model(12)
+    decisions, cold = planned(hardware, m, work())
+    ssd = decisions.weights.ssd
+    placement, rate = place(m, decisions.weights, False), ssd_gbps(hardware, ssd.block_bytes, ssd.queue_depth) * GB
+    passing = decisions.weights.dram.hwm_layers - decisions.weights.dram.resident_layers
+    read = m.weight_bytes - placement.ssd_bytes_per_pass + passing * placement.dram_slot_bytes
+    assert placement.ssd_layers and passing > 0
+    assert cold.load_s == pytest.approx(read / rate)
+
+
 def test_loading_reads_at_the_rate_of_where_the_weights_lie():
     hardware, m = machine(vram=0), model(12)
     decisions, cold = planned(hardware, m, work())

@@ -132,6 +132,15 @@ class TestSlots:
         rate = ssd_gbps(hardware, made.weights.ssd.block_bytes, made.weights.ssd.queue_depth) * GB
         assert load_s(hardware, m, work(), made) - load_s(hardware, m, work(), fewer) == pytest.approx(10 * 15 * MB / rate)
 
+    def test_slots_on_a_card_are_filled_from_the_experts_that_dram_reads(self):
+        m, hardware = moe(), machine(vram=GB, dram=2 * GB, ssd_read=(SsdPoint(2**22, 4, 0.5),))
+        made = solve(hardware, m, work())
+        rate = ssd_gbps(hardware, made.weights.ssd.block_bytes, made.weights.ssd.queue_depth) * GB
+        few, more, most = (load_s(hardware, m, work(), with_slots(made, *slots)) for slots in ((10, 20), (15, 20), (15, 30)))
+        assert few == more and most - more == pytest.approx(10 * 15 * MB / rate)
+        none = load_s(hardware, m, work(), with_slots(made, m.experts.units, 0))
+        assert none == pytest.approx(load_s(hardware, m, work(), with_slots(made, 10, m.experts.units))), "DRAM keeps none: VRAM's own"
+
 
 class TestTime:
     def test_a_step_at_batch_one_computes_and_then_waits_for_what_it_misses(self):

@@ -216,7 +216,7 @@ def test_where_the_host_launches_too_slowly_no_resource_helps_and_that_is_said()
 
 def test_the_advice_names_both_phases_where_both_gain() -> None:
     found = explain(replace(SSD_BOUND, workload=work(objective=Objective.ttft)), None, 0.1)
-    assert "takes a token from" in advice(found) and "the first token from" in advice(found)
+    assert "takes a token from" in advice(found) and "a prefill from" in advice(found)
     assert "of the work's time" in advice(found)
 
 
@@ -224,7 +224,7 @@ def test_the_advice_is_silent_about_a_phase_that_gains_nothing() -> None:
     slow = machine(gpu=replace(machine().gpu, dense_tflops=5.0, attention_tflops=5.0))
     found = explain(Question(slow, model(8), work(prompt_tokens=4096, new_tokens=8)), None, 0.1)
     assert found.best_buy and found.best_buy.resource.key == "matrices"
-    assert "takes the first token from" in advice(found) and "tokens/s" not in advice(found).partition(";")[0]
+    assert "takes a prefill from" in advice(found) and "tokens/s" not in advice(found).partition(";")[0]
 
 
 def test_the_plan_of_the_program_is_within_half_a_percent_and_was_not_changed(explained: Explanation) -> None:

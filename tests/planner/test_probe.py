@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -118,12 +119,12 @@ class Card:
         return 40.0, start, end
 
 
-def beside_each_other(disk, arena, seconds=0.1):
+def beside_each_other(disk, arena, seconds=0.1, alone=lambda: 4.0, peak_gbps=4.0):
     with scratch.scratch_file(disk) as (fd, direct):
         target, _ = ssd.fill_scratch(fd, direct, 8 * MIB, 5.0, "scratch")
         load = ssd.ReadLoad(target, scratch.Cursor(target), ssd.Buffers(2, MIB, arena.buffer), MIB, 2)
         found = Findings("2026-11-21")
-        found.attempt(measure._BESIDE, lambda: measure._together(Card(), arena, load, seconds))
+        found.attempt(measure._BESIDE, lambda: measure._together(Card(), arena, load, seconds, alone, peak_gbps))
     return found
 
 
@@ -139,6 +140,17 @@ def test_reads_and_copies_at_once_are_two_figures_each_with_the_other_in_its_ori
     none = beside_each_other(disk, arena, 0.0)
     assert none.number("gpu.h2d_while_ssd_gbps") == 40.0 and none.number("gpu.ssd_while_h2d_gbps") == 0
     assert unmeasured(none.origin) == {"gpu.ssd_while_h2d_gbps": "no read ended within 0.0 s of copies"}
+    arena.close(Lock("", lambda *_: None, lambda *_: None))
+
+
+def test_a_drive_that_was_luckier_in_the_table_than_now_loses_nothing_to_copies_for_it(disk):
+    arena = Arena(64 * MIB, 2)
+    arena.fault_in()
+    rates = iter((3.0, 5.0))
+    found = beside_each_other(disk, arena, alone=lambda: next(rates), peak_gbps=8.0)
+    seen = float(re.search(r"while ([\d.]+) GB/s came", found.origin["gpu.h2d_while_ssd_gbps"])[1])
+    assert found.number("gpu.ssd_while_h2d_gbps") == pytest.approx(2 * seen, rel=0.02, abs=0.02), "twice the drive of now, in shares"
+    assert "of 4.00 alone right before and after, in shares of the read table's 8.00" in found.origin["gpu.ssd_while_h2d_gbps"]
     arena.close(Lock("", lambda *_: None, lambda *_: None))
 
 

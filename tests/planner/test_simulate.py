@@ -19,6 +19,7 @@ from planner.plan import Plan
 from planner.planfile import read_plan, write_plan
 from planner.predict.contention import Contention
 from planner.predict.cost import predict
+from planner.predict.head_start import head_start
 from planner.predict.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
 from planner.rules.check import broken_rules
 from planner.simulate.act import Acted, Options, Simulation
@@ -100,6 +101,27 @@ def test_a_simulation_moves_the_bytes_of_the_closed_form_and_is_no_faster_than_a
 def test_where_one_stage_binds_the_seconds_are_those_of_the_closed_form(case: str) -> None:
     plan = planned(case)
     assert Told(acted(plan)).figures["decode_s_per_token"] == pytest.approx(plan.predicted.decode_s_per_token, rel=0.05)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("rolls", "several batches")])
+def test_the_first_token_is_predicted_as_it_is_acted_out_with_slots_that_are_full(case: str) -> None:
+    plan = planned(case)
+    assert Told(acted(plan)).figures["ttft_s"] == pytest.approx(plan.predicted.ttft_s, rel=0.05)
+
+
+def test_what_lies_in_slots_is_saved_by_the_first_batch_alone() -> None:
+    plan = planned("streams from the SSD")
+    two = predict(plan.hardware, plan.model, replace(plan.workload, requests=2 * plan.decisions.batch), plan.decisions)
+    assert plan.predicted.ttft_s < 0.9 * plan.predicted.prefill_s
+    assert two.ttft_s == pytest.approx((plan.predicted.ttft_s + plan.predicted.prefill_s) / 2)
+    assert two.prefill_s == plan.predicted.prefill_s and two.decode_s_per_token == plan.predicted.decode_s_per_token
+
+
+def test_a_window_that_is_filled_with_less_than_it_keeps_is_filled_by_the_first_pass() -> None:
+    plan = planned("rolls")
+    assert not plan.placement.ssd_layers
+    assert head_start(plan.hardware, plan.model, plan.decisions).ssd_s < 0
+    assert plan.predicted.prefill_s < plan.predicted.ttft_s <= Told(acted(plan)).figures["ttft_s"]
 
 
 @pytest.mark.parametrize("case", CASES)
