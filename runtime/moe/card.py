@@ -203,7 +203,8 @@ class CardExperts:
             let_go = self._cache.settle(layer, expert)
             if let_go is not None:
                 self._cache.give_back(let_go)
-                self._cond.notify_all()
+                if self._wanted:
+                    self._cond.notify_all()
 
     def _take(self, layer: int, expert: int) -> int:
         with self._cond:
@@ -225,8 +226,9 @@ class CardExperts:
         with self._cond:
             with self.stats.deciding():
                 after, wanted = self._cache.coming(layer, touched, self._prefetch)
-            self._wanted.extend((after, expert) for expert in wanted)
-            self._cond.notify_all()
+            if wanted:
+                self._wanted.extend((after, expert) for expert in wanted)
+                self._cond.notify_all()
 
     def _drive(self) -> None:
         """Queue chunk after chunk of what is wanted ahead, ``in_flight`` at most."""
