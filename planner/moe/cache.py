@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,7 @@ class Routing:
         return list(dict.fromkeys(self.chosen.ravel().tolist()))
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(NamedTuple):
     """What a layer's visit finds. ``hits`` must be settled in their order: what is kept may have to go for what passes, once it was used.
     ``dropped`` are the slots of experts that were fetched ahead for it in vain."""
 
@@ -69,7 +69,13 @@ class ExpertCache:
         self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._free = deque(range(slots))
         self._whole = sum(quotas.values()) == slots
+        self._vacant = sum(quotas.values())
         self._worth: list[float] = []
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing comes or goes any more: what has a slot here is kept in it."""
+        return self._whole and not self._vacant
 
     @property
     def free(self) -> int:
@@ -84,10 +90,12 @@ class ExpertCache:
     def find(self, layer: int, wanted: Sequence[int]) -> Visit:
         """``layer`` is about to use experts, ``wanted`` of them from this tier."""
         kept, passing = self._kept[layer], self._passing[layer]
-        vain = [expert for expert in passing if expert not in wanted]
-        dropped = tuple(passing.pop(expert) for expert in vain)
-        hits = (*(e for e in wanted if e in kept), *(e for e in wanted if e in passing))
-        return Visit(hits, tuple(e for e in wanted if e not in kept and e not in passing), dropped)
+        hits, rest = [e for e in wanted if e in kept], [e for e in wanted if e not in kept]
+        if not passing:
+            return Visit(tuple(hits), tuple(rest), ())
+        dropped = [passing.pop(expert) for expert in [*passing] if expert not in rest]
+        hits += [e for e in rest if e in passing]
+        return Visit(tuple(hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
 
     def judge(self, layer: int, routing: Routing) -> None:
         """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
@@ -111,6 +119,7 @@ class ExpertCache:
         """A slot for ``expert`` before the first visit, if its layer still has one of its own."""
         if len(self._kept[layer]) >= self._quotas[layer]:
             return None
+        self._vacant -= 1
         slot = self._kept[layer][expert] = self._free.popleft()
         return slot
 
@@ -126,6 +135,7 @@ class ExpertCache:
             slot = kept.pop(least)
             kept[expert] = passing.pop(expert)
             return slot
+        self._vacant -= 1
         kept[expert] = passing.pop(expert)
         return None
 
