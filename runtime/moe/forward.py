@@ -44,7 +44,8 @@ class LayerExperts:
     """One layer's experts as its module calls them.
 
     Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, then the same weighted, and for the largest
-    expert its rows gathered, their gate and up, and the product. Reads the routing back once a visit, which waits for the router.
+    expert its rows gathered, their gate and up, and the product. Reads the routing back once a visit, which waits for the router; scores of
+    the layer ahead come by the same wait.
     """
 
     def __init__(self, module: nn.Module, layer: int, source: ExpertSource):
@@ -64,9 +65,10 @@ class LayerExperts:
         if self._watcher is not None:
             self._watcher.routed(self._layer, hidden, index, weights)
         ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
+        scores = None if ahead is None else ahead.mean(0).to("cpu", non_blocking=True)  # there when the choice is
         order = torch.sort(index.reshape(-1)).indices if tokens > 1 else None
         chosen = index.cpu().numpy()
-        routing = Routing(chosen, tokens != self.sequences, None if ahead is None else ahead.mean(0).cpu().numpy())
+        routing = Routing(chosen, tokens != self.sequences, None if scores is None else scores.numpy())
         out = self._each(hidden, weights, routing) if order is None else self._grouped(hidden, order, weights, routing)
         return out.to(hidden.dtype)
 
