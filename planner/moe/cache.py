@@ -129,8 +129,9 @@ class ExpertCache:
         if expert in kept:
             return None
         if len(kept) >= self._quotas[layer]:
-            least = self._least(layer, expert)
-            if self._worth_of(layer, least) >= self._worth_of(layer, expert):
+            worth = self._worth_in(layer)
+            least = self._least(layer, worth, expert)
+            if worth[least] >= worth[expert]:
                 return passing.pop(expert)
             slot = kept.pop(least)
             kept[expert] = passing.pop(expert)
@@ -139,16 +140,17 @@ class ExpertCache:
         kept[expert] = passing.pop(expert)
         return None
 
-    def _least(self, layer: int, otherwise: int) -> int:
+    def _least(self, layer: int, worth: Sequence[float], otherwise: int) -> int:
         """Of those that are kept, the one of least worth; of equals the one with the highest number."""
-        return min(self._kept[layer], key=lambda e: (self._worth_of(layer, e), -e), default=otherwise)
+        return min(self._kept[layer], key=lambda e: (worth[e], -e), default=otherwise)
 
-    def _worth_of(self, layer: int, expert: int) -> float:
+    def _worth_in(self, layer: int) -> Sequence[float]:
+        """Of every expert of the layer visited last, beside what the tier above keeps."""
         above = self._above
-        if above is None or expert not in above._kept[layer]:
-            return self._worth[expert]
-        spare = self._quotas[layer] > above._quotas[layer] > 1 and above._least(layer, expert) == expert
-        return self._worth[expert] if spare else -np.inf
+        if above is None:
+            return self._worth
+        spare = above._least(layer, above._worth, -1) if self._quotas[layer] > above._quotas[layer] > 1 else -1
+        return [-np.inf if e in above._kept[layer] and e != spare else worth for e, worth in enumerate(self._worth)]
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""
