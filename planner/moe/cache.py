@@ -167,9 +167,9 @@ class ExpertCache:
         held = self._held(after) | (self._above._held(after) if self._above else set())
         if touched >= DENSE * self._count:
             return after, [e for e in range(self._count) if e not in held]
-        odds = self._policy.foresee(self._place[after])
-        likeliest = np.argsort(-odds, kind="stable")[: most + len(held)].tolist()
-        return after, [e for e in likeliest if e not in held and odds[e] >= LIKELY][:most]
+        odds = self._policy.foresee(self._place[after]).tolist()
+        likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and e not in held]
+        return after, sorted(likely, key=lambda e: -odds[e])[:most]
 
     def _held(self, layer: int) -> set[int]:
         return {*self._kept[layer], *self._passing[layer]}
