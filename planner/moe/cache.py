@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,7 @@ class Routing:
         return list(dict.fromkeys(self.chosen.ravel().tolist()))
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(NamedTuple):
     """What a layer's visit finds. ``hits`` must be settled in their order: what is kept may have to go for what passes, once it was used.
     ``dropped`` are the slots of experts that were fetched ahead for it in vain."""
 
@@ -69,7 +69,13 @@ class ExpertCache:
         self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._free = deque(range(slots))
         self._whole = sum(quotas.values()) == slots
+        self._vacant = sum(quotas.values())
         self._worth: list[float] = []
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing comes or goes any more: what has a slot here is kept in it."""
+        return self._whole and not self._vacant
 
     @property
     def free(self) -> int:
@@ -84,10 +90,12 @@ class ExpertCache:
     def find(self, layer: int, wanted: Sequence[int]) -> Visit:
         """``layer`` is about to use experts, ``wanted`` of them from this tier."""
         kept, passing = self._kept[layer], self._passing[layer]
-        vain = [expert for expert in passing if expert not in wanted]
-        dropped = tuple(passing.pop(expert) for expert in vain)
-        hits = (*(e for e in wanted if e in kept), *(e for e in wanted if e in passing))
-        return Visit(hits, tuple(e for e in wanted if e not in kept and e not in passing), dropped)
+        hits, rest = [e for e in wanted if e in kept], [e for e in wanted if e not in kept]
+        if not passing:
+            return Visit(tuple(hits), tuple(rest), ())
+        dropped = [passing.pop(expert) for expert in [*passing] if expert not in rest]
+        hits += [e for e in rest if e in passing]
+        return Visit(tuple(hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
 
     def judge(self, layer: int, routing: Routing) -> None:
         """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
@@ -111,6 +119,7 @@ class ExpertCache:
         """A slot for ``expert`` before the first visit, if its layer still has one of its own."""
         if len(self._kept[layer]) >= self._quotas[layer]:
             return None
+        self._vacant -= 1
         slot = self._kept[layer][expert] = self._free.popleft()
         return slot
 
@@ -120,25 +129,28 @@ class ExpertCache:
         if expert in kept:
             return None
         if len(kept) >= self._quotas[layer]:
-            least = self._least(layer, expert)
-            if self._worth_of(layer, least) >= self._worth_of(layer, expert):
+            worth = self._worth_in(layer)
+            least = self._least(layer, worth, expert)
+            if worth[least] >= worth[expert]:
                 return passing.pop(expert)
             slot = kept.pop(least)
             kept[expert] = passing.pop(expert)
             return slot
+        self._vacant -= 1
         kept[expert] = passing.pop(expert)
         return None
 
-    def _least(self, layer: int, otherwise: int) -> int:
+    def _least(self, layer: int, worth: Sequence[float], otherwise: int) -> int:
         """Of those that are kept, the one of least worth; of equals the one with the highest number."""
-        return min(self._kept[layer], key=lambda e: (self._worth_of(layer, e), -e), default=otherwise)
+        return min(self._kept[layer], key=lambda e: (worth[e], -e), default=otherwise)
 
-    def _worth_of(self, layer: int, expert: int) -> float:
+    def _worth_in(self, layer: int) -> Sequence[float]:
+        """Of every expert of the layer visited last, beside what the tier above keeps."""
         above = self._above
-        if above is None or expert not in above._kept[layer]:
-            return self._worth[expert]
-        spare = self._quotas[layer] > above._quotas[layer] > 1 and above._least(layer, expert) == expert
-        return self._worth[expert] if spare else -np.inf
+        if above is None:
+            return self._worth
+        spare = above._least(layer, above._worth, -1) if self._quotas[layer] > above._quotas[layer] > 1 else -1
+        return [-np.inf if e in above._kept[layer] and e != spare else worth for e, worth in enumerate(self._worth)]
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""
@@ -155,9 +167,9 @@ class ExpertCache:
         held = self._held(after) | (self._above._held(after) if self._above else set())
         if touched >= DENSE * self._count:
             return after, [e for e in range(self._count) if e not in held]
-        odds = self._policy.foresee(self._place[after])
-        likeliest = np.argsort(-odds, kind="stable")[: most + len(held)].tolist()
-        return after, [e for e in likeliest if e not in held and odds[e] >= LIKELY][:most]
+        odds = self._policy.foresee(self._place[after]).tolist()
+        likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and e not in held]
+        return after, sorted(likely, key=lambda e: -odds[e])[:most]
 
     def _held(self, layer: int) -> set[int]:
         return {*self._kept[layer], *self._passing[layer]}

@@ -26,17 +26,17 @@ class Operations:
     """Three projections, SiLU, product."""
     marks: int = 4
     """Events at both ends of attention and FFN."""
-    router: int = 20
+    router: int = 19
     """Of an MoE layer, of Mixtral: scores, softmax, top-k and their sums, the choice read back, outputs put together, weighted and summed.
     Routers of other families have a few less or more, shared experts are not counted."""
-    sorted: int = 3
-    """More of these where several tokens are sorted by expert."""
+    sorted: int = 4
+    """More of these where several tokens are sorted by expert, and each token's outputs put apart."""
     expert: int = 5
     """Each that is touched: two projections, SiLU, product, the split of gate and up."""
     gathered: int = 4
     """More of these where an expert's tokens are gathered and scattered."""
-    expert_marks: int = 2
-    """An event waited for before an expert computes, another recorded behind it."""
+    expert_marks: int = 1
+    """An event recorded behind an expert. One that has just come is waited for, once."""
 
     def dense(self, gpu: bool) -> int:
         return self.attention + self.mlp + self.marks * gpu

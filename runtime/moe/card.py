@@ -18,7 +18,7 @@ from runtime.moe.copies import ExpertCopies
 from runtime.moe.dram import DramExperts, Key
 from runtime.moe.forward import Arrived
 from runtime.moe.host import ComputeClock
-from runtime.moe.stats import TierStats
+from runtime.moe.stats import Deciding, TierStats
 from runtime.moe.views import SlotViews
 from runtime.pieces import Segment, cut, within
 from runtime.vram import DeviceLayout
@@ -70,6 +70,7 @@ class CardExperts:
         prefetch: int,
     ):
         self.stats = TierStats()
+        self._deciding = Deciding(self.stats)
         self._layouts, self._cache, self._dram = layouts, cache, dram
         self._copies = ExpertCopies(slots, device, ledger)
         self._device, self._clock = device, clock
@@ -104,7 +105,7 @@ class CardExperts:
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
-                over = self._copy_all(*key, slot)
+                over = self._copy_all(key, slot)
         if over is not None:
             self._device.host_waits(over)
         with uninterrupted():
@@ -118,54 +119,62 @@ class CardExperts:
             if self._error is not None:
                 raise self._error
             self._wanted.clear()
-            with self.stats.deciding():
+            with self._deciding:
                 seen = self._cache.find(layer, routing.experts)
-            self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
-            self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
-            self._ahead.clear()
             for slot in seen.dropped:
                 self._cache.give_back(slot)
             begun, self._coming = self._coming, {}
-            for coming in begun.values():
-                if coming.key[0] == layer and coming.key[1] in seen.hits:
-                    self._queue(coming, len(coming.chunks))
-            misses = self._dram.visit(layer, routing, seen.misses)
-        coming = _Misses(deque(e for e in misses if self._dram.here(layer, e)), dict.fromkeys(misses))
-        for expert in coming.near:
-            del coming.far[expert]
-        self._start(layer, coming)
-        partly = [e for e in seen.hits if (layer, e) in begun]
+            partly = [e for e in seen.hits if (layer, e) in begun]
+            for expert in partly:
+                self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
+            near, far = self._dram.visit(layer, routing, seen.misses)
+            coming = _Misses(deque(near), dict.fromkeys(far))
+            self._start(layer, coming)
+            self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
+            self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
+            self._ahead.clear()
         self._judge(layer, routing)
         self._go_on(layer, coming, routing)
-        for expert in sorted(seen.hits, key=partly.__contains__):
-            yield from self._use(layer, expert, late=expert in partly)
+        for expert in seen.hits:
+            if expert not in partly:
+                yield self._ready(layer, expert)
+                self._used(layer, expert)
+        for expert in partly:
+            yield self._ready(layer, expert, late=True)
+            self._used(layer, expert)
         while coming.near or coming.started:
             self._go_on(layer, coming, routing)
-            yield from self._use(layer, coming.started.popleft(), late=True)
+            expert = coming.started.popleft()
+            yield self._ready(layer, expert, late=True)
+            self._used(layer, expert)
         while coming.far:
             expert = self._bring_part(layer, coming)
             if expert is not None:
                 self._go_on(layer, coming, routing)
-                yield from self._use(layer, expert, late=True)
+                yield self._ready(layer, expert, late=True)
+                self._used(layer, expert)
         self.settle()
 
     def _start(self, layer: int, coming: _Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
         while coming.near and self._cache.free:
             expert = coming.near.popleft()
-            self._copy_all(layer, expert, self._take(layer, expert))
+            self._copy_all((layer, expert), self._take(layer, expert))
             coming.started.append(expert)
             coming.copied.append(expert)
 
     def _judge(self, layer: int, routing: Routing) -> None:
         """Decide in both tiers what is to stay."""
-        with self._cond, self.stats.deciding():
-            self._cache.judge(layer, routing)
+        if not self._cache.still:
+            with self._cond, self._deciding:
+                self._cache.judge(layer, routing)
         self._dram.judge(layer, routing)
 
     def _go_on(self, layer: int, coming: _Misses, routing: Routing) -> None:
         """Queue what there are slots for; behind the last that is missing, copies for the coming layer may begin."""
-        self._start(layer, coming)
+        if coming.near:
+            with self._cond:
+                self._start(layer, coming)
         while coming.copied:
             self._dram.release(layer, coming.copied.pop())
         if not (coming.near or coming.far or coming.looked_ahead):
@@ -176,57 +185,64 @@ class CardExperts:
         """Wait for a part of an expert from the SSD, for which there is a slot, and queue its copies. The expert, if that was the last."""
         placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
         expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed)
-        slot = self._cache.slot(layer, expert)
-        if slot is None:
-            slot = self._take(layer, expert)
-        dram_slot, source = self._dram.place(layer, expert)
         segments = self._layouts[layer, expert].segments
         arrived = [s for extent in self._dram.parts(layer, expert)[number] for s in within(segments, extent.dest, extent.nbytes)]
-        self._copy(layer, expert, slot, dram_slot, source, arrived)
+        with self._cond:
+            slot = self._cache.slot(layer, expert)
+            if slot is None:
+                slot = self._take(layer, expert)
+            self._copy((layer, expert), slot, *self._dram.place(layer, expert), arrived)
         if not over:
             return None
         del coming.far[expert]
         self._dram.release(layer, expert)
         return expert
 
-    def _use(self, layer: int, expert: int, late: bool) -> Iterator[Arrived]:
+    def _ready(self, layer: int, expert: int, late: bool = False) -> Arrived:
+        """``expert`` for kernels that are issued from now on, which stand still for it where it is ``late``."""
         slot = self._cache.slot(layer, expert)
         arrival = self._copies.arrival(slot)
         if late:
             self._clock.pause()
-        self._device.compute_waits(arrival)
+        if arrival is not None:
+            self._device.compute_waits(arrival)
         if late:
             self._clock.resume(arrival)
-        yield expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
+        return expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
+
+    def _used(self, layer: int, expert: int) -> None:
+        """What computes with ``expert`` is issued."""
         with self._cond:
-            self._copies.left(slot)
+            self._copies.left(self._cache.slot(layer, expert))
             let_go = self._cache.settle(layer, expert)
             if let_go is not None:
                 self._cache.give_back(let_go)
-                self._cond.notify_all()
+                if self._wanted:
+                    self._cond.notify_all()
 
     def _take(self, layer: int, expert: int) -> int:
-        with self._cond:
-            slot = self._cache.take(layer, expert)
-            if slot is None:
-                raise RuntimeError(f"no slot for expert {layer}.{expert}")
-            return slot
+        slot = self._cache.take(layer, expert)
+        if slot is None:
+            raise RuntimeError(f"no slot for expert {layer}.{expert}")
+        return slot
 
-    def _copy_all(self, layer: int, expert: int, slot: int) -> Event:
-        return self._copy(layer, expert, slot, *self._dram.place(layer, expert), self._layouts[layer, expert].segments)
+    def _copy_all(self, key: Key, slot: int) -> Event:
+        return self._copy(key, slot, *self._dram.place(*key), self._layouts[key].segments)
 
-    def _copy(self, layer: int, expert: int, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
-        with self._cond:
-            over = self._copies.copy(layer, expert, slot, source, segments)
-            self._dram.read_until(dram_slot, partial(self._device.host_waits, over))
-            return over
+    def _copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
+        over = self._copies.copy(key, slot, dram_slot, source, segments)
+        self._dram.read_until(dram_slot, partial(self._device.host_waits, over))
+        return over
 
     def _look_ahead(self, layer: int, touched: int) -> None:
+        if self._cache.still:
+            return
         with self._cond:
-            with self.stats.deciding():
+            with self._deciding:
                 after, wanted = self._cache.coming(layer, touched, self._prefetch)
-            self._wanted.extend((after, expert) for expert in wanted)
-            self._cond.notify_all()
+            if wanted:
+                self._wanted.extend((after, expert) for expert in wanted)
+                self._cond.notify_all()
 
     def _drive(self) -> None:
         """Queue chunk after chunk of what is wanted ahead, ``in_flight`` at most."""
@@ -264,7 +280,7 @@ class CardExperts:
 
     def _queue(self, coming: _Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
-        return self._copy(*coming.key, coming.slot, coming.dram_slot, coming.source, chunks)
+        return self._copy(coming.key, coming.slot, coming.dram_slot, coming.source, chunks)
 
     def close(self) -> None:
         """End the thread that fetches ahead; what is queued finishes."""

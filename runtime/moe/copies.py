@@ -13,7 +13,8 @@ from planner.timeline.trace import EXPERTS
 from runtime.booking import Booking, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
-from runtime.pieces import Segment
+from runtime.moe.dram import Key
+from runtime.pieces import Parts, Segment
 
 
 class ExpertCopies:
@@ -24,30 +25,33 @@ class ExpertCopies:
         self.device = device
         self._booking = Booking(device, ledger, EXPERTS)
         self._queued: deque[Queued] = deque()
+        self._into, self._from = Parts(), Parts()
         self._arrived: dict[int, Event] = {}
         self._left: dict[int, Event] = {}
 
-    def copy(self, layer: int, expert: int, slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
-        """Queue copies of ``segments`` of an expert into ``slot``, behind what computes with what lies there; the last one's end."""
+    def copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
+        """Queue copies of ``segments`` of an expert from ``source``, the bytes of ``dram_slot``, into ``slot``, behind what computes with
+        what lies there; the last one's end."""
         left = self._left.pop(slot, None)
         if left is not None:
             self.device.copy_waits(left)
         issued_s, nbytes = time.perf_counter(), 0
         with self.device.copying():
             for s in segments:
-                self.device.copy(self.slots[slot][s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
+                into = self._into.part((slot, s.dst, s.nbytes), self.slots[slot], s.dst, s.nbytes)
+                self.device.copy(into, self._from.part((dram_slot, s.dst, s.nbytes), source, s.src, s.nbytes))
                 nbytes += s.nbytes
-            self._arrived[slot] = self.device.copy_event()
-        self._queued.append(Queued(issued_s, self._arrived[slot], Unit("expert", layer, expert), nbytes, last=False, cleared=None))
-        return self._arrived[slot]
+            over = self._arrived[slot] = self.device.copy_event()
+        self._queued.append(Queued(issued_s, over, Unit("expert", *key), nbytes, last=False, cleared=None))
+        return over
 
     def lies_in(self, slots: Iterable[int]) -> None:
         """They were filled by somebody else."""
         self._arrived |= dict.fromkeys(slots, self.device.copy_event())
 
-    def arrival(self, slot: int) -> Event:
-        """Behind the last copy into ``slot``."""
-        return self._arrived[slot]
+    def arrival(self, slot: int) -> Event | None:
+        """Behind the last copy into ``slot``, for what computes with it next; None where that has waited for it before."""
+        return self._arrived.pop(slot, None)
 
     def left(self, slot: int) -> None:
         """What computes with ``slot`` is queued."""

@@ -16,7 +16,7 @@ from planner.moe.cache import ExpertCache, Routing
 from planner.units import align_up
 from runtime.arena import Arena
 from runtime.load import Arrival
-from runtime.moe.stats import TierStats
+from runtime.moe.stats import Deciding, TierStats
 from runtime.store.base import Extent, UnitLayout
 from runtime.store.blocks import pieces_of
 from runtime.store.reader import ReadPool, Reads
@@ -77,6 +77,7 @@ class DramExperts:
         prefetch: int,
     ):
         self.stats = TierStats()
+        self._deciding = Deciding(self.stats)
         self.slot_bytes = slot_bytes(layouts)
         self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
         self._cache = cache
@@ -84,6 +85,7 @@ class DramExperts:
         self._cond = threading.Condition()
         self._fetches: dict[Key, _Fetch] = {}
         self._todo: deque[Key] = deque()
+        self._buffers: dict[int, torch.Tensor] = {}
         self._left: dict[int, Callable[[], None]] = {}
         """Waits for the copies that read a slot last."""
         self._ahead: set[Key] = set()
@@ -101,11 +103,15 @@ class DramExperts:
                 source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
         return under_way
 
-    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[int, ...]:
-        """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that are not here begin to come, as
-        far as there are slots. ``wanted`` in the order in which what is here must be used. :meth:`judge` comes next."""
+    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
+        """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that lie here, to be used in this
+        order, and those on their way, which begin to come as far as there are slots. :meth:`judge` comes next."""
         with self._cond:
-            with self.stats.deciding():
+            self._raise_if_broken()
+            if self._cache.still:
+                self.stats.visited(routing.prompt, len(wanted), 0)
+                return list(wanted), []
+            with self._deciding:
                 seen = self._cache.find(layer, wanted)
             self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
             under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
@@ -113,20 +119,26 @@ class DramExperts:
                 self._drop(slot, under_way.get(slot))
             self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
             self._ahead.clear()
+            here, coming = [], []
             for expert in seen.hits:
                 fetch = self._fetches.get((layer, expert))
-                if fetch is not None:
+                if fetch is None:
+                    here.append(expert)
+                else:
+                    coming.append(expert)
                     fetch.demanded = True
                     self._submit(fetch)
             self._visited = layer, len(routing.experts)
             self._todo.extend((layer, expert) for expert in seen.misses)
             self._start_demanded()
-            return *seen.hits, *seen.misses
+            return here, [*coming, *seen.misses]
 
     def judge(self, layer: int, routing: Routing) -> None:
         """Decide what is to stay after the visit, and begin to fetch ahead for the layer after it."""
+        if self._cache.still:
+            return
         with self._cond:
-            with self.stats.deciding():
+            with self._deciding:
                 self._cache.judge(layer, routing)
             self._go_on()
 
@@ -139,7 +151,9 @@ class DramExperts:
     def place(self, layer: int, expert: int) -> tuple[int, torch.Tensor]:
         """(slot, its uint8 buffer) of an expert that is here or on its way."""
         slot = self._cache.slot(layer, expert)
-        return slot, self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
+        if slot not in self._buffers:
+            self._buffers[slot] = self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
+        return slot, self._buffers[slot]
 
     def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
         """What :meth:`next_part` numbers."""
@@ -172,6 +186,8 @@ class DramExperts:
 
     def release(self, layer: int, expert: int) -> None:
         """The consumer is through with it, but for copies that :meth:`read_until` told of."""
+        if self._cache.still:
+            return
         with self._cond:
             let_go = self._cache.settle(layer, expert)
             if let_go is not None:
@@ -188,7 +204,7 @@ class DramExperts:
         """Start what was asked for, then what may be next, as far as there are slots."""
         if not self._start_demanded():
             return
-        with self.stats.deciding():
+        with self._deciding:
             after, wanted = self._cache.coming(*self._visited, self._prefetch)
         for expert in wanted:
             if self._cache.free <= 1 or not self._begin((after, expert), demanded=False):

@@ -44,7 +44,8 @@ class LayerExperts:
     """One layer's experts as its module calls them.
 
     Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, then the same weighted, and for the largest
-    expert its rows gathered, their gate and up, and the product. Reads the routing back once a visit, which waits for the router.
+    expert its rows gathered, their gate and up, and the product. Reads the routing back once a visit, which waits for the router; scores of
+    the layer ahead come by the same wait.
     """
 
     def __init__(self, module: nn.Module, layer: int, source: ExpertSource):
@@ -64,28 +65,27 @@ class LayerExperts:
         if self._watcher is not None:
             self._watcher.routed(self._layer, hidden, index, weights)
         ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
+        scores = None if ahead is None else ahead.mean(0).to("cpu", non_blocking=True)  # there when the choice is
         order = torch.sort(index.reshape(-1)).indices if tokens > 1 else None
         chosen = index.cpu().numpy()
-        routing = Routing(chosen, tokens != self.sequences, None if ahead is None else ahead.mean(0).cpu().numpy())
-        out = self._each(hidden, routing) if order is None else self._grouped(hidden, order, routing)
-        weighted = out * weights.reshape(-1, 1)
-        return weighted.view(tokens, top_k, -1).sum(dim=1).to(hidden.dtype)
+        routing = Routing(chosen, tokens != self.sequences, None if scores is None else scores.numpy())
+        out = self._each(hidden, weights, routing) if order is None else self._grouped(hidden, order, weights, routing)
+        return out.to(hidden.dtype)
 
-    def _each(self, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """One token, [1, hidden] -> [top_k, hidden] in the router's order. Nothing is gathered: that is most of what there is to launch."""
+    def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
         made = {e: self._apply(hidden, parameters) for e, parameters in self._source.visit(self._layer, routing)}
-        return torch.cat([made[e] for e in routing.chosen[0].tolist()])
+        return (torch.cat([made[e] for e in routing.chosen[0].tolist()]) * weights.T).sum(dim=0, keepdim=True)
 
-    def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens * top_k, hidden] in the router's order, each expert with all of its tokens. ``order`` sorts pairs of
-        token and expert by expert."""
+    def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """[tokens, hidden] -> the same, each expert with all of its tokens. ``order`` sorts pairs of token and expert by expert."""
         pairs, top_k = routing.chosen.size, routing.chosen.shape[1]
         bounds = np.bincount(routing.chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
         out = hidden.new_empty(pairs, hidden.shape[-1])
         for expert, parameters in self._source.visit(self._layer, routing):
             mine = order[bounds[expert - 1] if expert else 0 : bounds[expert]]
             out[mine] = self._apply(hidden[mine // top_k], parameters)
-        return out
+        return (out * weights.reshape(-1, 1)).view(len(hidden), top_k, -1).sum(dim=1)
 
     def _apply(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         module = self._module

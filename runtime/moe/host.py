@@ -35,12 +35,12 @@ class HostExperts:
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         dram = self._dram
-        waiting = dict.fromkeys(dram.visit(layer, routing, routing.experts))
+        here, coming = dram.visit(layer, routing, routing.experts)
         dram.judge(layer, routing)
-        for expert in [e for e in waiting if dram.here(layer, e)]:
-            del waiting[expert]
+        for expert in here:
             yield expert, self._use(layer, expert)
             dram.release(layer, expert)
+        waiting = dict.fromkeys(coming)
         while waiting:
             self._clock.pause()
             over = False

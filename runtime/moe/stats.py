@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -25,13 +23,6 @@ class TierStats:
     decide_s: float = 0.0
     """Processor time that the policy and the bookkeeping of slots took."""
 
-    @contextmanager
-    def deciding(self) -> Iterator[None]:
-        """Inside, the tier decides what it holds."""
-        begun = time.thread_time()
-        yield
-        self.decide_s += time.thread_time() - begun
-
     def visited(self, prompt: bool, hits: int, misses: int) -> None:
         """A layer was visited."""
         self.visits += 1
@@ -51,6 +42,20 @@ class TierStats:
         """The counters, and the shares that follow from them."""
         shares = {"ahead_precision": _share(self.ahead_used, self.ahead), "decide_s_per_visit": _share(self.decide_s, self.visits)}
         return vars(self) | {"hit_rate": self.hit_rate} | shares
+
+
+class Deciding:
+    """Inside, a tier decides what it holds; one thread at a time. A generator's context would take longer than some decisions."""
+
+    def __init__(self, stats: TierStats):
+        self._stats = stats
+        self._begun_s = 0.0
+
+    def __enter__(self) -> None:
+        self._begun_s = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._stats.decide_s += time.thread_time() - self._begun_s
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -12,15 +12,17 @@ from runtime.store.base import TensorLayout
 
 
 class SlotViews:
-    """Of each slot the tensors of the expert that lay there last: to make them anew for every use costs 10 µs a tensor."""
+    """Of each slot the tensors as they lay there last: to make them anew for every use costs 10 µs a tensor. Experts with tensors at the
+    same places share them."""
 
     def __init__(self, tensors: Mapping[Key, Sequence[TensorLayout]]):
-        self._tensors = tensors
-        self._known: dict[int, tuple[Key, Mapping[str, torch.Tensor]]] = {}
+        alike: dict[tuple[TensorLayout, ...], tuple[TensorLayout, ...]] = {}
+        self._tensors = {key: alike.setdefault(tuple(laid), tuple(laid)) for key, laid in tensors.items()}
+        self._known: dict[int, tuple[Sequence[TensorLayout], Mapping[str, torch.Tensor]]] = {}
 
     def of(self, key: Key, slot: int, buffer: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""
-        known = self._known.get(slot)
-        if known is None or known[0] != key:
-            known = self._known[slot] = key, views(self._tensors[key], buffer)
+        known, laid = self._known.get(slot), self._tensors[key]
+        if known is None or known[0] is not laid:
+            known = self._known[slot] = laid, views(laid, buffer)
         return known[1]

@@ -42,7 +42,8 @@ class MixPolicy:
     *Fetching*: from the coming layer's worth, and tables that say how much each expert that was used in the layers before it speaks for
     each of its experts. The model learns the use itself, so what it foresees are probabilities.
 
-    A visit's tables and weights learn at the layer's next visit. An observation is O(evidence x experts) in some 30 numpy calls.
+    A visit's tables and weights learn at the layer's next visit. An observation is O(evidence x experts) in some 35 numpy calls, nearly all
+    on contiguous operands of one shape: beside other work every further kind of call costs several µs, its code having left the caches.
     """
 
     needs_ahead: AheadScores | None = None
@@ -55,38 +56,44 @@ class MixPolicy:
         self._tables = np.zeros((layers * shape.groups * count, count), np.float32)
         self._cells = self._tables.view(f"V{self._tables.itemsize * count}").ravel()  # a row as one item, which is written faster
         self._path = np.zeros((2 * layers, top_k), np.intp)  # of each layer the latest visit's experts, then those of the visit before
-        self._weights, may_learn = shape.first_weights()
-        self._dense = self._weights[:, shape.rows :]
+        weights, may_learn = shape.first_weights()
+        self._weights = weights.T  # the dense ones are written as one block
+        self._dense = weights[shape.rows :]
         self._dense_rate = WEIGHT_RATE * may_learn
         self._square = np.full_like(self._dense, 0.1)
-        self._spread = self._weights[:, : shape.rows].T * np.array([KEEP_RATE, FETCH_RATE], np.float32)
+        self._spread = weights[: shape.rows] * np.array([KEEP_RATE, FETCH_RATE], np.float32)
         self._share = top_k / count
         self._fade = 0.5 ** (1 / np.array(HALF_LIVES_VISITS, np.float32)[:, None])
-        self._gain = 1 - self._fade
-        self._used, self._target = np.empty((2, count), np.float32)
-        self._logits, self._scaled = np.empty((2, 2, count), np.float32)
-        self._due = self._logits[0]
-        self._change = np.empty_like(self._layers[0].often)
+        self._gain = (1 - self._fade).repeat(count, 1)
+        self._target = np.empty(count, np.float32)
+        self._said, self._scaled, self._rate = np.empty((3, 2, count), np.float32)
+        self._due = self._said[0]
+        self._uses, self._change = np.empty((2, *self._gain.shape), np.float32)
         self._gradient, self._step = np.empty_like(self._dense), np.empty_like(self._dense)
         self._row_step, self._changed = np.empty((2, shape.rows, count), np.float32)
         self._changed_cells = self._changed.view(self._cells.dtype).ravel()
         self._one, self._nearness = np.ones((2, count), np.float32), np.full(count, NEAR, np.float32)
 
     def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
-        here, used, target = self._layers[layer], self._used, self._target
+        here, before, target = self._layers[layer], self._layers[layer - 1], self._target
+        now, path = here.turn(), self._path[layer]
+        used = now.recency
         used.fill(FLOOR)
-        used[experts] = 1
-        np.subtract(here.foreseen, used, out=self._layers[layer - 1].fetch_error)
-        np.subtract(used, here.often, out=self._change)
+        for expert in experts:
+            used[expert] = 1
+        self._path[here.before] = path
+        for rank in range(self._top_k):
+            path[rank] = experts[rank]
+        np.subtract(before.foreseen, used, out=before.fetch_error)
+        self._uses[:] = used
+        np.subtract(self._uses, here.often, out=self._change)
         self._change *= self._gain
         here.often += self._change
-        self._path[here.before] = self._path[layer]
-        self._path[layer] = experts[: self._top_k]
-        self._weigh(layer)
+        self._weigh(layer, now)
         np.multiply(self._due, self._nearness, out=target)
         np.maximum(target, used, out=target)
         np.subtract(here.worth, target, out=here.keep_error)
-        here.worth[:] = self._due
+        here.said[:] = self._said
         if here.follows:
             self._learn(here)
         here.follows = True
@@ -101,35 +108,33 @@ class MixPolicy:
             often += (1 - fade) * (1 - FLOOR) * uses + (1 - fade ** len(routed)) * FLOOR
         self._path[here.before] = routed[-2:][0]
         self._path[layer] = routed[-1]
-        self._used.fill(FLOOR)
-        self._used[routed[-1]] = 1
-        self._weigh(layer)
-        here.worth[:] = self._due
+        now = here.turn()
+        now.recency.fill(FLOOR)
+        now.recency[routed[-1]] = 1
+        self._weigh(layer, now)
+        here.said[:] = self._said
         here.follows = False
 
     def worth(self, layer: int) -> np.ndarray:
         return self._layers[layer].worth
 
     def foresee(self, layer: int) -> np.ndarray:
-        return self._layers[layer].foreseen
+        return self._layers[layer - 1].foreseen
 
-    def _weigh(self, layer: int) -> None:
+    def _weigh(self, layer: int, now: Evidence) -> None:
         """From the layer's latest visit: what is due here and what the coming layer will use."""
-        here, coming, logits = self._layers[layer], self._layers[layer + 1 - len(self._layers)], self._logits
-        now = here.turn()
-        self._gather(now, here, coming)
-        self._weights.dot(now.features, out=logits)
-        here.odds[:] = logits[0]
-        np.negative(logits, out=logits)
-        np.exp(logits, out=logits)
-        np.add(logits, self._one, out=logits)
-        np.divide(self._one, logits, out=logits)
-        coming.foreseen[:] = logits[1]
+        here, said = self._layers[layer], self._said
+        self._gather(now, here, self._layers[layer + 1 - len(self._layers)])
+        self._weights.dot(now.features, out=here.logits)
+        np.negative(here.logits, out=said)
+        np.exp(said, out=said)
+        np.add(said, self._one, out=said)
+        np.divide(self._one, said, out=said)
 
     def _gather(self, now: Evidence, here: LayerRecord, coming: LayerRecord) -> None:
-        """Write into ``now`` what the visit of ``here`` just over says of it and of the ``coming`` layer; ``further`` is a subclass's."""
+        """Write into ``now`` what the visit of ``here`` just over says of it and of the ``coming`` layer, beside recency; ``further`` is a
+        subclass's."""
         np.log(here.often, out=now.frequencies)
-        now.recency[:] = self._used
         now.prior[:] = coming.odds
         self._path.take(here.context, out=now.rows, mode="clip")
         np.add(now.rows, here.first_rows, out=now.rows)
@@ -139,12 +144,13 @@ class MixPolicy:
         """From the errors of the layer's visit before the latest one."""
         last = here.last
         here.learnt += self._share
-        np.multiply(here.errors, here.learnt**-0.5, out=self._scaled)
+        self._rate.fill(here.learnt**-0.5)
+        np.multiply(here.errors, self._rate, out=self._scaled)
         self._spread.dot(self._scaled, out=self._row_step)
         self._tables.take(last.rows, 0, out=self._changed, mode="clip")
         np.subtract(self._changed, self._row_step, out=self._changed)
         self._cells[last.rows] = self._changed_cells
-        here.errors.dot(last.dense_t, out=self._gradient)
+        last.dense.dot(here.errors_t, out=self._gradient)
         np.multiply(self._gradient, self._gradient, out=self._step)
         self._square += self._step
         np.sqrt(self._square, out=self._step)
@@ -167,15 +173,15 @@ class _Shape:
         self.dense = len(further) + len(HALF_LIVES_VISITS) + 3
 
     def first_weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """[keeping and fetching, rows + dense] weights, and which of the dense ones may be learnt. The rows' stay 1: their tables learn."""
-        weights = np.zeros((2, self.rows + self.dense), np.float32)
-        weights[0, : self.near * self.top_k] = 1
-        weights[1, self.near * self.top_k : self.rows] = 1
-        weights[0, self.rows + len(self.further) : -2] = START_WEIGHT
-        weights[1, self.rows : self.rows + len(self.further)] = self.further
-        weights[1, -2] = 1
-        may_learn = (weights[:, self.rows :] != 0).astype(np.float32)
-        may_learn[:, -1] = 1
+        """[rows + dense, keeping and fetching] weights, and which of the dense ones may be learnt. The rows' stay 1: their tables learn."""
+        weights = np.zeros((self.rows + self.dense, 2), np.float32)
+        weights[: self.near * self.top_k, 0] = 1
+        weights[self.near * self.top_k : self.rows, 1] = 1
+        weights[self.rows + len(self.further) : -2, 0] = START_WEIGHT
+        weights[self.rows : self.rows + len(self.further), 1] = self.further
+        weights[-2, 1] = 1
+        may_learn = (weights[self.rows :] != 0).astype(np.float32)
+        may_learn[-1] = 1
         return weights, may_learn
 
     def context(self, layer: int) -> np.ndarray:
@@ -201,7 +207,7 @@ class Evidence:
         self.further = tuple(self.features[shape.rows : others])
         self.frequencies = self.features[others:rates]
         self.recency, self.prior = self.features[rates], self.features[rates + 1]
-        self.dense_t = self.features[shape.rows :].T
+        self.dense = self.features[shape.rows :]
 
 
 class LayerRecord:
@@ -213,10 +219,12 @@ class LayerRecord:
         self.context = shape.context(layer)
         self.first_rows = (layer * shape.groups + np.arange(shape.groups).repeat(shape.top_k)) * shape.count
         self.often = np.full((len(HALF_LIVES_VISITS), shape.count), chance, np.float32)
-        self.worth = np.full(shape.count, chance, np.float32)
-        self.foreseen = np.full(shape.count, chance, np.float32)
-        self.odds = np.full(shape.count, np.log(chance / max(1 - chance, FLOOR)), np.float32)
+        self.said = np.full((2, shape.count), chance, np.float32)
+        self.worth, self.foreseen = self.said  # the latter of the coming layer, as its error is
+        self.logits = np.full((2, shape.count), np.log(chance / max(1 - chance, FLOOR)), np.float32)
+        self.odds = self.logits[0]
         self.errors = np.zeros((2, shape.count), np.float32)
+        self.errors_t = self.errors.T
         self.keep_error, self.fetch_error = self.errors
         self.follows = False
         self.last, self._now = Evidence(shape), Evidence(shape)

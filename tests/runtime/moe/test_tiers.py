@@ -138,6 +138,16 @@ def test_the_cpu_computes_with_every_expert_once_a_visit(layouts: dict, slots: i
     assert stats.ahead_used <= stats.ahead and (slots < EXPERTS.units or not preload or not misses)
 
 
+def test_a_tier_with_a_slot_for_every_expert_is_still_once_all_of_them_came(layouts: dict) -> None:
+    with dram_tier(layouts, EXPERTS.units, 0, None, False) as dram:
+        source = HostExperts(dram, {key: layout.tensors for key, layout in layouts.items()}, Clock())
+        for visit, layer in enumerate(LAYERS + LAYERS):
+            assert dram._cache.still == (visit >= len(LAYERS))
+            for expert, parameters in source.visit(layer, Routing(np.array([range(COUNT)]), prompt=False)):
+                check(layer, expert, parameters)
+        assert dram.stats.hits + dram.stats.misses == 2 * EXPERTS.units and dram.stats.visits == 2 * len(LAYERS)
+
+
 def card_tier(layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice, prefetch: int) -> CardExperts:
     placed = {key: device_layout(layout) for key, layout in layouts.items()}
     slots = [torch.zeros(max(x.nbytes for x in placed.values()), dtype=torch.uint8) for _ in range(vram)]
