@@ -246,6 +246,7 @@ class DramExperts:
                 self._submit(fetch)
             elif not fetch.under_way:
                 self._cache.give_back(fetch.slot)
+                self._start_demanded()
             self._cond.notify_all()
 
     def _drop(self, slot: int, fetch: _Fetch | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -274,3 +274,42 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
         finally:
             device.let(99)
             card.close()
+
+
+class HeldReads:
+    """A pool whose reads end when they are told to."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[str, Callable[[BaseException | None], None]]] = []
+
+    def read(self, extents: Sequence[Extent], view: memoryview, done: Callable[[BaseException | None], None], name: str) -> None:
+        self.open.append((name, done))
+
+    def end(self, name: str) -> None:
+        """All of ``name`` that are open, and what these lead to."""
+        while mine := [read for read in self.open if read[0] == name]:
+            self.open = [read for read in self.open if read[0] != name]
+            for _, done in mine:
+                done(None)
+
+
+def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(layouts: dict) -> None:
+    arena, pool = Arena(3 * slot_bytes(layouts)), HeldReads()
+    dram = DramExperts(layouts, arena, 0, ExpertCache(dict.fromkeys(LAYERS, 0), 3, COUNT, Certain(0)), pool, 1 << 20, 2, 2)
+    try:
+        first, second = (Routing(np.array([experts]), prompt=False) for experts in ([4, 5], [2, 3]))
+        dram.visit(1, first, first.experts)
+        dram.judge(1, first)
+        for expert in first.experts:
+            pool.end(f"expert 1.{expert}")
+            while not dram.next_part(1, [expert])[2]:
+                pass
+            dram.release(1, expert)
+        assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1"}
+        dram.visit(2, second, second.experts)
+        assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1", "expert 2.2"}
+        pool.end("expert 2.0")
+        assert {name for name, _ in pool.open} == {"expert 2.1", "expert 2.2", "expert 2.3"}
+    finally:
+        dram.close()
+        arena.close()
