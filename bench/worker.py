@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.errors import UserError
 from planner.plan import Plan
+from planner.threads import wait_asleep
 
 WARM_UP = 1
 """Steps of each run that do not count, after the prefill, which has filled the caches."""
@@ -109,7 +110,9 @@ class Measured:
 
 
 def measure(trial: Trial) -> Measured:
-    """Run ``trial`` by the engine and the loop of `runtime run`. UserError when the plan does not fit what is free."""
+    """Run ``trial`` by the engine and the loop of `runtime run`, its threads asleep while they wait, as in a run that streams. UserError
+    when the plan does not fit what is free."""
+    wait_asleep()
     import torch
 
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hydra
 
 from planner.command.app import CONFIG, Program, Verb, job
-from planner.threads import wait_asleep
 from runtime.kernels import keep_few_kernels
 from runtime.schema import BenchConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 
@@ -80,6 +79,5 @@ PROGRAM = Program(
 
 def main() -> None:
     """Entry point of the ``runtime`` console script."""
-    wait_asleep()
     keep_few_kernels()
     PROGRAM.main()

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 
 from planner.bars import make_bar
 from planner.interrupt import import_torch
+from planner.threads import wait_asleep
 from runtime.groundwork import Groundwork
 from runtime.kv.room import unplanned_dram_bytes
 from runtime.order import read_order
@@ -25,6 +26,8 @@ def run_verb(cfg: RunConfig) -> None:
     startup = Startup()
     order = read_order(cfg)
     plan = foreseen(cfg, order)
+    if plan.hardware.gpu or plan.predicted.ssd_bytes_per_token:
+        wait_asleep()
     with Groundwork(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
         device = ground.open_card()
         from runtime.run import run

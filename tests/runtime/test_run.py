@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,15 @@ def test_a_forced_decision_is_checked_obeyed_and_predicted(small: Desk) -> None:
     assert forced["stages"]["decode"]["ssd"]["bytes"] < usual["stages"]["decode"]["ssd"]["bytes"]
     assert forced["predicted"]["ssd_bytes_per_token"] < usual["predicted"]["ssd_bytes_per_token"]
     assert "cap" in small.refusal(force=ForceConfig(cap_layers=7))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_compute_threads_sleep_while_they_wait_only_where_weights_are_read_meanwhile(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    monkeypatch.delenv("OMP_WAIT_POLICY")  # and whatever the run sets goes with the test
+    made = decisions() if streams else decisions(cap=6, hwm=9, distance=6)
+    here = desk(tmp_path, plan_for(checkpoint, made))
+    assert bool(here.run(max_new_tokens=3)["stages"]["decode"]["ssd"]["bytes"]) == streams
+    assert os.environ.get("OMP_WAIT_POLICY") == ("PASSIVE" if streams else None)
