@@ -77,9 +77,9 @@ def _directory(path: Path) -> Path:
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such directory; set model.checkpoint to a downloaded Hugging Face checkpoint") from None
+        raise UserError(f"{path}: no such directory; name the one of a downloaded Hugging Face checkpoint") from None
     except NotADirectoryError:
-        raise UserError(f"{path}: not a directory; set model.checkpoint to the directory that holds {CONFIG}") from None
+        raise UserError(f"{path}: not a directory; name the one that holds {CONFIG}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None
     if not names:
