@@ -24,7 +24,8 @@ def print_tiers(plan: Plan, console: Console) -> None:
     print_head(console, "Tiers", ", each filled to scale")
     for fill in fills(plan):
         bar, legend = _bar(fill.items, fill.capacity_bytes)
-        scale = f" {fill.taken_bytes / GB:.3g}/{fill.capacity_bytes / GB:.4g} GB"
+        capacity = fill.capacity_bytes / GB
+        scale = f" {fill.taken_bytes / GB:.3g}/{capacity:{'.4g' if capacity >= 1 else '.3g'}} GB"
         print_line(console, Text(f"  {fill.tier.upper():<5}").append(bar).append(scale))
         for text in legend:
             print_line(console, Text(" " * 7).append(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,12 @@ def test_a_tier_with_every_item_is_drawn() -> None:
     asked = work(batch=8, prompt_tokens=4096, kv_spill=True, shared_prefix_tokens=2000, kept_tokens=20000)
     said = said_of(machine(vram=1300 * MB, dram=4 * GB), replace(model(12), kv_width=1024), asked)
     assert all(item in said for item in ("kv ring", "kv bounce", "kv reuse", "norms", "workspace", "embedding"))
+
+
+@pytest.mark.parametrize("dram", [733_300_000, 48_333_000_000])
+def test_what_a_tier_holds_is_told_whole_beside_its_bar(dram: int) -> None:
+    said = said_of(machine(vram=0, dram=dram), model(), work())
+    assert re.search(r"DRAM [^ ]+ [\d.]+/[\d.]+ GB", said), said
 
 
 @pytest.mark.parametrize("columns", [80, 40])
