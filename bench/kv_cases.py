@@ -6,11 +6,12 @@ import os
 import random
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.kv_rates import RATES
+from bench.kv_rates import LAUNCHES, RATES, LaunchRate
 from bench.kv_rig import Pretended, Rig
 from planner.decisions import Tier
 from planner.units import GB
@@ -19,6 +20,19 @@ from runtime.kv.prefix import Prefix
 from runtime.kv.record import checksum_of
 from runtime.kv.segments import SegmentFiles, aligned
 from runtime.kv.worth import Worth
+
+
+@dataclass
+class Samples:
+    """Of one tier: each restored prompt, and what was measured right after it. The first ones warm up."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    tail_s: list[float] = field(default_factory=list)
+    layer_launch_s: list[float] = field(default_factory=list)
+    tier_gbps: list[float] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        return median(getattr(self, name)[1:])
 
 
 def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, seed: int) -> dict[str, Any]:
@@ -31,45 +45,52 @@ def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, 
 
     pages = prefix_tokens // rig.shape.page_tokens
     start, nbytes = pages * rig.shape.page_tokens, pages * rig.shape.payload_bytes
-    warm: dict[str, list[float]] = {}
-    tails_s: dict[str, list[float]] = {}
+    host, warm = LaunchRate(rig), {tier: Samples() for tier in RATES}
 
-    def sample(cache: Prefix, tier: str) -> None:
-        """A tail alone right after each restored prompt: how fast a host launches drifts by half within a minute on shared machines."""
-        warm.setdefault(tier, []).append(_restored(rig, cache, fresh(), tier))
-        tails_s.setdefault(tier, []).append(rig.generate(fresh(), Pretended(start)).prefill_s)
+    def restored(cache: Prefix, tier: str) -> None:
+        warm[tier].ttft_s.append(_restored(rig, cache, fresh(), tier))
+
+    def beside(tier: str) -> None:
+        """What a restored prompt is compared with, right after it: on shared machines hosts and drives drift by half within a minute."""
+        samples = warm[tier]
+        samples.tail_s.append(rig.generate(fresh(), Pretended(start)).prefill_s)
+        samples.layer_launch_s.append(median(host.samples(LAUNCHES)))
+        samples.tier_gbps.append(RATES[tier](rig, nbytes))
 
     with rig.prefix() as cache:
         cold = [rig.generate(prompts[0], cache).prefill_s]
         rig.disk.flush()
         for _ in prompts:
-            sample(cache, "dram")
+            restored(cache, "dram")
+            beside("dram")
         skipped = cache.facts()["pages_skipped"]
     cold += [rig.generate(prompt, None).prefill_s for prompt in prompts[1:]]
     for _ in prompts:
         with rig.prefix() as cache:
-            sample(cache, "ssd")
+            restored(cache, "ssd")
+        beside("ssd")
     if rig.engine.page_memory.kept is not None and len(rig.engine.page_memory.kept) >= pages:
         with rig.prefix(kept=True) as cache:
             rig.generate(prompts[0], cache)
             for _ in prompts:
-                sample(cache, "vram")
-    rates = {name: rate(rig, nbytes) for name, rate in RATES.items() if name in warm}
-    worth = Worth(rig.plan, rates["ssd"])
-    whole_s = worth.prefill_s(1, len(prompts[0]), 0)
-    tiers = {}
-    for name, seconds in warm.items():
-        predicted_s = worth.restore_s({Tier(name): pages}) + worth.prefill_s(1, len(prompts[0]), start)
-        tail_s = median(tails_s[name][1:])
+                restored(cache, "vram")
+                beside("vram")
+    read_gbps, tiers = warm["ssd"].median("tier_gbps"), {}
+    for name in (name for name, samples in warm.items() if samples.ttft_s):
+        now, parts = warm[name], {Tier(name): pages}
+        launching = replace(rig.plan, hardware=replace(rig.plan.hardware, layer_launch_s=now.median("layer_launch_s")))
+        by_probe, by_these = Worth(rig.plan, read_gbps), Worth(launching, read_gbps)
+        foreseen_s = by_probe.restore_s(parts) + by_probe.prefill_s(1, len(prompts[0]), start)
         tiers[name] = {
-            "ttft_s": median(seconds[1:]),
-            "each_s": seconds,
-            "tail_s": tail_s,
-            "tails_s": tails_s[name],
-            "tier_gbps": rates[name],
-            "bound_s": nbytes / GB / rates[name] + tail_s,
-            "predicted_s": predicted_s,
-            "would_restore": predicted_s < whole_s,
+            "ttft_s": now.median("ttft_s"),
+            "tail_s": now.median("tail_s"),
+            "tier_gbps": now.median("tier_gbps"),
+            "layer_launch_s": now.median("layer_launch_s"),
+            "bound_s": nbytes / GB / now.median("tier_gbps") + now.median("tail_s"),
+            "predicted_s": by_these.restore_s(parts) + by_these.prefill_s(1, len(prompts[0]), start),
+            "predicted_by_probe_s": foreseen_s,
+            "would_restore": foreseen_s < by_probe.prefill_s(1, len(prompts[0]), 0),
+            "each": asdict(now),
         }
     return {
         "prefix_tokens": prefix_tokens,

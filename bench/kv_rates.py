@@ -1,4 +1,4 @@
-"""What the tiers of pages give without an engine in between."""
+"""What the tiers of pages give without an engine in between, and how fast the host launches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from queue import SimpleQueue
-from statistics import median
 
 import torch
 
 from bench.kv_rig import Rig
+from planner.probe.layer import TinyDecoder
 from planner.units import GB
 from runtime.kv.segments import SegmentFiles
 
@@ -22,14 +22,14 @@ def link_gbps(rig: Rig, nbytes: int) -> float:
     pages = list(islice(cycle(memory.tensor.split(size)), nbytes // size))
     if memory.device is None:
         targets = torch.zeros(min(4, len(pages)), size, dtype=torch.uint8)
-        return _median_gbps(nbytes, lambda: [targets[i % len(targets)].copy_(page) for i, page in enumerate(pages)])
+        return _gbps(nbytes, lambda: [targets[i % len(targets)].copy_(page) for i, page in enumerate(pages)])
     lane, device = memory.device.lane(), memory.device
 
     def copy() -> None:
         lane.copy((memory.bounce[i % len(memory.bounce)], page) for i, page in enumerate(pages))
         device.host_waits(lane.event())
 
-    return _median_gbps(nbytes, copy)
+    return _gbps(nbytes, copy)
 
 
 def card_gbps(rig: Rig, nbytes: int) -> float:
@@ -41,7 +41,7 @@ def card_gbps(rig: Rig, nbytes: int) -> float:
             memory.bounce[i % len(memory.bounce)].copy_(memory.kept[i])
         memory.device.host_waits(memory.device.compute_event())
 
-    return _median_gbps(nbytes, copy)
+    return _gbps(nbytes, copy)
 
 
 def disk_gbps(rig: Rig, nbytes: int) -> float:
@@ -60,18 +60,28 @@ def disk_gbps(rig: Rig, nbytes: int) -> float:
         slots.put(view)
 
     with ThreadPoolExecutor(rig.readers) as pool:
-        return _median_gbps(nbytes, lambda: list(pool.map(read, islice(cycle(places), nbytes // size))))
+        return _gbps(nbytes, lambda: list(pool.map(read, islice(cycle(places), nbytes // size))))
 
 
+LAUNCHES = 8
+"""Steps of ``LaunchRate`` beside a sample."""
 RATES: dict[str, Callable[[Rig, int], float]] = {"vram": card_gbps, "dram": link_gbps, "ssd": disk_gbps}
 """Tier -> the rate at which it gives pages, GB/s."""
 
 
-def _median_gbps(nbytes: int, act: Callable[[], object], times: int = 3) -> float:
-    """After one that warms up."""
-    rates = []
-    for _ in range(times + 1):
-        begun = time.perf_counter()
-        act()
-        rates.append(nbytes / GB / (time.perf_counter() - begun))
-    return median(rates[1:])
+class LaunchRate:
+    """The probe's measurement of ``layer_launch_s``, a few steps at a time."""
+
+    def __init__(self, rig: Rig):
+        self._layers = TinyDecoder(str(rig.device))
+        self._synchronize = (lambda: torch.cuda.synchronize(rig.device)) if rig.device.type == "cuda" else (lambda: None)
+
+    def samples(self, steps: int) -> list[float]:
+        """Seconds a layer of each; one more warms up."""
+        return [self._layers.timed_step(self._synchronize) for _ in range(steps + 1)][1:]
+
+
+def _gbps(nbytes: int, act: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    act()
+    return nbytes / GB / (time.perf_counter() - begun)

@@ -3,9 +3,10 @@
     python bench/kv_reuse.py work=/data/penstock out=kv_reuse.json
     python bench/kv_reuse.py checkpoint=DIR prefix_tokens=512,1024 store_bytes=1GiB
 
-Without `checkpoint` one is made under `work` with random weights of `model`'s geometry. Every row's process measures its bounds itself: the
-rates of VRAM, link and disk for as many bytes, and, beside each sample, a prefill of the tail over a context that is simply there. Runs
-without a GPU, too.
+Without `checkpoint` one is made under `work` with random weights of `model`'s geometry. Every row's process measures its bounds itself:
+the rates of VRAM, link and disk for as many bytes, and, beside each sample, a prefill of the tail over a context that is simply there.
+Predictions are the cost model's, with the disk's rate and the host's launch rate in that process; what it says with the probe's launch
+rate stands beside. Runs without a GPU, too.
 """
 
 from __future__ import annotations
@@ -189,7 +190,8 @@ def do_case(given: Mapping[str, str]) -> dict[str, Any]:
 def ttft_rows(prefix_tokens: int, got: Mapping[str, Any]) -> Iterator[Row]:
     for tier, figures in got["tiers"].items():
         moved = f"{show_bytes(got['restored_bytes'])} at {figures['tier_gbps']:.2f} GB/s"
-        beside = f"{moved} + {figures['tail_s']:.4f} s; cold {got['cold_s']:.3f} s"
+        launch = f"{1e3 * figures['layer_launch_s']:.2f} ms/layer; by probe {figures['predicted_by_probe_s'] / figures['ttft_s']:.3f}"
+        beside = f"{moved} + {figures['tail_s']:.4f} s; cold {got['cold_s']:.3f} s; {launch}"
         predicted = figures["predicted_s"] / figures["ttft_s"]
         yield Row("TTFT", f"{prefix_tokens} in {NAMES[tier]}", figures["ttft_s"], figures["bound_s"], "s", "<= 1.15", predicted, beside)
 

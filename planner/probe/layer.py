@@ -57,34 +57,31 @@ class TinyDecoder:
         out = self._model(input_ids=self._token, position_ids=self._position, past_key_values=self._cache, use_cache=True)
         return out.last_hidden_state
 
-    def forget(self) -> None:
-        """Take the step's token out of the cache."""
-        self._cache.crop(-1)
+    def timed_step(self, synchronize: Callable[[], None]) -> float:
+        """Host seconds to issue one layer: a step's, its token out of the cache again. ``synchronize`` waits for the device, uncounted."""
+        import torch
+
+        with torch.inference_mode():
+            start = time.perf_counter()
+            self.step()
+            taken = time.perf_counter() - start
+            synchronize()
+            self._cache.crop(-1)
+        return taken / LAYERS
 
 
 def measure_launch(device: str, seconds: float, synchronize: Callable[[], None]) -> Iterator[Figure]:
     """Host seconds to issue one layer on ``device``; ``synchronize`` waits for the device and is not counted.
 
-    The lower quartile: another process on the cores can only make a sample longer, often by ten times.
+    The median, as a run's steps are: on shared machines a host's speed changes by half within a minute, and the fastest quarter of the
+    samples foretold 10 % too little.
     """
-    import torch
-
     model = TinyDecoder(device)
+    for _ in range(WARM_UP_STEPS):
+        model.timed_step(synchronize)
     durations: list[float] = []
-
-    def sample() -> float:
-        start = time.perf_counter()
-        model.step()
-        taken = time.perf_counter() - start
-        synchronize()
-        model.forget()
-        return taken / LAYERS
-
-    with torch.inference_mode():
-        for _ in range(WARM_UP_STEPS):
-            sample()
-        end = time.perf_counter() + seconds
-        while len(durations) < LEAST_SAMPLES or time.perf_counter() < end:
-            durations.append(sample())
-    how = f"a Llama of {LAYERS} layers of hidden size {HIDDEN} in transformers, {device}: lower quartile of {len(durations)} steps"
-    yield Figure("layer_launch_s", statistics.quantiles(durations, n=4, method="inclusive")[0], how)
+    end = time.perf_counter() + seconds
+    while len(durations) < LEAST_SAMPLES or time.perf_counter() < end:
+        durations.append(model.timed_step(synchronize))
+    how = f"a Llama of {LAYERS} layers of hidden size {HIDDEN} in transformers, {device}: median of {len(durations)} steps"
+    yield Figure("layer_launch_s", statistics.median(durations), how)
