@@ -162,14 +162,19 @@ class ExpertCache:
         after = self._order[(self._place[layer] + 1) % len(self._order)]
         if after == layer:
             return after, []
-        if not most and touched < DENSE * self._count:
+        dense = self.is_dense(touched)
+        if not (most or dense):
             return after, []
         held = self._held(after) | (self._above._held(after) if self._above else set())
-        if touched >= DENSE * self._count:
+        if dense:
             return after, [e for e in range(self._count) if e not in held]
         odds = self._policy.foresee(self._place[after]).tolist()
         likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and e not in held]
         return after, sorted(likely, key=lambda e: -odds[e])[:most]
+
+    def is_dense(self, touched: int) -> bool:
+        """Whether a visit of ``touched`` experts counts as one of all."""
+        return touched >= DENSE * self._count
 
     def _held(self, layer: int) -> set[int]:
         return {*self._kept[layer], *self._passing[layer]}

@@ -62,9 +62,9 @@ def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:
     if experts is None:
         return None
     slots = ExpertSlots(*(round(pulp.value(program.experts.slots[tier])) for tier in (Tier.vram, Tier.dram)))
-    if p.hardware.gpu:
-        slots = replace(slots, chunk_bytes=expert_chunk_bytes(p.hardware.gpu, experts))
     slots = p.force.apply_to_experts(slots)
+    if p.hardware.gpu and p.force.expert_chunk_bytes is None:
+        slots = replace(slots, chunk_bytes=expert_chunk_bytes(p.hardware, p.model, p.workload, p.batch, slots.in_flight))
     if p.force.expert_prefetch is None:
         slots = replace(slots, prefetch=expert_prefetch(p.hardware, p.model, p.workload, slots, ssd, p.batch))
     return slots

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pulp
 
-from planner.decisions import Tier
+from planner.decisions import ExpertSlots, Tier
 from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
 from planner.moe.misses import SECOND_TIER, Visit, visit
 from planner.predict.contention import Contention
@@ -49,8 +49,7 @@ class ExpertTerms:
         self._vram_more: pulp.LpVariable | int = 0
         all_vram: pulp.LpVariable | int = 0
         if gpu:
-            chunk = problem.force.expert_chunk_bytes or expert_chunk_bytes(gpu, self.experts)
-            self._copy_t = expert_copy_s(gpu, self.experts, chunk) * ticks_per_s
+            self._copy_t = expert_copy_s(gpu, self.experts, self._chunk_bytes()) * ticks_per_s
             self._vram_more = program.integer("experts_vram_more", 0, 1)
             all_vram = self._tier(Tier.vram, problem.force.expert_vram_slots, 0)
             self.copied = 1 - all_vram
@@ -59,6 +58,12 @@ class ExpertTerms:
         self.dram_mb = self.slots[Tier.dram] * (expert_dram_bytes(self.experts) / MB)
         self.read = program.integer("experts_read", 0, 1)
         program.add(self.read >= 1 - all_vram - all_dram)
+
+    def _chunk_bytes(self) -> int:
+        """Of the copies of experts in a plan that solves the problem."""
+        p, force = self._problem, self._problem.force
+        in_flight = ExpertSlots.in_flight if force.expert_in_flight is None else force.expert_in_flight
+        return force.expert_chunk_bytes or expert_chunk_bytes(p.hardware, p.model, p.workload, p.batch, in_flight)
 
     def _tier(self, tier: Tier, forced: int | None, idle: pulp.LpVariable | int) -> pulp.LpVariable:
         """Variables of one tier, which needs no slots where ``idle``; whether it has one for every expert."""

@@ -7,14 +7,14 @@ from itertools import product
 
 from planner.errors import UserError
 from planner.force import Force
-from planner.hardware import Gpu, HardwareProfile
-from planner.model import Experts, ModelSpec
+from planner.hardware import HardwareProfile
+from planner.model import ModelSpec
 from planner.placement import head_block_bytes, head_blocks
 from planner.predict.memory import activation_bytes, card_activation_bytes
 from planner.predict.reuse import KeptSet
-from planner.predict.stages import h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
+from planner.predict.stages import decode_compute_s, h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
 from planner.rules.limits import LIMITS
-from planner.units import ALIGN, align_up
+from planner.units import ALIGN, GB, align_up
 from planner.workload import Workload
 
 
@@ -115,13 +115,24 @@ def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> lis
     return best
 
 
-def expert_chunk_bytes(gpu: Gpu, experts: Experts) -> int:
-    """Bytes of one copy of a part of an expert: of the smallest measured copy and its doublings the least at which the link is as fast as
-    with whole experts, but for the tolerance, since a demanded expert may wait for such copies."""
+PASSES_BY = 2
+"""Times at least that a run's host gets to queue more chunks while it issues one decoder layer, as far apart as may be: it does so before
+and behind attention, at the router, and behind each expert."""
+
+
+def expert_chunk_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, in_flight: int) -> int:
+    """Bytes of one copy of a part of an expert: of the smallest measured copy and its doublings the least at which the link is as fast
+    as with whole experts, but for the tolerance, and at which ``in_flight`` of them keep it busy until the host comes by again. Not more,
+    since a demanded expert may wait for such copies."""
+    gpu, experts = hardware.gpu, model.experts
+    assert gpu is not None and experts is not None
     smallest, whole = gpu.h2d.points[0][0], align_up(experts.expert_bytes)
     size = smallest
     fastest = h2d_gbps(gpu, whole, whole)
-    while size < whole and h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance):
+    layer_bytes = decode_compute_s(hardware, model, workload, batch) / model.layers * fastest * GB
+    while size < whole and (
+        h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance) or size * in_flight * PASSES_BY < layer_bytes
+    ):
         size *= 2
     return min(size, max(whole, smallest))
 

@@ -1,8 +1,8 @@
-"""The VRAM tier of experts: slots on the card, copies that bring experts to them, and a throttled thread that fetches some ahead."""
+"""The VRAM tier of experts: slots on the card, and the copies that bring experts to them, some of them ahead of their router."""
 
 from __future__ import annotations
 
-import threading
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from planner.interrupt import uninterrupted
 from planner.moe.cache import ExpertCache, Routing
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
@@ -52,8 +51,8 @@ class CardExperts:
 
     A visit computes with what is here at once. What is in DRAM is copied next, what is on the SSD as its parts arrive in DRAM; the host
     waits for parts of the SSD alone. What stays, and what is fetched ahead, is decided once the missing are on their way. Copies have the
-    stream of ``device`` to themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`start`'s thread
-    keeps queued of those fetched ahead.
+    stream of ``device`` to themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`fetch_ahead` has
+    queued. One thread does all this: another one for what is fetched ahead would take turns with it in the interpreter, chunk by chunk.
     """
 
     def __init__(
@@ -75,19 +74,16 @@ class CardExperts:
         self._copies = ExpertCopies(slots, device, ledger)
         self._device, self._clock = device, clock
         self._chunk_bytes, self._in_flight, self._prefetch = chunk_bytes, in_flight, prefetch
-        self._cond = threading.Condition()
         self._coming: dict[Key, _Ahead] = {}
+        self._under_way: deque[Event] = deque()
+        self._most_queued: float = in_flight
         self._ahead: set[Key] = set()
         self._wanted: deque[Key] = deque()
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
-        self._error: BaseException | None = None
-        self._stop = False
-        self._thread = threading.Thread(target=self._drive, name="penstock-experts", daemon=True)
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""
-        with self._cond:
-            self._copies.settle()
+        self._copies.settle()
 
     def keep_first(self) -> dict[Key, torch.Tensor]:
         """The slots that layers keep, given to their first experts: whoever calls this fills them before :meth:`start`."""
@@ -99,7 +95,7 @@ class CardExperts:
         return places
 
     def start(self) -> None:
-        """Fill from DRAM the slots that layers keep and that nobody filled, wait for it, and begin to fetch ahead where a visit says so."""
+        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it."""
         held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
         self._copies.lies_in(slot for slot in held.values() if slot is not None)
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
@@ -108,31 +104,27 @@ class CardExperts:
                 over = self._copy_all(key, slot)
         if over is not None:
             self._device.host_waits(over)
-        with uninterrupted():
-            self._thread.start()
 
     def route(self, index: torch.Tensor) -> torch.Tensor:
+        self.fetch_ahead()
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
-        with self._cond:
-            if self._error is not None:
-                raise self._error
-            self._wanted.clear()
-            with self._deciding:
-                seen = self._cache.find(layer, routing.experts)
-            for slot in seen.dropped:
-                self._cache.give_back(slot)
-            begun, self._coming = self._coming, {}
-            partly = [e for e in seen.hits if (layer, e) in begun]
-            for expert in partly:
-                self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
-            near, far = self._dram.visit(layer, routing, seen.misses)
-            coming = _Misses(deque(near), dict.fromkeys(far))
-            self._start(layer, coming)
-            self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
-            self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
-            self._ahead.clear()
+        self._wanted.clear()
+        with self._deciding:
+            seen = self._cache.find(layer, routing.experts)
+        for slot in seen.dropped:
+            self._cache.give_back(slot)
+        begun, self._coming = self._coming, {}
+        partly = [e for e in seen.hits if (layer, e) in begun]
+        for expert in partly:
+            self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
+        near, far = self._dram.visit(layer, routing, seen.misses)
+        coming = _Misses(deque(near), dict.fromkeys(far))
+        self._start(layer, coming)
+        self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
+        self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
+        self._ahead.clear()
         self._judge(layer, routing)
         self._go_on(layer, coming, routing)
         for expert in seen.hits:
@@ -166,15 +158,14 @@ class CardExperts:
     def _judge(self, layer: int, routing: Routing) -> None:
         """Decide in both tiers what is to stay."""
         if not self._cache.still:
-            with self._cond, self._deciding:
+            with self._deciding:
                 self._cache.judge(layer, routing)
         self._dram.judge(layer, routing)
 
     def _go_on(self, layer: int, coming: _Misses, routing: Routing) -> None:
         """Queue what there are slots for; behind the last that is missing, copies for the coming layer may begin."""
         if coming.near:
-            with self._cond:
-                self._start(layer, coming)
+            self._start(layer, coming)
         while coming.copied:
             self._dram.release(layer, coming.copied.pop())
         if not (coming.near or coming.far or coming.looked_ahead):
@@ -187,11 +178,10 @@ class CardExperts:
         expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed)
         segments = self._layouts[layer, expert].segments
         arrived = [s for extent in self._dram.parts(layer, expert)[number] for s in within(segments, extent.dest, extent.nbytes)]
-        with self._cond:
-            slot = self._cache.slot(layer, expert)
-            if slot is None:
-                slot = self._take(layer, expert)
-            self._copy((layer, expert), slot, *self._dram.place(layer, expert), arrived)
+        slot = self._cache.slot(layer, expert)
+        if slot is None:
+            slot = self._take(layer, expert)
+        self._copy((layer, expert), slot, *self._dram.place(layer, expert), arrived)
         if not over:
             return None
         del coming.far[expert]
@@ -212,13 +202,11 @@ class CardExperts:
 
     def _used(self, layer: int, expert: int) -> None:
         """What computes with ``expert`` is issued."""
-        with self._cond:
-            self._copies.left(self._cache.slot(layer, expert))
-            let_go = self._cache.settle(layer, expert)
-            if let_go is not None:
-                self._cache.give_back(let_go)
-                if self._wanted:
-                    self._cond.notify_all()
+        self._copies.left(self._cache.slot(layer, expert))
+        let_go = self._cache.settle(layer, expert)
+        if let_go is not None:
+            self._cache.give_back(let_go)
+        self.fetch_ahead()
 
     def _take(self, layer: int, expert: int) -> int:
         slot = self._cache.take(layer, expert)
@@ -237,31 +225,26 @@ class CardExperts:
     def _look_ahead(self, layer: int, touched: int) -> None:
         if self._cache.still:
             return
-        with self._cond:
-            with self._deciding:
-                after, wanted = self._cache.coming(layer, touched, self._prefetch)
-            if wanted:
-                self._wanted.extend((after, expert) for expert in wanted)
-                self._cond.notify_all()
+        with self._deciding:
+            after, wanted = self._cache.coming(layer, touched, self._prefetch)
+        self._most_queued = math.inf if self._cache.is_dense(touched) else self._in_flight
+        self._wanted.extend((after, expert) for expert in wanted)
+        self.fetch_ahead()
 
-    def _drive(self) -> None:
-        """Queue chunk after chunk of what is wanted ahead, ``in_flight`` at most."""
-        under_way: deque[Event] = deque()
-        try:
-            while True:
-                with self._cond:
-                    self._cond.wait_for(lambda: self._stop or self._next_ahead() is not None)
-                    if self._stop:
-                        return
-                    coming = self._next_ahead()
-                    under_way.append(self._queue(coming, 1))
-                    if not coming.chunks:
-                        del self._coming[coming.key]
-                while len(under_way) >= self._in_flight:
-                    self._device.host_waits(under_way.popleft())
-        except BaseException as error:  # raised in the thread that computes
-            with self._cond:
-                self._error = error
+    def fetch_ahead(self) -> None:
+        """Queue chunks of what is wanted ahead, as long as fewer than ``in_flight`` are on their way; all that there are slots for, where
+        the coming layer will want it for certain. Never blocks; called wherever the host passes by."""
+        if not (self._coming or self._wanted):
+            return
+        while self._under_way and self._device.done(self._under_way[0]):
+            self._under_way.popleft()
+        while len(self._under_way) < self._most_queued:
+            coming = self._next_ahead()
+            if coming is None:
+                return
+            self._under_way.append(self._queue(coming, 1))
+            if not coming.chunks:
+                del self._coming[coming.key]
 
     def _next_ahead(self) -> _Ahead | None:
         """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""
@@ -281,11 +264,3 @@ class CardExperts:
     def _queue(self, coming: _Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
         return self._copy(coming.key, coming.slot, coming.dram_slot, coming.source, chunks)
-
-    def close(self) -> None:
-        """End the thread that fetches ahead; what is queued finishes."""
-        with self._cond:
-            self._stop = True
-            self._cond.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(timeout=30)

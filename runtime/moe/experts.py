@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.placement import Unit
 from runtime.device import CopyDevice
 from runtime.ledger import Ledger
 from runtime.load import Fill
+from runtime.model import submodule
 from runtime.moe.ahead import make_ahead
 from runtime.moe.card import CardExperts
 from runtime.moe.forward import ExpertSource, take_over
@@ -49,6 +51,8 @@ class Experts:
                 layouts, slots, host.vram_cache, host.dram, device.twin(), clock, ledger,
                 decided.chunk_bytes, decided.in_flight, decided.prefetch,
             )  # fmt: skip
+            for number in range(len(layers)):
+                _pass_by(submodule(layers, Unit("attn", number)), self.card)
         self._rehearsed = RehearsedExperts(next(iter(tensors.values())), slots[0] if slots else place)
         self._layers = take_over(layers, self._rehearsed)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
@@ -63,7 +67,7 @@ class Experts:
         return [Fill(room.layouts[key], room.on_card[key].segments, place) for key, place in places.items()]
 
     def start(self) -> None:
-        """DRAM has what it was to be filled with: fill VRAM, and begin to fetch ahead."""
+        """DRAM has what it was to be filled with: fill VRAM."""
         if self.card is not None:
             self.card.start()
 
@@ -102,9 +106,13 @@ class Experts:
             self.card.settle()
 
     def close(self) -> None:
-        """Nothing is fetched any more."""
+        """Nothing is read any more."""
         if self._recorder is not None:
             self._recorder.close()
         self.dram.close()
-        if self.card is not None:
-            self.card.close()
+
+
+def _pass_by(block: nn.Module, card: CardExperts) -> None:
+    """Let ``card`` queue more where the host enters and leaves ``block``: between a layer's experts and its successor's router."""
+    block.register_forward_pre_hook(lambda *_: card.fetch_ahead())
+    block.register_forward_hook(lambda *_: card.fetch_ahead())

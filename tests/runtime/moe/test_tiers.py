@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,37 +157,40 @@ slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 
 @settings(deadline=None, max_examples=25)
 @given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3))
-def test_a_card_computes_with_every_expert_once_a_visit_while_a_thread_fetches_ahead(
+def test_a_card_computes_with_every_expert_once_a_visit_and_fetches_ahead(
     layouts: dict, vram: int, dram: int, seed: int, prefetch: int
 ) -> None:
     cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1))
     with dram_tier(layouts, dram, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, HostCopier(), prefetch)
         card.start()
-        try:
-            for layer, routing in routings(seed, 24):
-                used = []
-                for expert, parameters in card.visit(layer, routing):
-                    check(layer, expert, parameters)
-                    used.append(expert)
-                assert sorted(used) == sorted(routing.experts)
-        finally:
-            card.close()
+        for layer, routing in routings(seed, 24):
+            used = []
+            for expert, parameters in card.visit(layer, routing):
+                check(layer, expert, parameters)
+                used.append(expert)
+            assert sorted(used) == sorted(routing.experts)
 
 
 @settings(deadline=None, max_examples=25)
-@given(vram=slots_of, seed=st.integers(0, 10**6), whole=st.booleans())
-def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(layouts: dict, vram: int, seed: int, whole: bool) -> None:
+@given(vram=slots_of, seed=st.integers(0, 10**6), whole=st.booleans(), prefetch=st.integers(0, 3))
+def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(
+    layouts: dict, vram: int, seed: int, whole: bool, prefetch: int
+) -> None:
     """Copies and kernels are done in any order that streams and events allow; the bytes are looked at when the kernel runs."""
     draw = random.Random(seed)
     device = FakeDevice(lambda enabled: draw.choice(list(enabled)))
     cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1))
     with dram_tier(layouts, EXPERTS.units if whole else 9, seed, cache, True) as below:
-        card = card_tier(layouts, vram, below, cache, device, 0)
+        card = card_tier(layouts, vram, below, cache, device, prefetch)
         ran = []
         for layer, routing in routings(seed, 12):
             for expert, parameters in card.visit(layer, routing):
                 device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
+            for _ in range(draw.randint(0, 3)):
+                if device.enabled():
+                    device.advance(draw.choice(device.enabled()))
+                card.fetch_ahead()
         while device.enabled():
             device.advance(draw.choice(device.enabled()))
         assert len(ran) == uses(seed, 12)
@@ -209,38 +210,22 @@ def vars_of(extent: Extent) -> tuple[int, int, int]:
 
 
 class SlowCard(HostCopier):
-    """Copies that are over only once :meth:`let` says so: events are numbered from 1."""
+    """Copies that are over once ``over`` says so: events are numbered from 1."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._over = threading.Condition()
-        self._events, self._done = 0, 0
+        self.over, self._events = 0, 0
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         super().copy(dst, src)
-        with self._over:
-            self.sizes.append(dst.numel())
-            self._over.notify_all()
+        self.sizes.append(dst.numel())
 
     def copy_event(self, again: float | None = None) -> float:
         self._events += 1
         return self._events
 
-    def host_waits(self, event: float) -> None:
-        with self._over:
-            assert self._over.wait_for(lambda: self._done >= event, 10)
-
-    def let(self, event: int) -> None:
-        with self._over:
-            self._done = event
-            self._over.notify_all()
-
-    def copied(self, count: int) -> list[int]:
-        """The sizes of copies, once there are so many."""
-        with self._over:
-            self._over.wait_for(lambda: len(self.sizes) >= count, 10)
-            time.sleep(0.05)
-            return list(self.sizes)
+    def done(self, event: float) -> bool:
+        return self.over >= event
 
 
 class Certain(Whims):
@@ -261,19 +246,18 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
     with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
         card = card_tier(layouts, 3, below, cache, device, 1)
         card.start()
-        try:
-            list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
-            assert device.copied(3) == [whole, chunk, chunk]
-            device.let(3)
-            assert device.copied(4) == [whole, chunk, chunk, whole - 2 * chunk]
-            device.let(5)
-            list(card.visit(2, Routing(np.array([[0, 3]]), prompt=False)))
-            assert device.copied(7)[4:] == [whole, chunk, chunk] and card.stats.ahead_used == 1
-            list(card.visit(4, Routing(np.array([[5]]), prompt=False)))
-            assert device.copied(8)[7:] == [whole] and card.stats.ahead_used == 1
-        finally:
-            device.let(99)
-            card.close()
+        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        assert device.sizes == [whole, chunk, chunk]
+        card.fetch_ahead()
+        assert len(device.sizes) == 3
+        device.over = 3
+        card.fetch_ahead()
+        assert device.sizes == [whole, chunk, chunk, whole - 2 * chunk]
+        device.over = 5
+        list(card.visit(2, Routing(np.array([[0, 3]]), prompt=False)))
+        assert device.sizes[4:] == [whole, chunk, chunk] and card.stats.ahead_used == 1
+        list(card.visit(4, Routing(np.array([[5]]), prompt=False)))
+        assert device.sizes[7:] == [whole] and card.stats.ahead_used == 1
 
 
 class HeldReads:
