@@ -72,8 +72,8 @@ class Engine:
             if self.card is None:
                 tensors = {u: x.tensors for u, x in self.host.layouts.items()}
                 self.stream: HostStream | RingStream = HostStream(self.dram, tensors, self.ledger)
-                slot = self.arena.slice(self.host.cache_at, self.dram.slot_bytes)
-                self._rehearsal = Rehearsal(tensors, lambda _: slot)
+                slots = self.arena.slice(self.host.cache_at, self.dram.slots * self.dram.slot_bytes).split(max(1, self.dram.slot_bytes))
+                self._rehearsal = Rehearsal(tensors, lambda u: slots[u.layer % len(slots)])
             else:
                 self.page_memory = replace(self.page_memory, device=copier, bounce=self.card.bounce, kept=self.card.kept)
                 self.stream, self._rehearsal = self.card.stream, self.card.rehearsal
@@ -100,9 +100,10 @@ class Engine:
         if host is None:
             return None
         with uninterrupted():
-            place = self.arena.slice(host.at, host.dram.slot_bytes)
+            each = host.dram.slot_bytes
             slots = self.card.expert_slots if self.card else []
-            experts = Experts(host, skeleton.layers, slots, place, self.copier, self.stream, self.ledger, self.host.options.record)
+            places = slots or self.arena.slice(host.at, max(1, host.room.dram_slots) * each).split(each)
+            experts = Experts(host, skeleton.layers, slots, places, self.copier, self.stream, self.ledger, self.host.options.record)
             self._stack.callback(experts.close)
         return experts
 

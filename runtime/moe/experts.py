@@ -24,15 +24,15 @@ from runtime.moe.room import ExpertHost
 
 
 class Experts:
-    """Computes from anywhere until :meth:`start`, then from the plan's tiers. ``slots`` lie in VRAM; without a GPU there are none and
-    ``place`` is a slot's bytes in DRAM."""
+    """Computes from ``places``, slots of any tier, until :meth:`start`, then from the plan's tiers. ``slots`` lie in VRAM; without a GPU
+    there are none."""
 
     def __init__(
         self,
         host: ExpertHost,
         layers: nn.ModuleList,
         slots: Sequence[torch.Tensor],
-        place: torch.Tensor,
+        places: Sequence[torch.Tensor],
         device: CopyDevice | None,
         clock: ComputeClock,
         ledger: Ledger,
@@ -53,7 +53,8 @@ class Experts:
             )  # fmt: skip
             for number in range(len(layers)):
                 _pass_by(submodule(layers, Unit("attn", number)), self.card)
-        self._rehearsed = RehearsedExperts(next(iter(tensors.values())), slots[0] if slots else place)
+        count = host.room.plan.model.experts.count
+        self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, count)
         self._layers = take_over(layers, self._rehearsed)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
         self._recorder = None if record is None else TraceRecorder(record, layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
 import torch
 
@@ -13,15 +14,23 @@ from runtime.store.base import TensorLayout
 
 
 class RehearsedExperts:
-    """Feeds every expert from one and the same ``place``. All tokens go to the same experts, so that no later pass has an expert with more
-    rows."""
+    """Feeds the experts of layers with ``count`` each from ``places`` in turns, as far apart as they can be: one place would stay in the
+    processor's cache. Of several tokens all go to the first expert, so that no later pass has one with more rows, and by their last choice
+    half of them to another, half of the rest to the next, and so on: products of other heights are other kernels, to be loaded before times
+    are taken."""
 
-    def __init__(self, tensors: Sequence[TensorLayout], place: torch.Tensor):
-        self._views = views(tensors, place)
+    def __init__(self, tensors: Sequence[TensorLayout], places: Sequence[torch.Tensor], count: int):
+        self._views = cycle([views(tensors, place) for place in places])
+        self._count = count
 
     def route(self, index: torch.Tensor) -> torch.Tensor:
-        return torch.arange(index.shape[1], device=index.device, dtype=index.dtype).expand_as(index)
+        tokens, top_k = index.shape
+        chosen = torch.arange(top_k, device=index.device, dtype=index.dtype).repeat(tokens, 1)
+        if tokens > 1 and top_k > 1:
+            nth = torch.arange(1, tokens + 1, device=index.device)
+            chosen[:, -1] += torch.log2(tokens / nth).to(index.dtype).clamp(max=self._count - top_k)
+        return chosen
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         for expert in routing.experts:
-            yield expert, self._views
+            yield expert, next(self._views)

@@ -17,6 +17,7 @@ from planner.moe.traces import read_trace
 from runtime.engine import Engine, EngineOptions
 from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from runtime.model import open_skeleton
+from runtime.moe.rehearsal import RehearsedExperts
 from runtime.store.pack import pack_checkpoint
 from tests.support import HostCopier, decisions, plan_for
 
@@ -135,3 +136,11 @@ def test_what_is_recorded_is_what_the_model_chose(tmp_path: Path) -> None:
     for pos, line in enumerate(lines):
         assert (line["prompt"], line["phase"], line["pos"]) == (0, Phase.prefill, pos)
         assert line["experts"] == [layer[pos].topk(2).indices.tolist() for layer in logits]
+
+
+@pytest.mark.parametrize("tokens, top_k, rows", [(1, 2, [1, 1]), (64, 2, [64, 32, 16, 8, 4, 4]), (6, 3, [6, 6, 3, 2, 1]), (5, 1, [5])])
+def test_a_rehearsal_has_experts_of_many_heights(tokens: int, top_k: int, rows: list[int]) -> None:
+    rehearsed = RehearsedExperts((), [torch.empty(0, dtype=torch.uint8)], count=6)
+    chosen = rehearsed.route(torch.zeros(tokens, top_k, dtype=torch.long))
+    assert all(len(set(row)) == top_k for row in chosen.tolist())
+    assert torch.bincount(chosen.ravel()).tolist() == rows
