@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of, read_names, read_values  # noqa: E402
-from bench.link import Bench, limit_of  # noqa: E402
+from bench.link import Bench, limit_of, machine  # noqa: E402
 from bench.moe import SMALL  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
 from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
@@ -115,9 +115,7 @@ def show(rows: list[Row]) -> None:
               f"{min(own):.3f} to {max(own):.3f}")  # fmt: skip
 
 
-def measure(work: Path, cases: tuple[str, ...], repeats: int) -> list[Row]:
-    bench = Bench(work)
-    bench.probe()
+def measure(bench: Bench, cases: tuple[str, ...], repeats: int) -> list[Row]:
     rows: list[Row] = []
     for _ in range(repeats):
         for case in cases:
@@ -158,10 +156,13 @@ def main() -> None:
         cases = read_names(given, "cases", [*CASES, *OF_EXPERTS]).get("cases", (*CASES, *OF_EXPERTS))
     except UserError as error:
         raise SystemExit(f"bench/simulate.py: {error}") from None
-    rows = measure(values["work"], cases, values.get("repeats", 3))
+    bench = Bench(values["work"])
+    where = machine(bench.probe())
+    rows = measure(bench, cases, values.get("repeats", 3))
     show(rows)
     if "out" in values:
-        values["out"].write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+        document = {"machine": where, "rows": [asdict(row) for row in rows]}
+        values["out"].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

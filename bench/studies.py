@@ -137,10 +137,10 @@ def report_table(document: Document) -> Iterator[str]:
         yield f"\nLogits of {logits['passes']} passes beside the unstreamed model's: {same}."
 
 
-def simulate_table(document: Sequence[Document]) -> Iterator[str]:
+def simulate_table(document: Document) -> Iterator[str]:
     """Rows of ``bench/simulate.py``."""
     yield from head("case", "phase", "measured", "closed form", "simulated", "simulated, the run's own rates")
-    for row in document:
+    for row in document["rows"]:
         ratios = [ratio(row[key]) for key in ("closed", "simulated", "own_rates")]
         yield cells(row["case"], row["phase"], show_seconds(row["measured_s"]), *ratios)
 
