@@ -59,7 +59,7 @@ def test_a_file_of_no_study_is_named(script: ModuleType, copied: Path) -> None:
 
 def test_a_second_file_of_a_study_has_a_section_of_its_own(script: ModuleType, copied: Path) -> None:
     shutil.copy(copied / "cpu" / "moe.json", copied / "cpu" / "moe-qwen3.json")
-    (copied / "cpu" / "simulate.json").write_text(json.dumps([SIMULATED]), encoding="utf-8")
+    (copied / "cpu" / "simulate.json").write_text(json.dumps({"rows": [SIMULATED]}), encoding="utf-8")
     page = script.page(copied)
     assert "### Experts: cpu, qwen3\n" in page and "| half | decode | 250 ms | 1.020 | 1.010 | 0.990 |" in page
 
