@@ -227,7 +227,8 @@ class CardExperts:
             return
         with self._deciding:
             after, wanted = self._cache.coming(layer, touched, self._prefetch)
-        self._most_queued = math.inf if self._cache.is_dense(touched) else self._in_flight
+        certain = self._cache.is_dense(touched) and after > layer  # the pass after this one may be a step
+        self._most_queued = math.inf if certain else self._in_flight
         self._wanted.extend((after, expert) for expert in wanted)
         self.fetch_ahead()
 

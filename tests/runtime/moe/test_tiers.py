@@ -214,15 +214,15 @@ class SlowCard(HostCopier):
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self.over, self._events = 0, 0
+        self.over, self.events = 0, 0
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         super().copy(dst, src)
         self.sizes.append(dst.numel())
 
     def copy_event(self, again: float | None = None) -> float:
-        self._events += 1
-        return self._events
+        self.events += 1
+        return self.events
 
     def done(self, event: float) -> bool:
         return self.over >= event
@@ -258,6 +258,25 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
         assert device.sizes[4:] == [whole, chunk, chunk] and card.stats.ahead_used == 1
         list(card.visit(4, Routing(np.array([[5]]), prompt=False)))
         assert device.sizes[7:] == [whole] and card.stats.ahead_used == 1
+
+
+def test_a_prompts_next_layer_is_fetched_without_a_throttle_but_not_the_first_layer_of_the_next_pass(layouts: dict) -> None:
+    """Slots are for three experts to pass: two of the next layer's are on their way at once, and one is left for a demand."""
+    whole, chunk = 8 * ELEMENTS, 2 * ALIGN
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    device = SlowCard()
+    every = Routing(np.array([range(COUNT)]), prompt=True)
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        list(card.visit(1, every))
+        ahead = device.sizes[COUNT:]
+        assert sum(ahead) == 2 * whole and len(ahead) > 2
+        list(card.visit(2, every))
+        device.over, before = device.events, len(device.sizes)
+        list(card.visit(4, Routing(np.array([range(2, COUNT)]), prompt=True)))
+        assert card.stats.ahead == 2 + 2 + 1 and card.stats.ahead_used == 2
+        assert device.sizes[before:] == [whole] * (COUNT - 2) + [chunk, chunk]
 
 
 class HeldReads:
