@@ -76,10 +76,11 @@ def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, 
                 restored(cache, "vram")
                 beside("vram")
     read_gbps, tiers = warm["ssd"].median("tier_gbps"), {}
+    by_probe = Worth(rig.plan, read_gbps)
     for name in (name for name, samples in warm.items() if samples.ttft_s):
         now, parts = warm[name], {Tier(name): pages}
         launching = replace(rig.plan, hardware=replace(rig.plan.hardware, layer_launch_s=now.median("layer_launch_s")))
-        by_probe, by_these = Worth(rig.plan, read_gbps), Worth(launching, read_gbps)
+        by_these = Worth(launching, read_gbps)
         foreseen_s = by_probe.restore_s(parts) + by_probe.prefill_s(1, len(prompts[0]), start)
         tiers[name] = {
             "ttft_s": now.median("ttft_s"),

@@ -16,7 +16,7 @@ which differ by what they miss.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -41,16 +41,21 @@ SMALL = ("model.hidden=1024", "model.heads=16", "model.kv_heads=4", "model.head_
 """Mixtral's shape with experts of 22 MB: 1.5 GB in all, for a machine without a GPU."""
 
 
+def favoured(bench: Bench, name: str, overrides: Sequence[str], share: float, slots: int) -> Path:
+    """A random checkpoint whose routers have favourites, made once under the bench's directory."""
+    fresh = not (bench.work / name).exists()
+    checkpoint = bench.checkpoint(name, *overrides)
+    if fresh:
+        favour(checkpoint, share, slots, seed=0)
+    return checkpoint
+
+
 class Cases:
     """Runs over one checkpoint, made once under the bench's directory."""
 
     def __init__(self, bench: Bench, overrides: list[str], vram: str, share: float, slots: int, new_tokens: int):
         self._bench, self._vram, self._share, self._new = bench, vram, share, new_tokens
-        path = bench.work / "moe"
-        fresh = not path.exists()
-        self.checkpoint = bench.checkpoint("moe", *overrides)
-        if fresh:
-            favour(self.checkpoint, share, slots, seed=0)
+        self.checkpoint = favoured(bench, "moe", overrides, share, slots)
         self._spec = spec_from_checkpoint(self.checkpoint)
         self._experts = self._spec.experts
         self._reports: dict[str, dict] = {}

@@ -11,7 +11,6 @@ what computing takes while nothing moves), so that a machine whose rates drift d
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,8 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of, read_names, read_values  # noqa: E402
 from bench.link import Bench, limit_of, machine  # noqa: E402
-from bench.moe import SMALL  # noqa: E402
-from bench.moe_routing import favour  # noqa: E402
+from bench.moe import SMALL, favoured  # noqa: E402
 from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
 from planner.errors import UserError  # noqa: E402
 from planner.moe.experts import TRANSIT_SLOTS  # noqa: E402
@@ -139,10 +137,8 @@ def run_case(bench: Bench, case: str) -> Iterator[Row]:
 def moe_checkpoint(bench: Bench) -> tuple[Path, Path]:
     """A checkpoint of experts, and the routings of all runs of it: what they say does not depend on where experts lie. Recording takes
     time, so no run that is measured does it."""
-    made, trace = bench.work / "moe", bench.work / "moe.jsonl.gz"
+    made, trace = favoured(bench, "moe-small", ["model=mixtral8x7b", *SMALL], 0.6, 2), bench.work / "moe-small.jsonl.gz"
     if not trace.exists():
-        shutil.rmtree(made, ignore_errors=True)
-        favour(bench.checkpoint("moe", "model=mixtral8x7b", *SMALL), 0.6, 2, seed=0)
         bench.run("record", made, [*WORK], [f"rounds={ROUNDS}", SAMPLED, f"moe.record={trace}"], limits=False)
     return made, trace
 

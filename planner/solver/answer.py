@@ -24,7 +24,7 @@ from planner.predict.foresight import expert_prefetch
 from planner.predict.memory import kept_file_bytes
 from planner.rules.limits import LIMITS
 from planner.solver.formulation import Formulation
-from planner.solver.menu import MENUS, expert_chunk_bytes
+from planner.solver.menu import MENUS
 
 
 def decisions_of(program: Formulation) -> Decisions:
@@ -63,8 +63,8 @@ def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:
         return None
     slots = ExpertSlots(*(round(pulp.value(program.experts.slots[tier])) for tier in (Tier.vram, Tier.dram)))
     slots = p.force.apply_to_experts(slots)
-    if p.hardware.gpu and p.force.expert_chunk_bytes is None:
-        slots = replace(slots, chunk_bytes=expert_chunk_bytes(p.hardware, p.model, p.workload, p.batch, slots.in_flight))
+    if p.hardware.gpu:
+        slots = replace(slots, chunk_bytes=program.experts.chunk_bytes)
     if p.force.expert_prefetch is None:
         slots = replace(slots, prefetch=expert_prefetch(p.hardware, p.model, p.workload, slots, ssd, p.batch))
     return slots

@@ -28,6 +28,8 @@ class ExpertTerms:
     """Whether any expert passes through VRAM."""
     read: pulp.LpVariable | int = 0
     """Whether any is read from the SSD after loading."""
+    chunk_bytes: int = 0
+    """Of a copy to the card; 0 without one."""
 
     def __init__(
         self,
@@ -49,7 +51,11 @@ class ExpertTerms:
         self._vram_more: pulp.LpVariable | int = 0
         all_vram: pulp.LpVariable | int = 0
         if gpu:
-            self._copy_t = expert_copy_s(gpu, self.experts, self._chunk_bytes()) * ticks_per_s
+            in_flight = problem.force.apply_to_experts(ExpertSlots(0, 0)).in_flight
+            self.chunk_bytes = problem.force.expert_chunk_bytes or expert_chunk_bytes(
+                problem.hardware, problem.model, problem.workload, problem.batch, in_flight
+            )
+            self._copy_t = expert_copy_s(gpu, self.experts, self.chunk_bytes) * ticks_per_s
             self._vram_more = program.integer("experts_vram_more", 0, 1)
             all_vram = self._tier(Tier.vram, problem.force.expert_vram_slots, 0)
             self.copied = 1 - all_vram
@@ -58,12 +64,6 @@ class ExpertTerms:
         self.dram_mb = self.slots[Tier.dram] * (expert_dram_bytes(self.experts) / MB)
         self.read = program.integer("experts_read", 0, 1)
         program.add(self.read >= 1 - all_vram - all_dram)
-
-    def _chunk_bytes(self) -> int:
-        """Of the copies of experts in a plan that solves the problem."""
-        p, force = self._problem, self._problem.force
-        in_flight = ExpertSlots.in_flight if force.expert_in_flight is None else force.expert_in_flight
-        return force.expert_chunk_bytes or expert_chunk_bytes(p.hardware, p.model, p.workload, p.batch, in_flight)
 
     def _tier(self, tier: Tier, forced: int | None, idle: pulp.LpVariable | int) -> pulp.LpVariable:
         """Variables of one tier, which needs no slots where ``idle``; whether it has one for every expert."""
