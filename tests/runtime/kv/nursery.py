@@ -24,6 +24,12 @@ class Nursery:
         """The child's pid."""
         return self._ask([function, arguments])
 
+    def hold(self, directory: Path) -> int:
+        """A child that has opened ``directory`` for writing and stopped, all its threads with it: it holds the lock and changes nothing."""
+        pid = self.start("hold", directory=str(directory))
+        assert self._ask(["stopped", {"pid": pid}])
+        return pid
+
     def kill(self, pid: int) -> None:
         """SIGKILL, and wait until it is gone."""
         os.kill(pid, signal.SIGKILL)
@@ -83,8 +89,9 @@ def hold(directory: str) -> None:
     """Keep the writer's lock."""
     from tests.runtime.kv.pages import open_writer
 
-    open_writer(Path(directory))
-    signal.pause()
+    writer = open_writer(Path(directory))
+    os.kill(os.getpid(), signal.SIGSTOP)
+    writer.close()
 
 
 def clear(directory: str) -> None:
@@ -104,6 +111,8 @@ def _serve() -> None:
         function, arguments = json.loads(line)
         if function == "wait":
             answer = os.waitstatus_to_exitcode(os.waitpid(arguments["pid"], 0)[1])
+        elif function == "stopped":
+            answer = os.WIFSTOPPED(os.waitpid(arguments["pid"], os.WUNTRACED)[1])
         else:
             if "universe" in arguments:
                 _buffers(arguments["universe"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,8 @@ from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import SHAPE, open_writer, put
 
 
-def wait_for_holder(directory: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not (directory / LOCK).exists() or not (directory / LOCK).read_text():
-        assert time.monotonic() < deadline, "no holder"
-        time.sleep(0.005)
-
-
 def test_a_second_writer_is_told_of_the_first_and_allowed_when_that_was_killed(tmp_path: Path, nursery: Nursery) -> None:
-    pid = nursery.start("hold", directory=str(tmp_path))
-    wait_for_holder(tmp_path)
+    pid = nursery.hold(tmp_path)
     with pytest.raises(UserError) as refused:
         open_writer(tmp_path)
     line = str(refused.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import time
@@ -22,7 +21,6 @@ from tests.runtime.kv.batches import TOKENS, served
 from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import SHAPE, open_writer, put
 from tests.runtime.kv.pages import served as read_back
-from tests.runtime.kv.test_lock import wait_for_holder
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, machine, plan_for, save_tiny, workload
 
@@ -32,17 +30,6 @@ WORK = {"prompt_tokens": 100, "max_new_tokens": 4, "force": ForceConfig(page_tok
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: hashlib.blake2b(path.read_bytes()).digest() for path in directory.iterdir()}
-
-
-def settled(directory: Path) -> dict[str, bytes]:
-    """The contents once a process that opens the directory has written its index: unchanged for a while, with no file half written."""
-    for _ in range(100):
-        with contextlib.suppress(FileNotFoundError):
-            before = contents(directory)
-            time.sleep(0.3)
-            if before == contents(directory) and not any(name.endswith(".partial") for name in before):
-                return before
-    raise AssertionError(f"{directory} goes on changing")
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +46,10 @@ def here(checkpoint: Path, tmp_path: Path) -> Desk:
 def test_a_run_that_only_reads_restores_beside_a_writer_and_changes_nothing(here: Desk, tmp_path: Path, nursery: Nursery) -> None:
     kv = tmp_path / "kv"
     want = here.run(**WORK, kv=ReuseConfig(dir=str(kv), read_gbps=1e9))
-    pid = nursery.start("hold", directory=str(kv))
-    wait_for_holder(kv)
+    pid = nursery.hold(kv)
     refused = here.refusal(**WORK, kv=ReuseConfig(dir=str(kv)))
     assert f"process {pid} of host" in refused and "set kv.read_only=true" in refused
-    before = settled(kv)
+    before = contents(kv)
     got = here.run(**WORK, kv=ReuseConfig(dir=str(kv), read_only=True, read_gbps=1e9), rounds=2)
     nursery.kill(pid)
     assert got["tokens"] == want["tokens"]
@@ -99,7 +85,6 @@ def test_nothing_to_read_is_refused_in_one_line(
 
 def test_a_reader_meets_only_right_pages_while_a_writer_adds_and_evicts(tmp_path: Path, nursery: Nursery) -> None:
     pid = nursery.start("write_forever", directory=str(tmp_path), start=0, universe=64, pages=16, segment_pages=4)
-    wait_for_holder(tmp_path)
     reader = DiskReader(tmp_path, SHAPE, warn=lambda line: None)
     deadline, seen = time.monotonic() + 60, set()
     while reader.counters()["failed_missing"] < 5 or len(seen) < 16:
