@@ -1,48 +1,98 @@
-"""What an expert policy's decision costs: one observation, worth and foresight a layer, on random routings.
+"""What deciding about experts costs a layer, on random routings: a policy's observation, worth and foresight, and a tier's whole visit.
 
     python bench/policy_time.py
 
-Microseconds a layer: the median and the fastest tenth of 400 tokens. The last line of stdout is one JSON document.
+Microseconds a layer, medians over tokens: by itself, everything warm, and after the OPERATIONS small tensor operations that compute a layer
+in between, which take the caches that a run takes. `tier` is a cache with slots for half of the experts under `mix`: what a layer finds
+and misses, what it keeps, what to fetch ahead. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 
 from planner.decisions import ExpertPolicyName
-from planner.policy.experts import make_expert_policy
+from planner.moe.cache import ExpertCache, Routing
+from planner.policy.experts import ExpertPolicy, make_expert_policy
 
 SHAPES = {"mixtral8x7b": (32, 8, 2), "qwen3-30b-a3b": (48, 128, 8)}
 """Model -> MoE layers, experts, top_k."""
 
-TOKENS = 400
+TOKENS, OPERATIONS = 100, 80
 
 
-def layer_us(name: ExpertPolicyName, layers: int, count: int, top_k: int) -> tuple[float, float]:
-    """Median and fastest tenth."""
+def policy_visits(policy: ExpertPolicy, scores: np.ndarray) -> Callable[[int, Routing], None]:
+    """Foresight, observation and worth."""
+
+    def visit(layer: int, routing: Routing) -> None:
+        policy.foresee(layer)
+        policy.observe(layer, routing.experts, scores)
+        policy.worth(layer)
+
+    return visit
+
+
+def tier_visits(policy: ExpertPolicy, layers: int, count: int, top_k: int) -> Callable[[int, Routing], None]:
+    """All that a tier decides, in the engine's order."""
+    cache = ExpertCache(dict.fromkeys(range(layers), count // 2), layers * count // 2 + top_k + 1, count, policy)
+
+    def visit(layer: int, routing: Routing) -> None:
+        seen = cache.find(layer, routing.experts)
+        for slot in seen.dropped:
+            cache.give_back(slot)
+        for expert in seen.misses:
+            cache.take(layer, expert)
+        cache.judge(layer, routing)
+        cache.coming(layer, len(routing.experts), 1)
+        for expert in (*seen.hits, *seen.misses):
+            slot = cache.settle(layer, expert)
+            if slot is not None:
+                cache.give_back(slot)
+
+    return visit
+
+
+def layer_us(visit: Callable[[int, Routing], None], layers: int, count: int, top_k: int, operations: int) -> float:
     random = np.random.default_rng(0)
-    routed = [[random.permutation(count)[:top_k].tolist() for _ in range(layers)] for _ in range(TOKENS)]
-    scores = random.normal(size=count).astype(np.float32)
-    policy, took = make_expert_policy(name, layers, count, top_k), []
-    for token in routed:
-        start = time.perf_counter()
-        for layer, experts in enumerate(token):
-            policy.foresee(layer)
-            policy.observe(layer, experts, scores)
-            policy.worth(layer)
-        took.append((time.perf_counter() - start) / layers * 1e6)
-    return float(np.median(took)), float(np.percentile(took, 10))
+    x, w = torch.randn(1, 64), torch.randn(64, 64)
+    took = []
+    for _ in range(TOKENS):
+        token_s = 0.0
+        for layer in range(layers):
+            routing = Routing(random.permutation(count)[None, :top_k], False)
+            for _ in range(operations // 4):
+                x = torch.nn.functional.silu(torch.nn.functional.rms_norm(x @ w, (64,))) + x.roll(1, 1)
+            start = time.perf_counter()
+            visit(layer, routing)
+            token_s += time.perf_counter() - start
+        took.append(token_s / layers * 1e6)
+    return float(np.median(took))
+
+
+def rows(layers: int, count: int, top_k: int) -> Iterator[tuple[str, float, float]]:
+    """Name, by itself, beside other work."""
+    scores = np.random.default_rng(0).normal(size=count).astype(np.float32)
+    for name in ExpertPolicyName:
+        visits = [policy_visits(make_expert_policy(name, layers, count, top_k), scores) for _ in range(2)]
+        yield name.value, *(layer_us(visit, layers, count, top_k, n) for visit, n in zip(visits, (0, OPERATIONS), strict=True))
+    tiers = [tier_visits(make_expert_policy(ExpertPolicyName.mix, layers, count, top_k), layers, count, top_k) for _ in range(2)]
+    yield "tier", *(layer_us(visit, layers, count, top_k, n) for visit, n in zip(tiers, (0, OPERATIONS), strict=True))
 
 
 def main() -> None:
-    found = {model: {name.value: layer_us(name, *shape) for name in ExpertPolicyName} for model, shape in SHAPES.items()}
-    for model, rows in found.items():
-        print(f"{model}: MoE layers, experts, top_k {SHAPES[model]}")
-        for name, (median, fast) in rows.items():
-            print(f"  {name:<12} {median:6.1f} us   fastest tenth {fast:6.1f}")
+    torch.set_num_threads(1)
+    found = {}
+    for model, shape in SHAPES.items():
+        print(f"{model}: MoE layers, experts, top_k {shape}")
+        found[model] = {}
+        for name, alone, beside in rows(*shape):
+            found[model][name] = (alone, beside)
+            print(f"  {name:<12} {alone:6.1f} us   beside other work {beside:6.1f}", flush=True)
     print(json.dumps(found, separators=(",", ":")))
 
 
