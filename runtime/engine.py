@@ -82,7 +82,7 @@ class Engine:
             directory = skeleton.store.directory if options.kv_scratch_dir is None else options.kv_scratch_dir
             self.outside = OutsideKv(plan, self.host, self.card.kv_slots if self.card else [], copier, self.model, directory)
             self._stack.callback(self.outside.close)
-            self._binder = Binder(skeleton.layers, self.host.blocks, self._rehearsal)
+            self._binder = Binder(self.model, self.host.blocks, self._rehearsal)
             self._bind_fixtures()
         except BaseException:
             self.close()

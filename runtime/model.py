@@ -29,6 +29,9 @@ class WeightStream(Protocol):
 
     def leave(self, unit: Unit) -> None: ...
 
+    def end_pass(self) -> None:
+        """The model has returned."""
+
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
@@ -124,18 +127,20 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 class Binder:
-    """Forward hooks around every block: a streamed unit is bound before it runs and given back after.
+    """Forward hooks around every block of ``model``: a streamed unit is bound before it runs and given back after.
 
     ``stream`` may be exchanged between passes. The parameter dictionaries of each block are looked up once; binding on the hot
     path is one assignment a parameter.
     """
 
-    def __init__(self, layers: nn.ModuleList, units: Sequence[Unit], stream: WeightStream):
+    def __init__(self, model: nn.Module, units: Sequence[Unit], stream: WeightStream):
         self.stream = stream
+        layers = decoder_layers(model)
         for unit in units:
             module = submodule(layers, unit)
             module.register_forward_pre_hook(self._entering(unit, module))
             module.register_forward_hook(self._leaving(unit))
+        model.register_forward_hook(lambda *_: self.stream.end_pass())
 
     def _entering(self, unit: Unit, module: nn.Module) -> Callable[[nn.Module, tuple], None]:
         owners = {

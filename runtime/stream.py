@@ -19,7 +19,8 @@ from runtime.store.base import TensorLayout
 
 
 class HostStream:
-    """Two tiers: a unit's parameters are views of its DRAM slot."""
+    """Two tiers: a unit's parameters are views of its DRAM slot. Whatever a pass does that is not waiting counts as computing, of the unit
+    that comes next: norms and residuals before it, too."""
 
     def __init__(self, dram: DramTier, layouts: Mapping[Unit, Sequence[TensorLayout]], ledger: Ledger):
         self._dram = dram
@@ -27,36 +28,50 @@ class HostStream:
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
         self._unit: Unit | None = None
-        self._entered_at = 0.0
-        self._paused_at = 0.0
+        self._since = 0.0
+        """Of what is computed now, the begin; of a wait, its begin."""
 
     def begin_pass(self) -> None:
-        """Nothing to do: the cache's window wraps by itself."""
+        self._since = self._ledger.now()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         stats = self._dram.cache.stats
         before_s = stats.wait_s
+        self._unit = unit
         slot, buffer = self._dram.acquire(unit)
+        waited_s = stats.wait_s - before_s
+        if waited_s:
+            now = self._ledger.now()
+            self._computed(now - waited_s)
+            self._waited(now)
         views = self._views.get((unit, slot))
         if views is None:
             views = self._views[unit, slot] = parameters(self._layouts[unit], buffer)
-        self._unit = unit
-        self._entered_at = now = self._ledger.now()
-        self._ledger.waited("compute", "ssd", str(unit), now - (stats.wait_s - before_s), now)
         return views
 
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived."""
-        self._paused_at = self._ledger.now()
-        self._ledger.add("compute", str(self._unit), self._entered_at, self._paused_at)
+        self._computed(self._ledger.now())
 
     def resume(self, arrival: Event | None = None) -> None:
-        self._entered_at = self._ledger.now()
-        self._ledger.waited("compute", "ssd", str(self._unit), self._paused_at, self._entered_at)
+        self._waited(self._ledger.now())
 
     def leave(self, unit: Unit) -> None:
-        self._ledger.add("compute", str(unit), self._entered_at, self._ledger.now())
+        self._computed(self._ledger.now())
         self._dram.release(unit)
+
+    def end_pass(self) -> None:
+        """What comes behind the last unit: the head."""
+        self._unit = Unit("head", 0)
+        self._computed(self._ledger.now())
+
+    def _computed(self, until: float) -> None:
+        self._ledger.add("compute", str(self._unit), self._since, until)
+        self._since = until
+
+    def _waited(self, until: float) -> None:
+        self._ledger.waited("compute", "ssd", str(self._unit), self._since, until)
+        self._since = until
 
     def settle(self) -> None:
         """Nothing is outstanding: the CPU has finished what it was asked."""
@@ -129,6 +144,9 @@ class RingStream:
         self._timing.append(_Timed(unit, self._begun_at, self._arrival, self._started, end))
         self._book(2)
 
+    def end_pass(self) -> None:
+        """Nothing: the head's blocks are units of their own."""
+
     def settle(self) -> None:
         """Book all kernels that have finished; never blocks."""
         self._book(len(self._timing))
@@ -168,3 +186,6 @@ class Rehearsal:
 
     def leave(self, unit: Unit) -> None:
         """Nothing was held."""
+
+    def end_pass(self) -> None:
+        """Nothing moved."""

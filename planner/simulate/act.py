@@ -235,7 +235,7 @@ class Simulation:
 
     def _until_computed(self, what: object) -> None:
         lane = self._lanes.of[COMPUTE]
-        self._await(lambda _: not lane.queue, None, what)
+        self._await(lambda _: not lane.moving, None, what)
 
     def _await(self, ready: Callable[[Any], bool], asked: Any, what: object) -> None:
         while True:
@@ -287,5 +287,5 @@ class Simulation:
 
     def _state(self) -> tuple[object, ...]:
         lanes = self._lanes
-        idle = tuple(lanes.of[t].idle_since for t in (H2D, KV) if lanes.of[t].nbytes and not lanes.of[t].queue)
+        idle = tuple(lanes.of[t].idle_since for t in (H2D, KV) if lanes.of[t].nbytes and not lanes.of[t].moving)
         return lanes.state(), idle, self._dram.state(), self._feed.state(), None if self._kv is None else self._kv.state()

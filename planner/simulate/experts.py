@@ -138,6 +138,8 @@ class SimulatedExperts:
         experts, made = plan.model.experts, plan.decisions.experts
         pieces = -(-experts.expert_bytes // made.chunk_bytes)
         self._made, self._pieces = made, pieces
+        reads, piece_bytes = plan.decisions.weights.ssd, experts.expert_bytes // pieces
+        lanes.of[SSD].width = max(1, reads.queue_depth * reads.block_bytes // piece_bytes)  # blocks of as many are read at once
         self.waiting: dict[int, None] = {}
         """Experts of the visited layer that were not computed with."""
         self.card: SimulatedTier | None = None
@@ -156,7 +158,7 @@ class SimulatedExperts:
         def tier(slots: int, track: str, seconds: float, above: ExpertCache | None, arrived: Callable[[Key, bool], None]) -> SimulatedTier:
             policy = make_expert_policy(made.policy, len(experts.layers), experts.count, experts.top_k)
             cache = ExpertCache(kept_slots(experts, slots), slots, experts.count, policy, above)
-            sizes = ns(seconds / pieces), experts.expert_bytes // pieces, pieces
+            sizes = ns(seconds / pieces), piece_bytes, pieces
             return SimulatedTier(cache, track, *sizes, made.in_flight, lanes, arrived)
 
         if plan.hardware.gpu:

@@ -32,16 +32,24 @@ class Work(NamedTuple):
     done: Callable[[], None]
 
 
-class Lane:
-    """First come, first served."""
+class Moving:
+    """Work under way: what is left of it, at full speed, and when it began."""
 
-    __slots__ = ("track", "link", "queue", "left", "begun", "busy_ns", "nbytes", "idle_since")
+    __slots__ = ("work", "left", "begun")
+
+    def __init__(self, work: Work, length_ns: int, begun: int):
+        self.work, self.left, self.begun = work, length_ns * WHOLE, begun
+
+
+class Lane:
+    """First come, first served, ``width`` at a time: those under way have equal shares."""
+
+    __slots__ = ("track", "link", "width", "moving", "queue", "busy_ns", "nbytes", "idle_since")
 
     def __init__(self, track: str):
-        self.track, self.link = track, LINKS[track]
+        self.track, self.link, self.width = track, LINKS[track], 1
+        self.moving: list[Moving] = []
         self.queue: deque[tuple[Work, int]] = deque()
-        self.left = 0
-        self.begun = 0
         self.busy_ns = 0
         self.nbytes = 0
         self.idle_since = 0
@@ -66,56 +74,67 @@ class Lanes:
     def add(self, track: str, work: Work, length_ns: int) -> None:
         """Queue ``work`` that takes so long where nothing else is under way."""
         lane = self.of[track]
-        lane.queue.append((work, length_ns))
-        if len(lane.queue) == 1:
-            lane.left, lane.begun = length_ns * WHOLE, self.now
+        if len(lane.moving) < lane.width:
+            lane.moving.append(Moving(work, length_ns, self.now))
+        else:
+            lane.queue.append((work, length_ns))
 
     def step(self) -> bool:
         """Go on to the next end of anything; False when nothing is under way."""
         mask = 0
         for i, lane in enumerate(self._lanes):
-            if lane.queue:
+            if lane.moving:
                 mask |= 1 << i
         if not mask:
             return False
         speeds = self._speeds.get(mask)
         if speeds is None:
             speeds = self._speeds[mask] = self._share([lane for i, lane in enumerate(self._lanes) if mask >> i & 1])
-        after = min(-(-lane.left // speed) for lane, speed in speeds)
+        after = min(-(-each.left // max(1, speed // len(lane.moving))) for lane, speed in speeds for each in lane.moving)
         self.now += after
         over = []
         for lane, speed in speeds:
-            lane.left -= after * speed
+            passed = after * max(1, speed // len(lane.moving))
             lane.busy_ns += after
-            if lane.left <= 0:
-                over.append(lane)
-        for lane in over:
-            self._end(lane)
+            for each in lane.moving:
+                each.left -= passed
+                if each.left <= 0:
+                    over.append((lane, each))
+        for lane, each in over:
+            self._end(lane, each)
         return True
 
     def clear(self, *tracks: str) -> None:
         """Forget what is queued on ``tracks``."""
         for track in tracks:
             self.of[track].queue.clear()
+            self.of[track].moving.clear()
 
     def rebase(self) -> int:
         """Begin to count time anew; the time until now."""
         passed, self.now = self.now, 0
         for lane in self._lanes:
-            lane.begun -= passed
             lane.idle_since -= passed
+            for each in lane.moving:
+                each.begun -= passed
         return passed
 
     def state(self) -> tuple[object, ...]:
         """What is under way and queued."""
-        return tuple((lane.left if lane.queue else 0, tuple((work.tag, length) for work, length in lane.queue)) for lane in self._lanes)
+        return tuple(
+            (tuple((each.work.tag, each.left) for each in lane.moving), tuple((work.tag, length) for work, length in lane.queue))
+            for lane in self._lanes
+        )
 
-    def _end(self, lane: Lane) -> None:
-        work, _ = lane.queue.popleft()
-        begun, lane.idle_since = lane.begun, self.now
+    def _end(self, lane: Lane, over: Moving) -> None:
+        lane.moving.remove(over)
+        work, begun = over.work, over.begun
+        if lane.width > 1:
+            begun = max(begun, lane.idle_since)
+        lane.idle_since = self.now
         lane.nbytes += work.nbytes
         if lane.queue:
-            lane.left, lane.begun = lane.queue[0][1] * WHOLE, self.now
+            lane.moving.append(Moving(*lane.queue.popleft(), self.now))
         if self.booked is not None:
             self.booked(lane.track, work.name, begun, self.now, work.nbytes)
         work.done()
