@@ -50,8 +50,7 @@ def tier_visits(policy: ExpertPolicy, layers: int, count: int, top_k: int) -> Ca
         cache.judge(layer, routing)
         cache.coming(layer, len(routing.experts), 1)
         for expert in (*seen.hits, *seen.misses):
-            slot = cache.settle(layer, expert)
-            if slot is not None:
+            for slot in cache.settle(layer, expert):
                 cache.give_back(slot)
 
     return visit

@@ -39,8 +39,8 @@ class Routing:
 
 
 class Visit(NamedTuple):
-    """What a layer's visit finds. ``hits`` must be settled in their order: what is kept may have to go for what passes, once it was used.
-    ``dropped`` are the slots of experts that were fetched ahead for it in vain."""
+    """What a layer's visit finds: ``hits``, first those whose slots are wanted back, then those kept, and ``misses``. ``dropped`` are the
+    slots of experts that were fetched ahead for it in vain."""
 
     hits: tuple[int, ...]
     misses: tuple[int, ...]
@@ -51,11 +51,11 @@ class ExpertCache:
     """``slots`` of one tier. Every layer keeps up to its quota of its ``count`` experts; the other slots are for those that pass through.
 
     A visit runs so: :meth:`find`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used, before the
-    first of which comes :meth:`judge`: what is missing can be on its way before the policy has thought. ``settle``
-    keeps the most worthy of those held and those just used: an expert that came through a passing slot stays where it is and the one that
-    goes gives its slot. Slots that are let go are not used again until :meth:`give_back`. What the tier ``above`` keeps is of no worth
-    here, but for the one that goes next there, where this tier is the larger: it would be lost to both. Of S and L slots a layer, L the
-    larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_traced_hits.py.
+    first of which comes :meth:`judge`: what is missing can be on its way before the policy has thought. ``settle`` keeps the most worthy of
+    those held and those just used, in whatever order they are used: an expert that came through a passing slot stays where it is, and the
+    one that goes gives its slot, once it was used itself. Slots that are let go are not used again until :meth:`give_back`. What the tier
+    ``above`` keeps is of no worth here, but for the one that goes next there, where this tier is the larger: it would be lost to both. Of S
+    and L slots a layer, L the larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_traced_hits.py.
     """
 
     def __init__(self, quotas: Mapping[int, int], slots: int, count: int, policy: ExpertPolicy, above: ExpertCache | None = None):
@@ -71,6 +71,10 @@ class ExpertCache:
         self._whole = sum(quotas.values()) == slots
         self._vacant = sum(quotas.values())
         self._worth: list[float] = []
+        self._unused: set[int] = set()
+        """Of the layer visited last, experts that were kept and are about to be used."""
+        self._late: list[int] = []
+        """Those that were used and wait for one of them to go."""
 
     @property
     def still(self) -> bool:
@@ -87,15 +91,20 @@ class ExpertCache:
         kept = self._kept[layer].get(expert)
         return self._passing[layer].get(expert) if kept is None else kept
 
+    def keeps(self, layer: int, expert: int) -> bool:
+        """Whether ``expert`` lies in a slot of its layer's own."""
+        return expert in self._kept[layer]
+
     def find(self, layer: int, wanted: Sequence[int]) -> Visit:
         """``layer`` is about to use experts, ``wanted`` of them from this tier."""
         kept, passing = self._kept[layer], self._passing[layer]
         hits, rest = [e for e in wanted if e in kept], [e for e in wanted if e not in kept]
+        self._unused = set(hits)
         if not passing:
             return Visit(tuple(hits), tuple(rest), ())
         dropped = [passing.pop(expert) for expert in [*passing] if expert not in rest]
-        hits += [e for e in rest if e in passing]
-        return Visit(tuple(hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
+        came = [e for e in rest if e in passing]
+        return Visit((*came, *hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
 
     def judge(self, layer: int, routing: Routing) -> None:
         """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
@@ -123,16 +132,32 @@ class ExpertCache:
         slot = self._kept[layer][expert] = self._free.popleft()
         return slot
 
-    def settle(self, layer: int, expert: int) -> int | None:
-        """``expert`` of the layer visited last was used: keep it or let it go. The slot that is let go, if any."""
+    def settle(self, layer: int, expert: int) -> list[int]:
+        """``expert`` of the layer visited last was used: keep it or let it go. The slots that are let go: there may be none, or two."""
+        if expert in self._kept[layer]:
+            self._unused.discard(expert)
+            if not self._late:
+                return []
+        else:
+            self._late.append(expert)
+        waiting, self._late, let_go = self._late, [], []
+        for used in waiting:
+            slot = self._settled(layer, used)
+            if slot is not None:
+                let_go.append(slot)
+        return let_go
+
+    def _settled(self, layer: int, expert: int) -> int | None:
+        """The slot that is let go for ``expert``, which came through a passing one; None for none, or for one that is still to be used."""
         kept, passing = self._kept[layer], self._passing[layer]
-        if expert in kept:
-            return None
         if len(kept) >= self._quotas[layer]:
             worth = self._worth_in(layer)
             least = self._least(layer, worth, expert)
             if worth[least] >= worth[expert]:
                 return passing.pop(expert)
+            if least in self._unused:
+                self._late.append(expert)
+                return None
             slot = kept.pop(least)
             kept[expert] = passing.pop(expert)
             return slot

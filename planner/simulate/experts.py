@@ -98,9 +98,8 @@ class SimulatedTier:
 
     def settle(self, key: Key) -> None:
         """``key`` was used: it is kept, or its slot is free."""
-        let_go = self.cache.settle(*key)
-        if let_go is not None:
-            self.cache.give_back(let_go)
+        for slot in self.cache.settle(*key):
+            self.cache.give_back(slot)
 
     def _submit(self, coming: _Coming) -> None:
         while coming.submitted < coming.allowed and not coming.dropped and (coming.demanded or coming.under_way < self._in_flight):
@@ -189,7 +188,10 @@ class SimulatedExperts:
             order += sorted(hits, key=lambda e: (layer, e) in self.card.coming)
         hits, misses = self.dram.visit(layer, routing, wanted)
         self._from_dram = {(layer, e) for e in (*hits, *misses)}
-        order += [*(e for e in hits if self.dram.here((layer, e))), *(e for e in hits if not self.dram.here((layer, e))), *misses]
+        if self.card is None:  # what was there all along is computed while nothing else has come
+            order = sorted((*hits, *misses), key=lambda e: self.dram.cache.keeps(layer, e))
+        else:
+            order += [*(e for e in hits if self.dram.here((layer, e))), *(e for e in hits if not self.dram.here((layer, e))), *misses]
         self.waiting = dict.fromkeys(order)
         if self.card is not None:
             self._near.extend((layer, e) for e in hits if self.dram.here((layer, e)))

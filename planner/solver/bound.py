@@ -31,7 +31,7 @@ def bound_s(problem: Problem) -> float:
         dram -= working
     if min(vram, dram) < 0:
         return math.inf
-    fastest = max(c.gbps for c in ssd_menu(hardware, p.force))
+    fastest = max(c.gbps for c in ssd_menu(hardware, p.model, p.force))
     layers = sum(model.attn_bytes) + sum(model.ffn_bytes)
     ssd_s = max(0, layers - vram - dram) / GB / fastest
     h2d_s = 0.0

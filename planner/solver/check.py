@@ -71,7 +71,7 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
     wishes = [force.prefetch_distance, None if force.hwm_layers is None else force.hwm_layers - low, through]
     cap = force.cap_layers if force.cap_layers is not None else max(0, min(wish for wish in wishes if wish is not None))
     hwm = max(cap + low, min(cap + high, force.prefetch_distance or 0))
-    ssd = ssd_menu(hardware, force)[0]
+    ssd = ssd_menu(hardware, model, force)[0]
     slots = max(MENUS.ring_slots[0], (force.vram_prefetch_distance or 0) + LIMITS.ring_margin) if gpu else 0
     page = force.page_tokens if force.page_tokens in LIMITS.page_tokens else LIMITS.page_tokens[0]
     batch = workload.batch or 1

@@ -46,7 +46,7 @@ class Formulation(LinearProgram):
         self.ticks_per_s = 1 / self.tick_s
         self.head_blocks = head_blocks(p.model) if self.gpu else 1
         self.block = head_block_bytes(p.model, self.head_blocks)
-        self.ssd_choices = ssd_menu(p.hardware, p.force)
+        self.ssd_choices = ssd_menu(p.hardware, p.model, p.force)
         self.chunk_choices = chunk_menu(p.hardware, p.model, p.force)
         (self.page,) = page_menu(p.hardware, p.model, p.workload, p.force, p.batch)
         kept = kept_set(p.workload, self.page.page_tokens)

@@ -28,6 +28,9 @@ class Menus:
     """Smaller blocks cost the interpreter more than they save in staging."""
     ssd_depth_min: int = 4
     """With fewer reads in flight the drive idles while a busy interpreter turns around."""
+    in_turn_share: float = 0.85
+    """Of the drive's rate, what reading experts one after the other is worth at least: measured, 10 to 12 % of a step or a prompt without
+    a GPU where the drive read them at 0.9 of it."""
     prefill_chunk_min_tokens: int = 256
     """Smaller passes read all weights again for too few tokens."""
     prefix_parts: int = 8
@@ -74,9 +77,10 @@ class PassChoice:
     """Pages that must be kept for that."""
 
 
-def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
+def ssd_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[SsdChoice]:
     """Measured (block, depth) points that a run can keep up, or forced ones: only those that read faster than every point
-    with less staging."""
+    with less staging. Of a model with experts those whose reads in flight are one expert's at most, unless all of them are much slower:
+    experts then arrive one after the other, and the first is computed with while the second is read."""
     least = min(MENUS.ssd_block_min_bytes, max(p.block_bytes for p in hardware.ssd_read))
     shallowest = min(MENUS.ssd_depth_min, max(p.queue_depth for p in hardware.ssd_read))
     measured = [p for p in hardware.ssd_read if p.block_bytes >= least and p.queue_depth >= shallowest]
@@ -91,6 +95,9 @@ def ssd_menu(hardware: HardwareProfile, force: Force) -> list[SsdChoice]:
             f"force.staging_bytes={force.staging_bytes} is less than any block x queue depth (staging >= block x queue depth); "
             f"allowed: at least {min(block * depth for block, depth in points)}; raise it or force a smaller block_bytes or queue_depth"
         )
+    in_turn = [c for c in choices if model.experts and c.block_bytes * c.queue_depth <= model.experts.expert_bytes]
+    if in_turn and max(c.gbps for c in in_turn) >= MENUS.in_turn_share * max(c.gbps for c in choices):
+        choices = in_turn
     choices.sort(key=lambda c: (c.staging_bytes, -c.gbps, c.block_bytes))
     best: list[SsdChoice] = []
     for choice in choices:

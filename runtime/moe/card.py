@@ -203,9 +203,8 @@ class CardExperts:
     def _used(self, layer: int, expert: int) -> None:
         """What computes with ``expert`` is issued."""
         self._copies.left(self._cache.slot(layer, expert))
-        let_go = self._cache.settle(layer, expert)
-        if let_go is not None:
-            self._cache.give_back(let_go)
+        for slot in self._cache.settle(layer, expert):
+            self._cache.give_back(slot)
         self.fetch_ahead()
 
     def _take(self, layer: int, expert: int) -> int:

@@ -168,30 +168,42 @@ class DramExperts:
         """Wait until a part of one of ``experts``, all on their way, has arrived: (expert, number of the part, whether it was the last)."""
         with self._cond:
             begun = None
-            while True:
-                self._raise_if_broken()
-                for expert in experts:
-                    fetch = self._fetches.get((layer, expert))
-                    if fetch is not None and fetch.arrived:
-                        part = fetch.arrived.popleft()
-                        over = not fetch.left and not fetch.arrived
-                        if over:
-                            del self._fetches[fetch.key]
-                        if begun is not None:
-                            self.stats.waits += 1
-                            self.stats.wait_s += time.perf_counter() - begun
-                        return expert, part, over
+            while (part := self._arrived(layer, experts)) is None:
                 begun = begun or time.perf_counter()
                 self._cond.wait(1.0)
+            if begun is not None:
+                self.stats.waits += 1
+                self.stats.wait_s += time.perf_counter() - begun
+            return part
+
+    def arrived(self, layer: int, experts: Collection[int]) -> int | None:
+        """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""
+        with self._cond:
+            while (part := self._arrived(layer, experts)) is not None:
+                expert, _, over = part
+                if over:
+                    return expert
+        return None
+
+    def _arrived(self, layer: int, experts: Collection[int]) -> tuple[int, int, bool] | None:
+        self._raise_if_broken()
+        for expert in experts:
+            fetch = self._fetches.get((layer, expert))
+            if fetch is not None and fetch.arrived:
+                part = fetch.arrived.popleft()
+                over = not fetch.left and not fetch.arrived
+                if over:
+                    del self._fetches[fetch.key]
+                return expert, part, over
+        return None
 
     def release(self, layer: int, expert: int) -> None:
         """The consumer is through with it, but for copies that :meth:`read_until` told of."""
         if self._cache.still:
             return
         with self._cond:
-            let_go = self._cache.settle(layer, expert)
-            if let_go is not None:
-                self._cache.give_back(let_go)
+            for slot in self._cache.settle(layer, expert):
+                self._cache.give_back(slot)
             self._go_on()
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -24,7 +25,7 @@ class ComputeClock(Protocol):
 
 
 class HostExperts:
-    """Those in DRAM at once, then the others in the order in which the SSD brings them."""
+    """Whatever the SSD has brought, at once, so that its slot is free for the next; what was there all along while it brings more."""
 
     def __init__(self, dram: DramExperts, tensors: Mapping[Key, Sequence[TensorLayout]], clock: ComputeClock):
         self._dram, self._clock = dram, clock
@@ -37,19 +38,22 @@ class HostExperts:
         dram = self._dram
         here, coming = dram.visit(layer, routing, routing.experts)
         dram.judge(layer, routing)
-        for expert in here:
+        kept, waiting = deque(here), dict.fromkeys(coming)
+        while kept or waiting:
+            expert = dram.arrived(layer, waiting)
+            if expert is None:
+                expert = kept.popleft() if kept else self._awaited(layer, waiting)
+            waiting.pop(expert, None)
             yield expert, self._use(layer, expert)
             dram.release(layer, expert)
-        waiting = dict.fromkeys(coming)
-        while waiting:
-            self._clock.pause()
-            over = False
-            while not over:
-                expert, _, over = dram.next_part(layer, waiting)
-            self._clock.resume()
-            del waiting[expert]
-            yield expert, self._use(layer, expert)
-            dram.release(layer, expert)
+
+    def _awaited(self, layer: int, waiting: Collection[int]) -> int:
+        self._clock.pause()
+        over = False
+        while not over:
+            expert, _, over = self._dram.next_part(layer, waiting)
+        self._clock.resume()
+        return expert
 
     def _use(self, layer: int, expert: int) -> Mapping[str, torch.Tensor]:
         return self._views.of((layer, expert), *self._dram.place(layer, expert))

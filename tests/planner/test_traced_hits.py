@@ -74,9 +74,8 @@ def use(cache: ExpertCache, layer: int, routing: Routing, wanted: list[int]) -> 
     for expert in seen.misses:
         cache.take(layer, expert)
     for expert in (*seen.hits, *seen.misses):
-        let_go = cache.settle(layer, expert)
-        if let_go is not None:
-            cache.give_back(let_go)
+        for slot in cache.settle(layer, expert):
+            cache.give_back(slot)
     return list(seen.misses)
 
 

@@ -130,7 +130,7 @@ def test_a_run_writes_a_trace_whose_units_lie_in_passes(small: Desk, tmp_path: P
     assert [e["name"] for e in tracks["passes"]] == ["prefill", "decode 1", "decode 2", "decode 3"]
     passes = [(e["ts"], e["ts"] + e["dur"]) for e in tracks["passes"]]
     units = [e for e in tracks["compute"] if e["cat"] == "compute"]
-    assert {e["name"] for e in units[:3]} <= {"attn.0", "ffn.0", "attn.1"} and len(units) >= 4 * (2 * 8 + 1), "more where a unit was waited for"
+    assert units[0]["name"] == "attn.0" and len(units) >= 4 * (2 * 8 + 1), "more where units were waited for"
     for start, end in passes:
         inside = [e["name"] for e in units if start - 0.01 <= e["ts"] and e["ts"] + e["dur"] <= end + 0.01]
         assert [*dict.fromkeys(inside)] == [*(f"{kind}.{layer}" for layer in range(8) for kind in ("attn", "ffn")), "head.0"]
