@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from planner.drive import drive_of
@@ -71,14 +71,15 @@ def calibrated_line(told: Mapping[str, Any]) -> str:
 def measured(outcome: Outcome) -> Measured:
     """The run's stages as the fit takes them. A phase is left out whose batches were not what the plan was predicted for."""
     plan, generations, phases = outcome.job.plan, outcome.generations, outcome.clock.phases
+    typical = fmean if plan.model.experts else median
     steps = [s for made in generations for s in made.step_s]
     whole = all(len(served.batch.prompts) == plan.decisions.batch for served in _served(outcome))
     prefill: dict[Stage, float] = {}
     decode: dict[Stage, float] = {}
     if whole and _alike(outcome):
-        prefill = _seconds(outcome, phases["prefill"], [made.prefill_s for made in generations])
+        prefill = _seconds(outcome, phases["prefill"], [made.prefill_s for made in generations], typical)
     if whole and steps:
-        decode = _seconds(outcome, phases["decode"], steps)
+        decode = _seconds(outcome, phases["decode"], steps, typical)
         p = plan.predicted
         for stage, said in ((Stage.ssd, p.ssd_bytes_per_token), (Stage.h2d, p.h2d_bytes_per_token)):
             if stage in decode:
@@ -89,8 +90,8 @@ def measured(outcome: Outcome) -> Measured:
     return Measured(
         prefill=prefill,
         decode=decode,
-        prefill_s=median([made.prefill_s for made in generations]) if prefill else None,
-        decode_s=median(steps) if decode else None,
+        prefill_s=typical([made.prefill_s for made in generations]) if prefill else None,
+        decode_s=typical(steps) if decode else None,
         load_s=outcome.load_s,
         cached=cached[1] / (cached[1] + read[1]) if cached[1] else 0.0,
         ssd_gbps=_gbps(read),
@@ -99,13 +100,15 @@ def measured(outcome: Outcome) -> Measured:
     )
 
 
-def _seconds(outcome: Outcome, uses: Mapping[str, StageUse], lengths_s: Sequence[float]) -> dict[Stage, float]:
-    """Busy seconds of each stage that tells of its rate, in a prefill or step of median length: what made a few of them long, such as a
-    drive that stalled, is no rate."""
+def _seconds(
+    outcome: Outcome, uses: Mapping[str, StageUse], lengths_s: Sequence[float], typical: Callable[[Sequence[float]], float]
+) -> dict[Stage, float]:
+    """Busy seconds of each stage that tells of its rate, in a prefill or step of ``typical`` length: the median, since what made a few of
+    them long, such as a drive that stalled, is no rate; with experts the mean, since they differ by what they miss."""
     links = {Stage.ssd, Stage.h2d, Stage.d2h} - ({Stage.h2d, Stage.d2h} if outcome.engine["arena"]["refused"] else set())
     busy = {stage: uses[stage] for stage in Stage if stage in uses and uses[stage].busy_s}
     told = (stage for stage, use in busy.items() if stage is Stage.compute or (stage in links and use.bytes >= LEAST_BYTES))
-    return {stage: busy[stage].busy_s / sum(lengths_s) * median(lengths_s) for stage in told}
+    return {stage: busy[stage].busy_s / sum(lengths_s) * typical(lengths_s) for stage in told}
 
 
 def _alike(outcome: Outcome) -> bool:

@@ -43,9 +43,15 @@ class Operations:
 
     def routed(self, experts: Experts, tokens: int, gpu: bool) -> float:
         """A layer with ``experts`` in a pass over ``tokens`` tokens."""
-        many = tokens > 1
-        each = self.expert + self.gathered * many + self.expert_marks * gpu
-        return self.attention + self.marks * gpu + self.router + self.sorted * many + touched_experts(experts, tokens) * each
+        return self.attention + self.marks * gpu + self.routing(tokens) + touched_experts(experts, tokens) * self.each(tokens, gpu)
+
+    def routing(self, tokens: int) -> int:
+        """Of an MoE layer's FFN without its experts."""
+        return self.router + self.sorted * (tokens > 1)
+
+    def each(self, tokens: int, gpu: bool) -> int:
+        """Of an expert that is touched."""
+        return self.expert + self.gathered * (tokens > 1) + self.expert_marks * gpu
 
 
 OPERATIONS = Operations()

@@ -9,6 +9,7 @@ from planner.kv_tiers import kv_tiers
 from planner.model import touched_experts
 from planner.placement import Unit
 from planner.plan import Plan
+from planner.predict.launches import OPERATIONS
 from planner.predict.reuse import expected
 from planner.predict.stages import Prefill, lookup_s, prefill_compute_s, step_compute_s, table_is_far
 from planner.simulate.lanes import ns
@@ -61,7 +62,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         seconds, device_s = (prefill_compute_s(h, model, prompt, batch, made.prefill_chunk_tokens, first) for h in machines)
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
-        dealt = shares.cut(seconds, (last + first) / 2, batch * (last - first))
+        dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
         found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first)))
     page, until = made.kv.page_tokens, work.max_tokens - 1
     first = work.prompt_tokens
@@ -70,24 +71,38 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         context = (first + last) / 2
         seconds, device_s = (step_compute_s(h, model, context, batch) for h in machines)
         before_s = lookup_s(model, batch, 1) if far else 0.0
-        dealt = shares.cut(seconds, context, batch)
+        dealt = shares.cut(device_s, seconds - device_s, context, batch)
         found.append(Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1)))
         first = last
     return found
 
 
 class _Shares:
-    """Compute seconds of a pass dealt out to its units: by the bytes that they read or the FLOPs that they cost, whichever takes longer
-    for the whole pass, attention's own apart. Only the shares are of this place; the sum is that of ``planner.predict.stages``."""
+    """Compute seconds of a pass dealt out to its units: what issuing adds by the operations that each has, the rest by the bytes that they
+    read or the FLOPs that they cost, whichever takes longer for the whole pass, attention's own apart. Only the shares are of this place;
+    the sum is that of ``planner.predict.stages``."""
 
     def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
         self._plan, self._units, self._batch = plan, units, batch
         self._head_rows = batch
 
-    def cut(self, seconds: float, context: float, tokens: int) -> tuple[tuple[int, ...], int]:
+    def cut(self, device_s: float, issued_s: float, context: float, tokens: int) -> tuple[tuple[int, ...], int]:
         """Nanoseconds of each unit and of one routed expert, in a pass over ``tokens`` tokens in all sequences, each of which sees
         ``context`` others on average."""
-        model, hardware = self._plan.model, self._plan.hardware
+        experts = self._plan.model.experts
+        routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
+        work, work_each = self._work(context, tokens, routed, touched)
+        issue, issue_each = [self._operations(unit, tokens) for unit in self._units], 0
+        if routed:
+            issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None)
+        by_work = device_s / (sum(work) + routed * touched * work_each)
+        by_issue = issued_s / (sum(issue) + routed * touched * issue_each)
+        units = tuple(ns(by_work * w + by_issue * i) for w, i in zip(work, issue, strict=True))
+        return units, ns(by_work * work_each + by_issue * issue_each)
+
+    def _work(self, context: float, tokens: int, routed: int, touched: float) -> tuple[list[float], float]:
+        """Of each unit and of one of the ``touched`` experts of each of ``routed`` layers."""
+        model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
         read_kv = self._batch * context * model.kv_bytes_per_token / model.layers
         read = [self._bytes(unit) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
         score_s = tokens * model.attention_flops(context) / model.layers / hardware.attention_tflops
@@ -96,16 +111,21 @@ class _Shares:
             + (score_s if unit.kind == "attn" else 0)
             for unit in self._units
         ]
-        routed, touched, experts = 0, 1.0, model.experts
-        read_routed = flops_routed = 0.0
+        read_each = flops_each = 0.0
         if experts is not None:
-            routed, touched = len(experts.layers), touched_experts(experts, tokens)
-            read_routed = touched * experts.expert_bytes
-            flops_routed = 2 * experts.expert_bytes / model.dtype_bytes * tokens * experts.top_k / hardware.dense_tflops
-        by_read, by_flops = sum(read) + routed * read_routed, sum(flops) + routed * flops_routed
-        reads = by_read / hardware.weight_gbps > by_flops / 1e3
-        shares, each, total = (read, read_routed, by_read) if reads else (flops, flops_routed, by_flops)
-        return tuple(ns(seconds * share / total) for share in shares), ns(seconds * each / touched / total)
+            read_each = experts.expert_bytes
+            flops_each = 2 * experts.expert_bytes / model.dtype_bytes * tokens * experts.top_k / touched / hardware.dense_tflops
+        by_read, by_flops = sum(read) + routed * touched * read_each, sum(flops) + routed * touched * flops_each
+        return (read, read_each) if by_read / hardware.weight_gbps > by_flops / 1e3 else (flops, flops_each)
+
+    def _operations(self, unit: Unit, tokens: int) -> float:
+        if unit.kind == "head":
+            return 0.0
+        marks = OPERATIONS.marks / 2 if self._plan.hardware.gpu else 0.0
+        if unit.kind == "attn":
+            return OPERATIONS.attention + marks
+        experts = self._plan.model.experts
+        return (OPERATIONS.routing(tokens) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
 
     def _bytes(self, unit: Unit) -> int:
         model = self._plan.model
