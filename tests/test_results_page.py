@@ -14,7 +14,7 @@ from bench.studies import STUDIES, Check
 from tests.cli import ROOT, docs_script
 
 RESULTS = ROOT / "bench" / "results"
-SIMULATED = {"case": "half", "phase": "decode", "measured_s": 0.25, "simulated": 1.01, "own_rates": 0.99, "closed": 1.02}
+SIMULATED = {"case": "half", "phase": "decode", "measured_s": 0.25, "simulated": 1.01, "own_rates": 0.99, "before": None, "closed": 1.02}
 
 
 @pytest.fixture(scope="module")
