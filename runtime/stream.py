@@ -94,7 +94,8 @@ class _Timed(NamedTuple):
 class RingStream:
     """Three tiers: a streamed unit's parameters are views of its ring slot, a resident one's were bound for good.
 
-    Times every unit's kernels by events that nobody waits for.
+    Times every unit's kernels by events that nobody waits for. What a pass does between two units, while none is waited for, counts as
+    computing of the second: norms and residuals, and a device that has run dry because the host issues no faster.
     """
 
     def __init__(
@@ -145,7 +146,9 @@ class RingStream:
         self._book(2)
 
     def end_pass(self) -> None:
-        """Nothing: the head's blocks are units of their own."""
+        """What comes behind the last unit: a head that lies on the device."""
+        end = self._device.compute_event()
+        self._timing.append(_Timed(Unit("head", 0), self._begun_at, None, end, end))
 
     def settle(self) -> None:
         """Book all kernels that have finished; never blocks."""
@@ -156,11 +159,13 @@ class RingStream:
             if not self._timing or not self._device.done(self._timing[0].end):
                 return
             timed = self._timing.popleft()
-            start_s, end_s = self._device.time_of(timed.start), self._device.time_of(timed.end)
+            end_s = self._device.time_of(timed.end)
+            since_s = min(max(self._idle_since, timed.begun_s), end_s)
             if timed.arrival is not None:
-                arrived_s = min(self._device.time_of(timed.arrival), start_s)
-                self._ledger.waited("compute", "h2d", str(timed.unit), max(self._idle_since, timed.begun_s), arrived_s)
-            self._ledger.add("compute", str(timed.unit), start_s, end_s)
+                arrived_s = min(self._device.time_of(timed.arrival), self._device.time_of(timed.start))
+                self._ledger.waited("compute", "h2d", str(timed.unit), since_s, arrived_s)
+                since_s = max(since_s, arrived_s)
+            self._ledger.add("compute", str(timed.unit), since_s, end_s)
             self._idle_since = end_s
 
     def close(self) -> None:

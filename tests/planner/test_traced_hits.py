@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from planner.errors import UserError
 from planner.moe.cache import ExpertCache, Routing
 from planner.moe.hits import default_hit_rates, flaw
 from planner.moe.misses import SECOND_TIER
+from planner.policy.experts import make_expert_policy
 from planner.predict.cost import predict
 from planner.replaying.traced_hits import with_hits
 from planner.solver.program import solve
@@ -81,8 +83,6 @@ def use(cache: ExpertCache, layer: int, routing: Routing, wanted: list[int]) -> 
 
 def missed_by_both(trace, policy: ExpertPolicyName, in_vram: int, in_dram: int) -> float:
     """Share of the experts visited in decode steps that neither tier has."""
-    from planner.policy.experts import make_expert_policy
-
     def tier(slots: int, above: ExpertCache | None) -> ExpertCache:
         quotas = dict.fromkeys(range(trace.layers), slots)
         policy_of_its_own = make_expert_policy(policy, trace.layers, trace.count, trace.top_k)
@@ -110,3 +110,29 @@ def test_a_slot_of_the_smaller_tier_counts_for_half_at_least(in_vram, in_dram):
     expected, larger, both = (1 - np.interp(n, range(9), one) for n in (slots, max(in_vram, in_dram), in_vram + in_dram))
     missed = missed_by_both(trace, ExpertPolicyName.mix, in_vram, in_dram)
     assert both < missed < larger and missed <= expected + 0.01
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_stays_does_not_depend_on_the_order_of_use(seed: int) -> None:
+    """And nothing gives its slot before it was used."""
+    random = Random(seed)
+    visits = [random.sample(range(8), random.randint(2, 8)) for _ in range(20)]
+    ends = []
+    for order in (seed, seed + 1000):
+        shuffled, policy = Random(order), make_expert_policy(ExpertPolicyName.mix, 1, 8, 2)
+        cache = ExpertCache({0: 3}, 3 + 8, 8, policy)
+        for wanted in visits:
+            seen = cache.find(0, wanted)
+            for expert in seen.misses:
+                cache.take(0, expert)
+            place = {expert: cache.slot(0, expert) for expert in wanted}
+            cache.judge(0, Routing(np.array([wanted]), False))
+            to_use = shuffled.sample(wanted, len(wanted))
+            while to_use:
+                expert = to_use.pop()
+                for slot in cache.settle(0, expert):
+                    assert slot not in {place[e] for e in to_use}, "still to be used"
+                    cache.give_back(slot)
+            assert cache.free == 11 - sum(cache.keeps(0, e) for e in range(8)), "none is lost"
+        ends.append([expert for expert in range(8) if cache.keeps(0, expert)])
+    assert ends[0] == ends[1] and len(ends[0]) == 3
