@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -212,7 +213,9 @@ class Simulation:
         experts, lanes = self._experts, self._lanes
         waits_for = EXPERTS if experts.card else SSD
         tokens = max(1, round(each.kv_new))
-        experts.visit(layer, self._routings.next(self._places[layer], self._sequences, tokens, each.prefill))
+        routing = self._routings.next(self._places[layer], self._sequences, tokens, each.prefill)
+        rows = Counter(routing.chosen.ravel().tolist())
+        experts.visit(layer, routing)
         self._issued_ns = 0
         while experts.waiting:
             since = lanes.now
@@ -221,9 +224,9 @@ class Simulation:
             self._await(lambda _: experts.ready() is not None, None, f"experts of layer {layer}")
             self._issued_ns = min(each.issued_ns, self._issued_ns + lanes.now - copied_since)
             expert = experts.ready()
-            name = f"expert.{layer}.{expert}"
+            name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert])
             self._record.waited(COMPUTE, waits_for, name, since, lanes.now)
-            lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self._left_to_compute(each.expert_ns))
+            lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self._left_to_compute(length_ns))
             self._until_computed(name)
             experts.used(expert)
 

@@ -12,7 +12,7 @@ from planner.plan import Plan
 from planner.predict.launches import OPERATIONS
 from planner.predict.reuse import expected
 from planner.predict.stages import Prefill, lookup_s, prefill_compute_s, step_compute_s, table_is_far
-from planner.simulate.lanes import ns
+from planner.simulate.lanes import NS, ns
 
 PREFILL = "prefill"
 
@@ -27,7 +27,9 @@ class Pass:
     unit_ns: tuple[int, ...]
     """Compute of each unit, in order."""
     expert_ns: int
-    """Compute of one routed expert."""
+    """Compute of one routed expert, whatever it computes with."""
+    row_ns: float
+    """And of each token that was routed to it."""
     issued_ns: int
     """Of an MoE layer's compute what issuing takes longer than the device: it goes on while experts are copied."""
     kv_read: float
@@ -86,22 +88,23 @@ class _Shares:
         self._plan, self._units, self._batch = plan, units, batch
         self._head_rows = batch
 
-    def cut(self, device_s: float, issued_s: float, context: float, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Nanoseconds of each unit and of one routed expert, in a pass over ``tokens`` tokens in all sequences, each of which sees
-        ``context`` others on average."""
+    def cut(self, device_s: float, issued_s: float, context: float, tokens: int) -> tuple[tuple[int, ...], int, float]:
+        """Nanoseconds of each unit, of one routed expert and of a token routed to it, in a pass over ``tokens`` tokens in all sequences,
+        each of which sees ``context`` others on average."""
         experts = self._plan.model.experts
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
-        work, work_each = self._work(context, tokens, routed, touched)
+        work, work_each, work_row = self._work(context, tokens, routed, touched)
         issue, issue_each = [self._operations(unit, tokens) for unit in self._units], 0
-        if routed:
+        if experts:
             issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None)
-        by_work = device_s / (sum(work) + routed * touched * work_each)
+        rows = tokens * experts.top_k if experts else 0
+        by_work = device_s / (sum(work) + routed * (touched * work_each + rows * work_row))
         by_issue = issued_s / (sum(issue) + routed * touched * issue_each)
         units = tuple(ns(by_work * w + by_issue * i) for w, i in zip(work, issue, strict=True))
-        return units, ns(by_work * work_each + by_issue * issue_each)
+        return units, ns(by_work * work_each + by_issue * issue_each), by_work * work_row * NS
 
-    def _work(self, context: float, tokens: int, routed: int, touched: float) -> tuple[list[float], float]:
-        """Of each unit and of one of the ``touched`` experts of each of ``routed`` layers."""
+    def _work(self, context: float, tokens: int, routed: int, touched: float) -> tuple[list[float], float, float]:
+        """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: bytes or FLOPs."""
         model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
         read_kv = self._batch * context * model.kv_bytes_per_token / model.layers
         read = [self._bytes(unit) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
@@ -111,12 +114,12 @@ class _Shares:
             + (score_s if unit.kind == "attn" else 0)
             for unit in self._units
         ]
-        read_each = flops_each = 0.0
-        if experts is not None:
-            read_each = experts.expert_bytes
-            flops_each = 2 * experts.expert_bytes / model.dtype_bytes * tokens * experts.top_k / touched / hardware.dense_tflops
-        by_read, by_flops = sum(read) + routed * touched * read_each, sum(flops) + routed * touched * flops_each
-        return (read, read_each) if by_read / hardware.weight_gbps > by_flops / 1e3 else (flops, flops_each)
+        expert_bytes, rows = (experts.expert_bytes, tokens * experts.top_k) if experts else (0, 0)
+        row_flops = 2 * expert_bytes / model.dtype_bytes / hardware.dense_tflops
+        by_read, by_flops = sum(read) + routed * touched * expert_bytes, sum(flops) + routed * rows * row_flops
+        if by_read / hardware.weight_gbps > by_flops / 1e3:
+            return read, expert_bytes, 0.0
+        return flops, 0.0, row_flops
 
     def _operations(self, unit: Unit, tokens: int) -> float:
         if unit.kind == "head":
