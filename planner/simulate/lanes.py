@@ -11,6 +11,8 @@ from planner.timeline.trace import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRIT
 
 WHOLE = 1 << 20
 """The speed of a lane that has its link for itself. Work is nanoseconds times this."""
+FOREVER = 1 << 80
+"""More nanoseconds than anything takes."""
 NS = 10**9
 """Of a second. Times are whole nanoseconds: sums are exact, so a state that comes again is the same one."""
 
@@ -90,13 +92,20 @@ class Lanes:
         speeds = self._speeds.get(mask)
         if speeds is None:
             speeds = self._speeds[mask] = self._share([lane for i, lane in enumerate(self._lanes) if mask >> i & 1])
-        after = min(-(-each.left // max(1, speed // len(lane.moving))) for lane, speed in speeds for each in lane.moving)
+        after = FOREVER
+        for lane, speed in speeds:
+            moving = lane.moving
+            for each in moving:
+                needs = -(-each.left * len(moving) // speed)
+                if needs < after:
+                    after = needs
         self.now += after
         over = []
         for lane, speed in speeds:
-            passed = after * max(1, speed // len(lane.moving))
+            moving = lane.moving
+            passed = -(-after * speed // len(moving))
             lane.busy_ns += after
-            for each in lane.moving:
+            for each in moving:
                 each.left -= passed
                 if each.left <= 0:
                     over.append((lane, each))
