@@ -1,6 +1,7 @@
 """Simulated seconds beside a run's, without a GPU: the simulator's error, apart from that of the rates that it was given.
 
-    python bench/simulate.py work=/data/penstock out=results.json repeats=3 cases=streamed,half,rolling,kept,chunks,batch,few,more,random4
+    python bench/simulate.py work=/data/penstock out=results.json repeats=3
+    python bench/simulate.py work=/data/penstock cases=streamed,few,random9
 
 Makes random checkpoints of 1.2 and 1.5 GB under `work`, probes the machine, and runs every case in turns, `repeats` times; `randomN` are
 plans drawn by the seed N. Cases of experts are simulated with the routings of the same tokens, recorded before. Each row has simulated over
@@ -44,7 +45,8 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "batch": ("force.cap_layers=6", "workload.batch=8", "workload.requests=8"),
 }
 """Name -> overrides of `planner solve`."""
-RANDOM = "random"
+RANDOM, DRAWN = "random", 6
+"""Of drawn plans the name before their seed, and how many there are where no cases are given."""
 OF_EXPERTS: Mapping[str, int] = {"few": 2, "more": 4}
 """Name -> how many of a layer's 8 experts DRAM keeps."""
 SAMPLED = "temperature=1.0"
@@ -160,7 +162,7 @@ def main() -> None:
             raise UserError("work: missing; give a directory on the drive to measure, work=DIR")
         values = read_values(given, ("work", "out"), (), {"repeats": 1})
         known = (*CASES, *OF_EXPERTS, *(f"{RANDOM}{seed}" for seed in range(10)))
-        cases = read_names(given, "cases", known).get("cases", known)
+        cases = read_names(given, "cases", known).get("cases", known[: len(CASES) + len(OF_EXPERTS) + DRAWN])
     except UserError as error:
         raise SystemExit(f"bench/simulate.py: {error}") from None
     bench = Bench(values["work"])

@@ -137,9 +137,7 @@ class Lanes:
 
     def _end(self, lane: Lane, over: Moving) -> None:
         lane.moving.remove(over)
-        work, begun = over.work, over.begun
-        if lane.width > 1:
-            begun = max(begun, lane.idle_since)
+        work, begun = over.work, max(over.begun, lane.idle_since)  # one span after the other, also of what moved at the same time
         lane.idle_since = self.now
         lane.nbytes += work.nbytes
         if lane.queue:

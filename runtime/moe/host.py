@@ -40,7 +40,7 @@ class HostExperts:
         dram.judge(layer, routing)
         kept, waiting = deque(here), dict.fromkeys(coming)
         while kept or waiting:
-            expert = dram.arrived(layer, waiting)
+            expert = dram.arrived(layer, waiting) if waiting else None
             if expert is None:
                 expert = kept.popleft() if kept else self._awaited(layer, waiting)
             waiting.pop(expert, None)
