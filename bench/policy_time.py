@@ -48,7 +48,7 @@ def tier_visits(policy: ExpertPolicy, layers: int, count: int, top_k: int) -> Ca
         for expert in seen.misses:
             cache.take(layer, expert)
         cache.judge(layer, routing)
-        cache.coming(layer, len(routing.experts), 1)
+        list(cache.coming(layer, len(routing.experts), 1))
         for expert in (*seen.hits, *seen.misses):
             for slot in cache.settle(layer, expert):
                 cache.give_back(slot)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.policy.experts import ExpertPolicy
+from planner.policy.experts import ExpertPolicy, FarSight
 
 DENSE = 0.75
 """Share of a layer's experts from which a visit counts as one of all: what it does not keep only passes through, and the coming layer's
@@ -30,7 +31,7 @@ class Routing:
     prompt: bool
     """Whether these are tokens of prompts, not one decode step."""
     ahead: np.ndarray | None = None
-    """See :class:`planner.policy.experts.ExpertPolicy`."""
+    """[layers, experts]: scores of the MoE layers after this one, the nearest first; see :class:`planner.policy.experts.AheadScores`."""
 
     @cached_property
     def experts(self) -> list[int]:
@@ -58,10 +59,14 @@ class ExpertCache:
     and L slots a layer, L the larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_traced_hits.py.
     """
 
-    def __init__(self, quotas: Mapping[int, int], slots: int, count: int, policy: ExpertPolicy, above: ExpertCache | None = None):
+    def __init__(
+        self, quotas: Mapping[int, int], slots: int, count: int, policy: ExpertPolicy,
+        above: ExpertCache | None = None, far: FarSight | None = None,
+    ):  # fmt: skip
+        """``far``: of layers beyond the next; the tier with none above it shows it what is used."""
         self._quotas = dict(quotas)
         self._count = count
-        self._policy = policy
+        self._policy, self._far = policy, far
         self._above = above
         self._order = tuple(quotas)
         self._place = {layer: i for i, layer in enumerate(self._order)}
@@ -114,7 +119,12 @@ class ExpertCache:
         if routing.prompt:
             self._policy.study(place, routing.chosen)
         else:
-            self._policy.observe(place, routing.experts, routing.ahead)
+            self._policy.observe(place, routing.experts, None if routing.ahead is None else routing.ahead[0])
+        if self._far is not None and self._above is None:
+            if routing.prompt:
+                self._far.forget()
+            else:
+                self._far.observe(place, routing.experts, routing.ahead)
         self._worth = self._policy.worth(place).tolist()
 
     def take(self, layer: int, expert: int) -> int | None:
@@ -181,25 +191,39 @@ class ExpertCache:
         """Nothing reads or writes ``slot`` any more."""
         self._free.append(slot)
 
-    def coming(self, layer: int, touched: int, most: int) -> tuple[int, list[int]]:
-        """The MoE layer after ``layer``, and what to fetch ahead for it: all that neither tier has when ``layer`` was visited by nearly all
-        its experts, ``touched`` of them, else up to ``most``, the likeliest first. Nothing where there is but one MoE layer."""
+    def coming(self, layer: int, touched: int, most: int) -> Iterator[tuple[int, int]]:
+        """(layer, expert) to fetch ahead of routers after that of ``layer``, of which ``touched`` experts are used; what neither tier has
+        when its turn comes. All of the next MoE layer where those are nearly all, else up to ``most`` a layer, the nearest layer's first.
+        Nothing where there is but one MoE layer."""
         after = self._order[(self._place[layer] + 1) % len(self._order)]
         if after == layer:
-            return after, []
-        dense = self.is_dense(touched)
-        if not (most or dense):
-            return after, []
-        held = self._held(after) | (self._above._held(after) if self._above else set())
-        if dense:
-            return after, [e for e in range(self._count) if e not in held]
+            return iter(())
+        if self.is_dense(touched):
+            return self._missing((after, expert) for expert in range(self._count))
+        if not most:
+            return iter(())
         odds = self._policy.foresee(self._place[after]).tolist()
-        likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and e not in held]
-        return after, sorted(likely, key=lambda e: -odds[e])[:most]
+        likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and not self._has(after, e)]
+        near = sorted(likely, key=lambda e: -odds[e])[:most]
+        return self._missing(chain(((after, e) for e in near), self._farther(layer, most)))
+
+    def _farther(self, layer: int, most: int) -> Iterator[tuple[int, int]]:
+        if self._far is not None:
+            for place, expert, chance in self._far.named(self._place[layer], most):
+                if chance >= LIKELY:
+                    yield self._order[place], expert
+
+    def _missing(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        return (key for key in keys if not self._has(*key))
 
     def is_dense(self, touched: int) -> bool:
         """Whether a visit of ``touched`` experts counts as one of all."""
         return touched >= DENSE * self._count
 
-    def _held(self, layer: int) -> set[int]:
-        return {*self._kept[layer], *self._passing[layer]}
+    def is_last(self, layer: int) -> bool:
+        """Whether the MoE layer after ``layer`` is the next pass's first."""
+        return layer == self._order[-1]
+
+    def _has(self, layer: int, expert: int) -> bool:
+        """Whether ``expert`` lies, or is on its way, in this tier or the one above."""
+        return self.slot(layer, expert) is not None or (self._above is not None and self._above.slot(layer, expert) is not None)

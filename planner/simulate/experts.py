@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,7 +68,7 @@ class SimulatedTier:
         for slot in seen.dropped:
             self._drop(slot, under_way.get(slot))
         self.counts.ahead_used += len({(layer, e) for e in seen.hits} & self.ahead)
-        self.ahead.clear()
+        self.ahead = {key for key in self.ahead if key[0] != layer}
         for expert in seen.hits:
             coming = self.coming.get((layer, expert))
             if coming is not None:
@@ -147,7 +147,7 @@ class SimulatedExperts:
         """Missed by both tiers: pieces that lie in DRAM and were not given to the link."""
         self._near: deque[Key] = deque()
         self._todo: deque[Key] = deque()
-        self._wanted: deque[Key] = deque()
+        self._wanted: Iterator[Key] | None = None
         self._looked = True
         self._changed = False
         """Whether something happened since the DRAM tier looked ahead."""
@@ -179,7 +179,7 @@ class SimulatedExperts:
     def visit(self, layer: int, routing: Routing) -> None:
         """``layer``'s router has chosen."""
         self._visited = layer, len(routing.experts)
-        self._wanted.clear()
+        self._wanted = None
         self._looked, self._changed = False, True
         wanted: Sequence[int] = routing.experts
         order: list[int] = []
@@ -241,11 +241,12 @@ class SimulatedExperts:
         did = self._look_ahead_in_dram() or did
         if not self._near and not self._far and not self._looked:
             self._looked = True
-            after, wanted = self.card.cache.coming(*self._visited, self._made.prefetch)
-            self._wanted.extend((after, e) for e in wanted)
-        if self._wanted and self.card.cache.free > 1 and not self.card.ahead & set(self.card.coming):
-            key = self._wanted.popleft()
-            if self.dram.here(key):
+            self._wanted = self.card.cache.coming(*self._visited, self._made.prefetch)
+        if self._wanted is not None and self.card.cache.free > 1 and not self.card.ahead & set(self.card.coming):
+            key = next(self._wanted, None)
+            if key is None:
+                self._wanted = None
+            elif self.dram.here(key):
                 self.card.begin(key, False, self._pieces)
             did = True
         return did
@@ -254,12 +255,12 @@ class SimulatedExperts:
         if self._todo or not self._changed:
             return False
         self._changed = False
-        after, wanted = self.dram.cache.coming(*self._visited, self._made.prefetch)
-        did = False
-        for expert in wanted:
-            if self.dram.cache.free <= 1 or not self.dram.begin((after, expert), False, self._pieces):
-                return did
-            did = True
+        wanted, did = self.dram.cache.coming(*self._visited, self._made.prefetch), False
+        while self.dram.cache.free > 1:
+            key = next(wanted, None)
+            if key is None:
+                break
+            did = self.dram.begin(key, False, self._pieces)
         return did
 
     def _in_dram(self, key: Key, last: bool) -> None:

@@ -63,6 +63,6 @@ class TracedRouting:
             self._at[prompt] += tokens
         ahead = None
         if self._scores is not None and place < self._trace.layers - 1:
-            ahead = self._scores[rows, place].mean(0)
+            ahead = self._scores[rows, place].mean(0)[None]
         return Routing(self._trace.experts[rows, place].astype(np.intp), prompt and tokens > 1, ahead)
 

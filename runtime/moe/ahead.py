@@ -1,4 +1,4 @@
-"""Scores of the coming MoE layer's experts, from the hidden state that goes into today's: for policies that fetch by them."""
+"""Scores of the coming MoE layers' experts, from the hidden state that goes into today's: for policies that fetch by them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,44 @@ from torch import nn
 
 from planner.errors import UserError
 from planner.policy.experts import AheadScores
+from planner.policy.experts.far import reach
 from runtime.moe.modules import layers_with_experts
 
 
 class Ahead(Protocol):
-    """Is shown every MoE layer's input in turn, and scores the experts of the layer after it."""
+    """Is shown every MoE layer's input in turn, and scores the experts of layers after it."""
 
     def scores(self, layer: int, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
-        """``hidden`` [tokens, width] is routed to ``index`` [tokens, top_k] in ``layer`` -> [tokens, experts] of the MoE layer after it.
-        More is likelier; all are alike while nothing is known of that. None behind the last layer."""
+        """``hidden`` [tokens, width] is routed to ``index`` [tokens, top_k] in ``layer`` -> [tokens, layers, experts] of the MoE layers
+        after it, the nearest first. More is likelier; all are alike while nothing is known of that. None behind the last layer."""
 
 
 class RouterAhead:
-    """The coming layer's own router applied to today's hidden state.
+    """The coming layers' own routers applied to today's hidden state: one product, of as many layers as ``far.reach`` says.
 
     Costs a copy of every router's weight, taken when its layer is first computed: [experts, width] a layer.
     """
 
     def __init__(self, layers: nn.ModuleList):
-        self._routers = {layer: _router(layers[layer].mlp) for layer, _ in layers_with_experts(layers)}
-        self._after = dict(pairwise(self._routers))
-        self._weights: dict[int, torch.Tensor] = {}
+        found = dict(layers_with_experts(layers))
+        self._routers = [_router(layers[layer].mlp) for layer in found]
+        self._place = {layer: place for place, layer in enumerate(found)}
+        (self._count,) = {module.num_experts for module in found.values()}
+        self._reach = reach(len(found), self._count)
+        self._weights: torch.Tensor | None = None
+        self._taken: set[int] = set()
 
     def scores(self, layer: int, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor | None:
-        if layer not in self._weights:
-            self._weights[layer] = self._routers[layer].weight.clone()
-        if layer not in self._after:
+        place, count = self._place[layer], self._count
+        if self._weights is None:
+            self._weights = hidden.new_zeros(len(self._routers) * count, hidden.shape[-1])
+        if place not in self._taken:
+            self._taken.add(place)
+            self._weights[place * count : (place + 1) * count] = self._routers[place].weight
+        if place + 1 == len(self._routers):
             return None
-        after = self._after[layer]
-        if after not in self._weights:
-            return torch.zeros(len(hidden), len(self._routers[after].weight), device=hidden.device)
-        return F.linear(hidden, self._weights[after].to(hidden.dtype)).float().softmax(-1)
+        coming = self._weights[(place + 1) * count : (place + 1 + self._reach) * count]
+        return F.linear(hidden, coming).float().view(len(hidden), -1, count).softmax(-1)
 
 
 class CentroidsAhead:
@@ -64,8 +71,8 @@ class CentroidsAhead:
             return None
         after = self._after[layer]
         if after not in self._sums:
-            return torch.zeros(len(hidden), self._counts[after], device=hidden.device)
-        return F.normalize(states, dim=1) @ F.normalize(self._sums[after], dim=1).T
+            return torch.zeros(len(hidden), 1, self._counts[after], device=hidden.device)
+        return (F.normalize(states, dim=1) @ F.normalize(self._sums[after], dim=1).T)[:, None]
 
 
 def make_ahead(needed: AheadScores | None, layers: nn.ModuleList) -> Ahead | None:

@@ -78,7 +78,7 @@ class CardExperts:
         self._under_way: deque[Event] = deque()
         self._most_queued: float = in_flight
         self._ahead: set[Key] = set()
-        self._wanted: deque[Key] = deque()
+        self._wanted: Iterator[Key] | None = None
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
 
     def settle(self) -> None:
@@ -110,12 +110,12 @@ class CardExperts:
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
-        self._wanted.clear()
+        self._wanted = None
         with self._deciding:
             seen = self._cache.find(layer, routing.experts)
         for slot in seen.dropped:
             self._cache.give_back(slot)
-        begun, self._coming = self._coming, {}
+        begun = {key: self._coming.pop(key) for key in [*self._coming] if key[0] == layer}
         partly = [e for e in seen.hits if (layer, e) in begun]
         for expert in partly:
             self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
@@ -124,26 +124,22 @@ class CardExperts:
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
         self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
-        self._ahead.clear()
+        self._ahead = {key for key in self._ahead if key[0] != layer}
         self._judge(layer, routing)
         self._go_on(layer, coming, routing)
-        for expert in seen.hits:
-            if expert not in partly:
-                yield self._ready(layer, expert)
-                self._used(layer, expert)
-        for expert in partly:
-            yield self._ready(layer, expert, late=True)
+        for expert in [*(e for e in seen.hits if e not in partly), *partly]:
+            yield self._ready(layer, expert)
             self._used(layer, expert)
         while coming.near or coming.started:
             self._go_on(layer, coming, routing)
             expert = coming.started.popleft()
-            yield self._ready(layer, expert, late=True)
+            yield self._ready(layer, expert)
             self._used(layer, expert)
         while coming.far:
             expert = self._bring_part(layer, coming)
             if expert is not None:
                 self._go_on(layer, coming, routing)
-                yield self._ready(layer, expert, late=True)
+                yield self._ready(layer, expert)
                 self._used(layer, expert)
         self.settle()
 
@@ -188,15 +184,13 @@ class CardExperts:
         self._dram.release(layer, expert)
         return expert
 
-    def _ready(self, layer: int, expert: int, late: bool = False) -> Arrived:
-        """``expert`` for kernels that are issued from now on, which stand still for it where it is ``late``."""
+    def _ready(self, layer: int, expert: int) -> Arrived:
+        """``expert`` for kernels that are issued from now on, which stand still until it has arrived."""
         slot = self._cache.slot(layer, expert)
         arrival = self._copies.arrival(slot)
-        if late:
-            self._clock.pause()
         if arrival is not None:
+            self._clock.pause()
             self._device.compute_waits(arrival)
-        if late:
             self._clock.resume(arrival)
         return expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
 
@@ -225,16 +219,15 @@ class CardExperts:
         if self._cache.still:
             return
         with self._deciding:
-            after, wanted = self._cache.coming(layer, touched, self._prefetch)
-        certain = self._cache.is_dense(touched) and after > layer  # the pass after this one may be a step
+            self._wanted = self._cache.coming(layer, touched, self._prefetch)
+        certain = self._cache.is_dense(touched) and not self._cache.is_last(layer)  # the pass after this one may be a step
         self._most_queued = math.inf if certain else self._in_flight
-        self._wanted.extend((after, expert) for expert in wanted)
         self.fetch_ahead()
 
     def fetch_ahead(self) -> None:
         """Queue chunks of what is wanted ahead, as long as fewer than ``in_flight`` are on their way; all that there are slots for, where
         the coming layer will want it for certain. Never blocks; called wherever the host passes by."""
-        if not (self._coming or self._wanted):
+        if self._wanted is None and not self._coming:
             return
         while self._under_way and self._device.done(self._under_way[0]):
             self._under_way.popleft()
@@ -250,9 +243,12 @@ class CardExperts:
         """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""
         for coming in self._coming.values():
             return coming
-        while self._wanted and self._cache.free > 1:
-            key = self._wanted.popleft()
-            if self._dram.here(*key):
+        while self._wanted is not None and self._cache.free > 1:
+            with self._deciding:
+                key = next(self._wanted, None)
+            if key is None:
+                self._wanted = None
+            elif self._dram.here(*key):
                 self.stats.ahead += 1
                 self._ahead.add(key)
                 dram_slot, source = self._dram.place(*key)

@@ -118,7 +118,7 @@ class DramExperts:
             for slot in seen.dropped:
                 self._drop(slot, under_way.get(slot))
             self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
-            self._ahead.clear()
+            self._ahead = {key for key in self._ahead if key[0] != layer}
             here, coming = [], []
             for expert in seen.hits:
                 fetch = self._fetches.get((layer, expert))
@@ -217,11 +217,14 @@ class DramExperts:
         if not self._start_demanded():
             return
         with self._deciding:
-            after, wanted = self._cache.coming(*self._visited, self._prefetch)
-        for expert in wanted:
-            if self._cache.free <= 1 or not self._begin((after, expert), demanded=False):
+            wanted = self._cache.coming(*self._visited, self._prefetch)
+        while self._cache.free > 1:
+            with self._deciding:
+                key = next(wanted, None)
+            if key is None:
                 return
-            self._ahead.add((after, expert))
+            self._begin(key, demanded=False)
+            self._ahead.add(key)
             self.stats.ahead += 1
 
     def _start_demanded(self) -> bool:

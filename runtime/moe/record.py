@@ -48,7 +48,7 @@ class TraceRecorder:
     def routed(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
         """See :class:`runtime.moe.forward.Watcher`."""
         scores = [scorer.scores(layer, hidden, index) for scorer in self._scorers]
-        self._pass.append((index.tolist(), weights.tolist(), [s.tolist() for s in scores if s is not None]))
+        self._pass.append((index.tolist(), weights.tolist(), [s[:, 0].tolist() for s in scores if s is not None]))
         if layer == self._last:
             self._write(len(index) // len(self._prompts))
 

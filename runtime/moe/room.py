@@ -10,7 +10,7 @@ from planner.moe.cache import ExpertCache
 from planner.moe.experts import kept_slots
 from planner.placement import Unit
 from planner.plan import Plan
-from planner.policy.experts import ExpertPolicy, make_expert_policy
+from planner.policy.experts import AheadScores, ExpertPolicy, FarSight, make_expert_policy
 from runtime.arena import Arena
 from runtime.moe.dram import DramExperts, Key, slot_bytes
 from runtime.store.base import Store, UnitLayout
@@ -55,12 +55,15 @@ class ExpertRoom:
 
     def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
         """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""
-        vram = self._cache(self.vram_slots, None) if self.plan.hardware.gpu else None
-        return vram, self._cache(self.dram_slots, vram)
+        experts, far = self.plan.model.experts, None
+        if self.policy().needs_ahead is AheadScores.router:
+            far = FarSight(len(experts.layers), experts.count, experts.top_k)
+        vram = self._cache(self.vram_slots, None, far) if self.plan.hardware.gpu else None
+        return vram, self._cache(self.dram_slots, vram, far)
 
-    def _cache(self, slots: int, above: ExpertCache | None) -> ExpertCache:
+    def _cache(self, slots: int, above: ExpertCache | None, far: FarSight | None) -> ExpertCache:
         experts = self.plan.model.experts
-        return ExpertCache(kept_slots(experts, slots), slots, experts.count, self.policy(), above)
+        return ExpertCache(kept_slots(experts, slots), slots, experts.count, self.policy(), above, far)
 
     def policy(self) -> ExpertPolicy:
         """A fresh one, as the plan says."""

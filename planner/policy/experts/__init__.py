@@ -2,5 +2,6 @@
 
 from planner.policy.experts.base import AheadScores, ExpertPolicy
 from planner.policy.experts.choice import make_expert_policy
+from planner.policy.experts.far import FarSight
 
-__all__ = ["AheadScores", "ExpertPolicy", "make_expert_policy"]
+__all__ = ["AheadScores", "ExpertPolicy", "FarSight", "make_expert_policy"]

@@ -13,7 +13,7 @@ class AheadScores(StrEnum):
     """Scores of the coming MoE layer's experts that are taken from today's hidden state. More is likelier."""
 
     router = "router"
-    """The coming layer's own router applied to it: shares that sum to 1, or zeros while that router is not at hand."""
+    """The coming layer's own router applied to it: shares that sum to 1, all alike while that router is not at hand."""
     centroids = "centroids"
     """Its closeness to the mean hidden state of each expert's tokens in the coming layer."""
 
