@@ -18,6 +18,8 @@ class Experts:
     hit_rates: tuple[float, ...]
     """Share of one token's experts that a layer finds in n slots of its own, for n = 0, ..., ``count``: from 0 to 1, rising, and by less
     with every slot."""
+    foreseen: float = 0.0
+    """Share of a decode step's missed experts that routers asked beforehand name a layer before their own: 0 where no trace tells."""
 
     @property
     def units(self) -> int:

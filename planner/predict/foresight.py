@@ -48,9 +48,12 @@ def foresight(
 
 def expert_prefetch(hardware: HardwareProfile, model: ModelSpec, workload: Workload, slots: ExpertSlots, ssd: SsdReads, batch: int) -> int:
     """Experts of the coming layer that are worth fetching ahead: as many as a layer's compute hides, one where it hides a part, none where
-    it hides less than a piece. None where all are kept, or where a batch touches nearly all, which then pass in order."""
+    it hides less than a piece, but all that are named where routers of further layers are asked, too. None where all are kept, or where a
+    batch touches nearly all, which then pass in order."""
     experts = model.experts
     if experts is None or (slots.vram_slots if hardware.gpu else slots.dram_slots) >= experts.units or visit(experts, batch).dense:
         return 0
+    if experts.foreseen:
+        return experts.top_k
     ahead = foresight(hardware, model, experts, workload, slots, ssd, batch)
     return min(experts.top_k, max(1, int(ahead.hidden_bytes // experts.expert_bytes))) if ahead.pays else 0

@@ -36,6 +36,10 @@ class Routed:
     missed, as in a dense model, nearly none where most of a step is experts on their way. E is taken as of a plan that streams
     nothing but experts: one that streams some weights keeps few experts more, and so the time is linear in what is decided.
 
+    What routers asked beforehand name early enough overlaps with everything. Early enough is as many layers ahead as pass while one
+    expert is copied, L / m where copies bind that a step of L layers makes m times; a name's chance is taken to fall with each layer
+    alike: ``foreseen ** max(1, L / m)`` of the misses, m as of a plan that streams nothing but experts.
+
     Where all experts are touched, they are known before the router has spoken: then all overlaps, and nothing of this remains.
     """
 
@@ -56,13 +60,16 @@ class Routed:
         if model.experts is None:
             return cls()
         one = visit(model.experts, batch)
-        alone, u = 1 - one.spread, one.touched
+        u, foreseen, missed = one.touched, model.experts.foreseen, 0.0
+        if hardware.gpu:
+            missed = _missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
+            foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
+        alone = (1 - one.spread) * (1 - foreseen)
         computed_s = alone * (u - 1) / u * model.experts.expert_bytes / hardware.weight_gbps / GB
         issued_s = exposed = 0.0
         if hardware.gpu:
             hidden_s = max(0.0, issue_s(hardware, model, batch) - weight_read_s(hardware, model, batch))
             issued_s = alone * hidden_s / (u * len(model.experts.layers))
-            missed = _missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
         return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed)

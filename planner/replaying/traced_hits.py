@@ -1,4 +1,4 @@
-"""A model's curve of hits from a trace, or the known one of a policy."""
+"""What a trace tells of a model's experts, or what is known of a policy: hits, and what is foreseen."""
 
 from __future__ import annotations
 
@@ -9,31 +9,43 @@ from planner.command.schema import MoeConfig
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
 from planner.model import Experts, ModelSpec
+from planner.moe.cache import LIKELY
 from planner.moe.hits import default_hit_rates
+from planner.moe.routing import Trace
+from planner.policy.experts import AheadScores, make_expert_policy
+from planner.replaying.replay import Prefetch, hit_curve, replay
 
 
 def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
     """``model`` with the hits that ``cfg.policy`` has on ``cfg.traces``, and where they come from in words: None where no trace is given
-    and the known figures stand. Replays the trace once. Raises UserError for a trace of another model."""
+    and the known figures stand. Replays the trace once, for a policy that asks routers beforehand twice. Raises UserError for a trace of
+    another model."""
     experts, policy = model.experts, cfg.policy or ExpertPolicyName.mix
     if experts is None:
         if cfg.traces is not None:
             raise UserError(f"moe.traces={cfg.traces}: {model.name} has no routed experts; drop it, or choose a MoE model")
         return model, None
     if cfg.traces is None:
-        return _with(model, experts, default_hit_rates(experts.count, experts.top_k, policy)), None
+        known = replace(experts, hit_rates=default_hit_rates(experts.count, experts.top_k, policy))
+        return replace(model, experts=known), None
     path = Path(cfg.traces)
-    return _with(model, experts, _traced(path, model.name, experts, policy)), f"{policy} on {path.name}"
+    trace = _read(path, model.name, experts, policy)
+    rates = tuple(min(1.0, rate) for rate in hit_curve(trace, policy))
+    told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(trace, policy))
+    return replace(model, experts=told), f"{policy} on {path.name}"
 
 
-def _with(model: ModelSpec, experts: Experts, hit_rates: tuple[float, ...]) -> ModelSpec:
-    return replace(model, experts=replace(experts, hit_rates=hit_rates))
+def _foreseen(trace: Trace, policy: ExpertPolicyName) -> float:
+    """See :class:`planner.model.Experts`; with slots for half of the experts, of which no policy's foresight depends much."""
+    needs = make_expert_policy(policy, 1, trace.count, trace.top_k).needs_ahead
+    if needs is not AheadScores.router or trace.layers == 1:
+        return 0.0
+    (found,) = replay(trace, policy, [trace.count // 2], Prefetch(trace.top_k, LIKELY)).fetched
+    return found.right / found.missed if found.missed else 0.0
 
 
-def _traced(path: Path, name: str, experts: Experts, policy: ExpertPolicyName) -> tuple[float, ...]:
+def _read(path: Path, name: str, experts: Experts, policy: ExpertPolicyName) -> Trace:
     from planner.moe.traces import read_trace
-    from planner.policy.experts import make_expert_policy
-    from planner.replaying.replay import hit_curve
 
     try:
         trace = read_trace(path, experts.count)
@@ -48,4 +60,4 @@ def _traced(path: Path, name: str, experts: Experts, policy: ExpertPolicyName) -
     needs = make_expert_policy(policy, 1, experts.count, experts.top_k).needs_ahead
     if needs is not None and trace.layers > 1 and needs not in trace.scores:
         raise UserError(f"moe.policy={policy}: {path} has no scores of hidden states, which it needs; choose another policy or trace")
-    return tuple(min(1.0, rate) for rate in hit_curve(trace, policy))
+    return trace

@@ -148,9 +148,8 @@ class SimulatedExperts:
         self._near: deque[Key] = deque()
         self._todo: deque[Key] = deque()
         self._wanted: Iterator[Key] | None = None
+        self._wanted_in_dram: Iterator[Key] | None = None
         self._looked = True
-        self._changed = False
-        """Whether something happened since the DRAM tier looked ahead."""
         self._from_dram: set[Key] = set()
         """Of the visited layer, what DRAM was asked for."""
 
@@ -180,7 +179,7 @@ class SimulatedExperts:
         """``layer``'s router has chosen."""
         self._visited = layer, len(routing.experts)
         self._wanted = None
-        self._looked, self._changed = False, True
+        self._looked = False
         wanted: Sequence[int] = routing.experts
         order: list[int] = []
         if self.card is not None:
@@ -201,6 +200,7 @@ class SimulatedExperts:
                     self._far[layer, expert] = self._pieces - coming.left
             self._far |= dict.fromkeys(((layer, e) for e in misses), 0)
         self._todo.extend((layer, e) for e in misses)
+        self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts), self._made.prefetch)
 
     def ready(self) -> int | None:
         """An expert that compute can take now, the first of the visit's order."""
@@ -215,7 +215,6 @@ class SimulatedExperts:
         """Computed with."""
         del self.waiting[expert]
         self.nearest.settle((self._visited[0], expert))
-        self._changed = True
 
     def go_on(self) -> bool:
         """Begin what can; whether that was anything."""
@@ -252,15 +251,13 @@ class SimulatedExperts:
         return did
 
     def _look_ahead_in_dram(self) -> bool:
-        if self._todo or not self._changed:
-            return False
-        self._changed = False
-        wanted, did = self.dram.cache.coming(*self._visited, self._made.prefetch), False
-        while self.dram.cache.free > 1:
-            key = next(wanted, None)
+        did = False
+        while not self._todo and self._wanted_in_dram is not None and self.dram.cache.free > 1:
+            key = next(self._wanted_in_dram, None)
             if key is None:
-                break
-            did = self.dram.begin(key, False, self._pieces)
+                self._wanted_in_dram = None
+            else:
+                did = self.dram.begin(key, False, self._pieces)
         return did
 
     def _in_dram(self, key: Key, last: bool) -> None:
@@ -270,4 +267,3 @@ class SimulatedExperts:
     def _on_card(self, key: Key, last: bool) -> None:
         if last and key in self._from_dram:
             self.dram.settle(key)
-            self._changed = True

@@ -43,6 +43,8 @@ def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str
         f"an expert of {show_bytes(ahead.expert_bytes)} is {way} in {show_seconds(ahead.fetch_s)}, a layer computes for "
         f"{show_seconds(ahead.layer_s)}, which hides {show_bytes(ahead.hidden_bytes)} of it at most ({share:.0%})"
     )
+    if slots.prefetch and experts.foreseen:
+        return f"{text}; routers asked beforehand name {experts.foreseen:.0%} of those missed a layer ahead, and some of further layers"
     if slots.prefetch:
         return f"{text}: {slots.prefetch} of the coming layer {'is' if slots.prefetch == 1 else 'are'} fetched ahead; the rest is residency"
     if ahead.pays:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -89,7 +89,8 @@ class DramExperts:
         self._left: dict[int, Callable[[], None]] = {}
         """Waits for the copies that read a slot last."""
         self._ahead: set[Key] = set()
-        self._visited: tuple[int, int] | None = None
+        self._wanted: Iterator[Key] | None = None
+        """What may be fetched ahead, since the latest :meth:`judge`."""
         self._error: BaseException | None = None
         self._closed = False
 
@@ -128,7 +129,7 @@ class DramExperts:
                     coming.append(expert)
                     fetch.demanded = True
                     self._submit(fetch)
-            self._visited = layer, len(routing.experts)
+            self._wanted = None
             self._todo.extend((layer, expert) for expert in seen.misses)
             self._start_demanded()
             return here, [*coming, *seen.misses]
@@ -140,6 +141,7 @@ class DramExperts:
         with self._cond:
             with self._deciding:
                 self._cache.judge(layer, routing)
+                self._wanted = self._cache.coming(layer, len(routing.experts), self._prefetch)
             self._go_on()
 
     def here(self, layer: int, expert: int) -> bool:
@@ -216,12 +218,11 @@ class DramExperts:
         """Start what was asked for, then what may be next, as far as there are slots."""
         if not self._start_demanded():
             return
-        with self._deciding:
-            wanted = self._cache.coming(*self._visited, self._prefetch)
-        while self._cache.free > 1:
+        while self._wanted is not None and self._cache.free > 1:
             with self._deciding:
-                key = next(wanted, None)
+                key = next(self._wanted, None)
             if key is None:
+                self._wanted = None
                 return
             self._begin(key, demanded=False)
             self._ahead.add(key)

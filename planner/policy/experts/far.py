@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 SCORES = 256
-"""Scores of coming layers that are taken in one layer, at most: of 32 layers with 8 experts, of 2 with 128. One layer's are always taken."""
+"""Scores of coming layers that are taken in one layer, at most: of 32 layers with 8 experts, of 2 with 128; of one layer always."""
 
 PRIOR_VISITS = 4.0
 """Visits that each rank at each distance counts as having had, half of which used its expert."""
