@@ -188,7 +188,7 @@ class CardExperts:
         """``expert`` for kernels that are issued from now on, which stand still until it has arrived."""
         slot = self._cache.slot(layer, expert)
         arrival = self._copies.arrival(slot)
-        if arrival is not None:
+        if arrival is not None and not self._device.done(arrival):
             self._clock.pause()
             self._device.compute_waits(arrival)
             self._clock.resume(arrival)

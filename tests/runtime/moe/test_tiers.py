@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from planner.model import Experts
 from planner.moe.cache import ExpertCache, Routing
 from planner.moe.experts import fewest_slots, kept_slots
+from planner.policy.experts import FarSight
 from planner.units import ALIGN
 from runtime.arena import Arena
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
 from runtime.moe.card import CardExperts
 from runtime.moe.dram import DramExperts, slot_bytes
-from runtime.moe.host import HostExperts
+from runtime.moe.host import ComputeClock, HostExperts
 from runtime.store.layout import Extent, TensorLayout, UnitLayout
 from runtime.store.reader import ReadPool
 from runtime.vram import device_layout
@@ -146,10 +147,13 @@ def test_a_tier_with_a_slot_for_every_expert_is_still_once_all_of_them_came(layo
         assert dram.stats.hits + dram.stats.misses == 2 * EXPERTS.units and dram.stats.visits == 2 * len(LAYERS)
 
 
-def card_tier(layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice, prefetch: int) -> CardExperts:
+def card_tier(
+    layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice, prefetch: int,
+    clock: ComputeClock | None = None, chunk_bytes: int = 2 * ALIGN,
+) -> CardExperts:  # fmt: skip
     placed = {key: device_layout(layout) for key, layout in layouts.items()}
     slots = [torch.zeros(max(x.nbytes for x in placed.values()), dtype=torch.uint8) for _ in range(vram)]
-    return CardExperts(placed, slots, cache, dram, device, Clock(), Ledger(), 2 * ALIGN, 2, prefetch)
+    return CardExperts(placed, slots, cache, dram, device, clock or Clock(), Ledger(), chunk_bytes, 2, prefetch)
 
 
 slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
@@ -277,6 +281,62 @@ def test_a_prompts_next_layer_is_fetched_without_a_throttle_but_not_the_first_la
         list(card.visit(4, Routing(np.array([range(2, COUNT)]), prompt=True)))
         assert card.stats.ahead == 2 + 2 + 1 and card.stats.ahead_used == 2
         assert device.sizes[before:] == [whole] * (COUNT - 2) + [chunk, chunk]
+
+
+class Stopwatch(Clock):
+    """Writes down for which copies computing stood still."""
+
+    def __init__(self) -> None:
+        self.awaited: list[Event | None] = []
+
+    def resume(self, arrival: Event | None = None) -> None:
+        self.awaited.append(arrival)
+
+
+def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(layouts: dict) -> None:
+    for over, awaited in ((0, 1), (10**6, 0)):
+        cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+        device, clock = SlowCard(), Stopwatch()
+        with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+            card = card_tier(layouts, 3, below, cache, device, 1, clock, 8 * ELEMENTS)
+            card.start()
+            list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+            assert len(device.sizes) == 2 and len(clock.awaited) == 1
+            device.over = over
+            clock.awaited.clear()
+            list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
+            assert len(device.sizes) == 3 and len(clock.awaited) == awaited
+
+
+class Third(FarSight):
+    """Is sure that the layer after the next one uses expert 5."""
+
+    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
+        if layer == 0:
+            yield 2, 5, 1.0
+
+
+class Blind(Whims):
+    """Foresees nothing of the next layer."""
+
+    def foresee(self, layer: int) -> np.ndarray:
+        return np.zeros(COUNT)
+
+
+def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(layouts: dict) -> None:
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(len(LAYERS), COUNT, TOP_K))
+    device = SlowCard()
+    device.over = 10**6
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        assert card.stats.ahead == 1 and sum(device.sizes) == 2 * 8 * ELEMENTS
+        list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
+        copied = sum(device.sizes)
+        for expert, parameters in card.visit(4, Routing(np.array([[5]]), prompt=False)):
+            check(4, expert, parameters)
+        assert sum(device.sizes) == copied and card.stats.ahead_used == 1
 
 
 class HeldReads:
