@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 
 from planner.policy.experts.base import AheadScores
-from planner.policy.experts.mix import Evidence, LayerRecord, MixPolicy
-
-LEAST_SCORE = 1e-4
-"""A score below it counts as this much, so that logarithms of scores do not fall without end."""
+from planner.policy.experts.mix import MixPolicy
 
 FIRST_WEIGHTS = (1.0, 0.4, 0.8, -0.5)
 """Of a score's margin, side and slope, and of mix's odds where there are scores: before anything was seen, what a router scores highest
@@ -32,37 +30,13 @@ class LookaheadPolicy(MixPolicy):
     def __init__(self, layers: int, count: int, top_k: int):
         super().__init__(layers, count, top_k, FIRST_WEIGHTS)
         self._last_layer = layers - 1
-        self._scores: np.ndarray | None = None
-        self._least = np.full(count, LEAST_SCORE, np.float32)
-        self._ranked, self._middle = np.empty((2, count), np.float32)
-        self._outside, self._inside = max(count - top_k - 1, 0), count - top_k
+        self._scores = np.zeros(count, np.float32)
+        self._scores_place = ctypes.c_void_p(self._scores.ctypes.data)
 
     def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
         if layer == self._last_layer:
-            ahead = None
-        elif ahead is None:
+            return self._visit(layer, experts, None)
+        if ahead is None:
             raise ValueError(f"layer {layer}: no scores of the layer ahead, which the policy needs ({self.needs_ahead})")
-        self._scores = ahead
-        super().observe(layer, experts)
-
-    def study(self, layer: int, routed: np.ndarray) -> None:
-        self._scores = None
-        super().study(layer, routed)
-
-    def _gather(self, now: Evidence, here: LayerRecord, coming: LayerRecord) -> None:
-        super()._gather(now, here, coming)
-        margin, side, slope, odds = now.further
-        if self._scores is None:
-            for row in now.further:
-                row.fill(0)
-            return
-        np.maximum(self._scores, self._least, out=margin)
-        np.log2(margin, out=margin)
-        ranked = self._ranked
-        ranked[:] = margin
-        ranked.sort()
-        self._middle.fill(0.5 * (ranked.item(self._outside) + ranked.item(self._inside)))
-        np.subtract(margin, self._middle, out=margin)
-        np.sign(margin, out=side)
-        np.tanh(margin, out=slope)
-        odds[:] = now.prior
+        self._scores[:] = ahead
+        self._visit(layer, experts, self._scores_place)

@@ -1,0 +1,40 @@
+"""mix.c as Python calls it: the compiled library that lies beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+from planner.errors import UserError
+
+REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
+
+
+class MixState(ctypes.Structure):
+    """``struct mix``: sizes, constants, and the addresses of arrays, which whoever fills it in has to keep."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("layers", "count", "top_k", "near", "far", "rates", "further")),
+        *((name, ctypes.c_float) for name in ("floor", "due_later", "least_score", "keep_rate", "fetch_rate", "weight_rate")),
+        ("share", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("gain", "tables", "weights", "squares", "often", "odds", "worth", "foreseen")),
+        *((name, ctypes.c_void_p) for name in ("keep_error", "fetch_error", "features", "rows", "path", "learnt", "latest", "follows")),
+    ]
+
+
+@cache
+def library() -> ctypes.PyDLL:
+    """Keeps the interpreter's lock while it computes: to let it go and take it again costs more. Its functions are given ints, None and
+    :func:`ctypes.byref` or ``c_void_p`` objects that are made once, and no ``argtypes``, whose conversions would take a third of a call.
+    Raises UserError where the library was not built, or from another mix.c."""
+    path = Path(__file__).with_name(f"_mix{sysconfig.get_config_var('EXT_SUFFIX')}")
+    try:
+        found = ctypes.PyDLL(str(path))
+    except OSError as error:
+        raise UserError(f"the policies mix and lookahead need {path.name}, which cannot be loaded ({error}): {REMEDY}") from None
+    found.mix_bytes.restype = ctypes.c_size_t
+    if found.mix_bytes() != ctypes.sizeof(MixState):
+        raise UserError(f"{path} was built from another version of mix.c: {REMEDY}")
+    return found
