@@ -175,7 +175,7 @@ static void judge(const struct mix *m, int layer, struct visit now, const float 
             now.rows[group * top_k + rank] = (layer * groups + group) * count + m->path[place * top_k + rank];
     }
     prefetch(m, now.rows);
-    if (m->further && scores)
+    if (scores)
         take_scores(m, scores, coming, features);
     else
         memset(features, 0, (size_t)m->further * count * sizeof *features);
@@ -202,7 +202,7 @@ static int in_range(const struct mix *m, int layer, const int *experts, size_t n
 /* scores: [count], or NULL. Not 0 where the visit cannot be: nothing was learnt then. */
 int mix_observe(const struct mix *m, int layer, const int *experts, int n, const float *scores)
 {
-    if (n < m->top_k || !in_range(m, layer, experts, n))
+    if (n < m->top_k || (scores && m->further != SCORE_FEATURES) || !in_range(m, layer, experts, n))
         return 1;
     const int count = m->count, before = (layer - 1 + m->layers) % m->layers;
     m->latest[layer] ^= 1;
