@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("setuptools is not installed here")
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("planner", "runtime", "conf"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(out), str(source)]
@@ -56,10 +56,18 @@ def test_the_wheel_holds_every_module_and_every_preset(wheel: Path) -> None:
         str(path.relative_to(ROOT))
         for name in ("planner", "runtime", "conf")
         for path in (ROOT / name).rglob("*")
-        if path.suffix in (".py", ".yaml") and "__pycache__" not in path.parts
+        if path.suffix in (".py", ".yaml", ".c") and "__pycache__" not in path.parts
     }
     assert wanted <= held
     assert any(name.endswith("licenses/LICENSE") for name in held)
+
+
+def test_expert_policies_are_compiled_into_the_wheel(installed: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    code = "from planner.policy.experts.native import library; print(library()._name)"
+    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()).is_relative_to(installed)
 
 
 def test_the_wheel_holds_no_tests(wheel: Path) -> None:

@@ -88,6 +88,16 @@ static float dot(const float *restrict a, const float *restrict b, int n)
 
 static float logistic(float logit) { return 1 / (1 + expf(-logit)); }
 
+enum { CACHE_LINE_FLOATS = 16 };
+
+/* Rows of the tables are on their way from memory while something else is computed. */
+static void prefetch(const struct mix *m, const int *rows)
+{
+    for (int i = 0; i < (m->near + m->far) * m->top_k; i++)
+        for (int e = 0; e < m->count; e += CACHE_LINE_FLOATS)
+            __builtin_prefetch(m->tables + (size_t)rows[i] * m->count + e);
+}
+
 static void weigh(const struct mix *m, struct model model, const int *rows, float *logits)
 {
     memset(logits, 0, m->count * sizeof *logits);
@@ -147,7 +157,7 @@ static void take_scores(const struct mix *m, const float *scores, const float *o
     for (int e = 0; e < m->count; e++) {
         margin[e] -= middle;
         side[e] = (margin[e] > 0) - (margin[e] < 0);
-        slope[e] = tanhf(margin[e]);
+        slope[e] = 2 * logistic(2 * margin[e]) - 1;  /* tanh, at a third of its price */
     }
     memcpy(slope + m->count, odds, m->count * sizeof *odds);
 }
@@ -158,7 +168,14 @@ static void judge(const struct mix *m, int layer, struct visit now, const float 
     const int count = m->count, top_k = m->top_k, groups = m->near + m->far;
     const float *coming = m->odds + (size_t)((layer + 1) % m->layers) * count;
     float *features = now.features;
-    if (m->further && scores)
+    for (int group = 0; group < groups; group++) {
+        const int back = group < m->near ? group : group - m->near;
+        const int place = group == m->near - 1 ? m->layers + layer : (layer - back + m->layers) % m->layers;
+        for (int rank = 0; rank < top_k; rank++)
+            now.rows[group * top_k + rank] = (layer * groups + group) * count + m->path[place * top_k + rank];
+    }
+    prefetch(m, now.rows);
+    if (scores)
         take_scores(m, scores, coming, features);
     else
         memset(features, 0, (size_t)m->further * count * sizeof *features);
@@ -167,12 +184,6 @@ static void judge(const struct mix *m, int layer, struct visit now, const float 
     features += 2 * (size_t)count;
     for (int i = 0; i < m->rates * count; i++)
         features[i] = logf(m->often[(size_t)layer * m->rates * count + i]);
-    for (int group = 0; group < groups; group++) {
-        const int back = group < m->near ? group : group - m->near;
-        const int place = group == m->near - 1 ? m->layers + layer : (layer - back + m->layers) % m->layers;
-        for (int rank = 0; rank < top_k; rank++)
-            now.rows[group * top_k + rank] = (layer * groups + group) * count + m->path[place * top_k + rank];
-    }
     float *odds = m->odds + (size_t)layer * count, *foreseen = m->foreseen + (size_t)layer * count;
     weigh(m, keeping(m, now), now.rows, odds);
     weigh(m, fetching(m, now), now.rows, foreseen);
@@ -191,11 +202,12 @@ static int in_range(const struct mix *m, int layer, const int *experts, size_t n
 /* scores: [count], or NULL. Not 0 where the visit cannot be: nothing was learnt then. */
 int mix_observe(const struct mix *m, int layer, const int *experts, int n, const float *scores)
 {
-    if (n < m->top_k || !in_range(m, layer, experts, n))
+    if (n < m->top_k || (scores && m->further != SCORE_FEATURES) || !in_range(m, layer, experts, n))
         return 1;
     const int count = m->count, before = (layer - 1 + m->layers) % m->layers;
     m->latest[layer] ^= 1;
     const struct visit now = visit_of(m, layer, m->latest[layer]), last = visit_of(m, layer, !m->latest[layer]);
+    prefetch(m, last.rows);
     use(m, layer, now, experts, n);
     const float *expected = m->foreseen + (size_t)before * count;
     float *missed = m->fetch_error + (size_t)before * count;
@@ -218,15 +230,15 @@ int mix_observe(const struct mix *m, int layer, const int *experts, int n, const
     return 0;
 }
 
-/* routed: [tokens, top_k]. Not 0 where it cannot be. */
-int mix_study(const struct mix *m, int layer, const int *routed, int tokens)
+/* routed: [tokens, n]. Not 0 where it cannot be. */
+int mix_study(const struct mix *m, int layer, const int *routed, int tokens, int n)
 {
-    if (!in_range(m, layer, routed, (size_t)tokens * m->top_k))
+    if (n < m->top_k || !in_range(m, layer, routed, (size_t)tokens * n))
         return 1;
     m->latest[layer] ^= 1;
     const struct visit now = visit_of(m, layer, m->latest[layer]);
     for (int token = 0; token < tokens; token++)
-        use(m, layer, now, routed + (size_t)token * m->top_k, m->top_k);
+        use(m, layer, now, routed + (size_t)token * n, n);
     judge(m, layer, now, NULL);
     for (int e = 0; e < m->count; e++)
         m->worth[(size_t)layer * m->count + e] = logistic(m->odds[(size_t)layer * m->count + e]);

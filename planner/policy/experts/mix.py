@@ -96,8 +96,9 @@ class MixPolicy:
 
     def study(self, layer: int, routed: np.ndarray) -> None:
         routed = np.ascontiguousarray(routed, np.intc)
-        if len(routed) and self._study(self._state, layer, ctypes.c_void_p(routed.ctypes.data), len(routed)):
-            raise ValueError(f"layer {layer}: experts {routed.min()} to {routed.max()} of {len(self._experts)}")
+        tokens, n = routed.shape
+        if tokens and self._study(self._state, layer, ctypes.c_void_p(routed.ctypes.data), tokens, n):
+            raise ValueError(f"layer {layer}: {routed.shape} experts, {routed.min()} to {routed.max()} of {len(self._experts)}")
 
     def worth(self, layer: int) -> np.ndarray:
         return self._worth[layer]

@@ -33,7 +33,7 @@ def library() -> ctypes.PyDLL:
     try:
         found = ctypes.PyDLL(str(path))
     except OSError as error:
-        raise UserError(f"the policies mix and lookahead need {path.name}, which cannot be loaded ({error}): {REMEDY}") from None
+        raise UserError(f"the library of the policies mix and lookahead cannot be loaded ({error}): {REMEDY}") from None
     found.mix_bytes.restype = ctypes.c_size_t
     if found.mix_bytes() != ctypes.sizeof(MixState):
         raise UserError(f"{path} was built from another version of mix.c: {REMEDY}")
