@@ -82,20 +82,19 @@ class HostStream:
 
 
 class _Timed(NamedTuple):
-    """A unit's kernels: the host time at which its pass began, the copy that they waited for (None: resident), their first and last."""
+    """A unit's kernels: the host time at which its pass began, the copy that they waited for (None: resident), and their end."""
 
     unit: Unit
     begun_s: float
     arrival: Event | None
-    start: Event
     end: Event
 
 
 class RingStream:
     """Three tiers: a streamed unit's parameters are views of its ring slot, a resident one's were bound for good.
 
-    Times every unit's kernels by events that nobody waits for. What a pass does between two units, while none is waited for, counts as
-    computing of the second: norms and residuals, and a device that has run dry because the host issues no faster.
+    Times every unit's kernels by an event behind them that nobody waits for. What a pass does between two units, while none is waited for,
+    counts as computing of the second: norms and residuals, and a device that has run dry because the host issues no faster.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class RingStream:
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
         self._unit: Unit | None = None
-        self._started: Event | None = None
         self._arrival: Event | None = None
         self._timing: deque[_Timed] = deque()
         self._begun_at = 0.0
@@ -126,29 +124,26 @@ class RingStream:
             self._arrival = self._ring.entered_after
             found = self._views.get((unit, index))
             views = self._views[unit, index] = parameters(self._layouts[unit], buffer) if found is None else found
-        self._started = self._device.compute_event()
         return views
 
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived."""
-        self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._started, self._device.compute_event()))
+        self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._device.compute_event()))
 
     def resume(self, arrival: Event | None = None) -> None:
         """What is computed from now on waits for ``arrival``."""
         self._arrival = arrival
-        self._started = self._device.compute_event()
 
     def leave(self, unit: Unit) -> None:
         end = self._device.compute_event()
         if unit in self._layouts:
             self._ring.leave(unit, end)
-        self._timing.append(_Timed(unit, self._begun_at, self._arrival, self._started, end))
+        self._timing.append(_Timed(unit, self._begun_at, self._arrival, end))
         self._book(2)
 
     def end_pass(self) -> None:
         """What comes behind the last unit: a head that lies on the device."""
-        end = self._device.compute_event()
-        self._timing.append(_Timed(Unit("head", 0), self._begun_at, None, end, end))
+        self._timing.append(_Timed(Unit("head", 0), self._begun_at, None, self._device.compute_event()))
 
     def settle(self) -> None:
         """Book all kernels that have finished; never blocks."""
@@ -162,7 +157,7 @@ class RingStream:
             end_s = self._device.time_of(timed.end)
             since_s = min(max(self._idle_since, timed.begun_s), end_s)
             if timed.arrival is not None:
-                arrived_s = min(self._device.time_of(timed.arrival), self._device.time_of(timed.start))
+                arrived_s = min(self._device.time_of(timed.arrival), end_s)
                 self._ledger.waited("compute", "h2d", str(timed.unit), since_s, arrived_s)
                 since_s = max(since_s, arrived_s)
             self._ledger.add("compute", str(timed.unit), since_s, end_s)

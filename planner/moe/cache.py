@@ -36,7 +36,8 @@ class Routing:
     @cached_property
     def experts(self) -> list[int]:
         """All different, the first token's first."""
-        return list(dict.fromkeys(self.chosen.ravel().tolist()))
+        one = len(self.chosen) == 1
+        return self.chosen[0].tolist() if one else list(dict.fromkeys(self.chosen.ravel().tolist()))
 
 
 class Visit(NamedTuple):
@@ -75,7 +76,9 @@ class ExpertCache:
         self._free = deque(range(slots))
         self._whole = sum(quotas.values()) == slots
         self._vacant = sum(quotas.values())
-        self._worth: list[float] = []
+        self._worth = np.zeros(count, np.float32)
+        self._ranks: list[tuple[float, int]] | None = None
+        """See :meth:`_rank`; None until somebody asks."""
         self._unused: set[int] = set()
         """Of the layer visited last, experts that were kept and are about to be used."""
         self._late: list[int] = []
@@ -125,7 +128,7 @@ class ExpertCache:
                 self._far.forget()
             else:
                 self._far.observe(place, routing.experts, routing.ahead)
-        self._worth = self._policy.worth(place).tolist()
+        self._worth, self._ranks = self._policy.worth(place), None
 
     def take(self, layer: int, expert: int) -> int | None:
         """A slot for ``expert``, which is not held; None while none is free."""
@@ -161,9 +164,9 @@ class ExpertCache:
         """The slot that is let go for ``expert``, which came through a passing one; None for none, or for one that is still to be used."""
         kept, passing = self._kept[layer], self._passing[layer]
         if len(kept) >= self._quotas[layer]:
-            worth = self._worth_in(layer)
-            least = self._least(layer, worth, expert)
-            if worth[least] >= worth[expert]:
+            ranks = self._rank(layer)
+            least = self._least(layer, ranks, expert)
+            if ranks[least][0] >= ranks[expert][0]:
                 return passing.pop(expert)
             if least in self._unused:
                 self._late.append(expert)
@@ -175,17 +178,20 @@ class ExpertCache:
         kept[expert] = passing.pop(expert)
         return None
 
-    def _least(self, layer: int, worth: Sequence[float], otherwise: int) -> int:
-        """Of those that are kept, the one of least worth; of equals the one with the highest number."""
-        return min(self._kept[layer], key=lambda e: (worth[e], -e), default=otherwise)
+    def _least(self, layer: int, ranks: Sequence[tuple[float, int]], otherwise: int) -> int:
+        """Of those that are kept, the one of the lowest rank."""
+        return min(self._kept[layer], key=ranks.__getitem__, default=otherwise)
 
-    def _worth_in(self, layer: int) -> Sequence[float]:
-        """Of every expert of the layer visited last, beside what the tier above keeps."""
+    def _rank(self, layer: int) -> Sequence[tuple[float, int]]:
+        """(worth, -number) of every expert of the layer visited last, beside what the tier above keeps: the lowest goes first."""
+        if self._ranks is None:
+            self._ranks = list(zip(self._worth.tolist(), range(0, -self._count, -1), strict=True))
         above = self._above
         if above is None:
-            return self._worth
-        spare = above._least(layer, above._worth, -1) if self._quotas[layer] > above._quotas[layer] > 1 else -1
-        return [-np.inf if e in above._kept[layer] and e != spare else worth for e, worth in enumerate(self._worth)]
+            return self._ranks
+        spare = above._least(layer, above._rank(layer), -1) if self._quotas[layer] > above._quotas[layer] > 1 else -1
+        kept = above._kept[layer]
+        return [(-np.inf if e in kept and e != spare else rank[0], rank[1]) for e, rank in enumerate(self._ranks)]
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""

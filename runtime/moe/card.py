@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class CardExperts:
         self._chunk_bytes, self._in_flight, self._prefetch = chunk_bytes, in_flight, prefetch
         self._coming: dict[Key, _Ahead] = {}
         self._under_way: deque[Event] = deque()
-        self._most_queued: float = in_flight
+        self._most_queued, self._most_bytes = float(in_flight), chunk_bytes
         self._ahead: set[Key] = set()
         self._wanted: Iterator[Key] | None = None
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
@@ -221,12 +222,12 @@ class CardExperts:
         with self._deciding:
             self._wanted = self._cache.coming(layer, touched, self._prefetch)
         certain = self._cache.is_dense(touched) and not self._cache.is_last(layer)  # the pass after this one may be a step
-        self._most_queued = math.inf if certain else self._in_flight
+        self._most_queued, self._most_bytes = (math.inf, sys.maxsize) if certain else (self._in_flight, self._chunk_bytes)
         self.fetch_ahead()
 
     def fetch_ahead(self) -> None:
-        """Queue chunks of what is wanted ahead, as long as fewer than ``in_flight`` are on their way; all that there are slots for, where
-        the coming layer will want it for certain. Never blocks; called wherever the host passes by."""
+        """Queue chunks of what is wanted ahead, as long as fewer than ``in_flight`` are on their way; all that there are slots for, in one
+        piece each, where the coming layer will want it for certain. Never blocks; called wherever the host passes by."""
         if self._wanted is None and not self._coming:
             return
         while self._under_way and self._device.done(self._under_way[0]):
@@ -252,7 +253,7 @@ class CardExperts:
                 self.stats.ahead += 1
                 self._ahead.add(key)
                 dram_slot, source = self._dram.place(*key)
-                chunks = deque(cut(self._layouts[key].segments, self._chunk_bytes))
+                chunks = deque(cut(self._layouts[key].segments, self._most_bytes))
                 self._coming[key] = _Ahead(key, self._cache.take(*key), dram_slot, source, chunks)
                 return self._coming[key]
         return None

@@ -23,43 +23,41 @@ class FarSight:
 
     The chance of a name is the share of visits that used the expert named at that rank and that many layers before: counted over all
     layers, since near the last ones few are left to count. What it says of the next layer is the policies' own to judge. O(layers x
-    experts) a visit, in some ten numpy calls.
+    experts) a visit, of which numpy does the sorting alone: beside other work each further kind of call costs as much as all of the rest.
     """
 
     def __init__(self, layers: int, count: int, top_k: int):
-        self._layers, self._top_k = layers, top_k
-        self._distances = np.arange(reach(layers, count) + 1)
-        self._visits = np.full(len(self._distances), PRIOR_VISITS)
-        self._right = np.full((len(self._distances), top_k), PRIOR_VISITS / 2)
-        self._named = np.zeros((layers, len(self._distances), top_k), np.intp)
-        self._told = np.zeros((layers, len(self._distances)))
-        """1 where a layer's next visit was spoken of from so many layers before it."""
-        self._used = np.zeros(count)
+        self._top_k = top_k
+        far = reach(layers, count) + 1
+        self._visits = [PRIOR_VISITS] * far
+        self._right = [[PRIOR_VISITS / 2] * top_k for _ in range(far)]
+        self._told: list[dict[int, list[int]]] = [{} for _ in range(layers)]
+        """Of each layer's next visit: how many layers before it spoke of it, and whom that named."""
 
     def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None) -> None:
         """A decode step was routed to ``experts`` in ``layer``; ``ahead`` [layers, experts] are scores of the layers after it, nearest
         first."""
-        self._used.fill(0)
-        self._used[experts] = 1
-        told = self._told[layer]
-        self._visits += told
-        self._right += self._used[self._named[layer]] * told[:, None]
-        told.fill(0)
+        for distance, names in self._told[layer].items():
+            self._visits[distance] += 1
+            right = self._right[distance]
+            for rank, name in enumerate(names):
+                if name in experts:
+                    right[rank] += 1
+        self._told[layer] = {}
         if ahead is not None and len(ahead) > 1:
-            far = self._distances[2 : len(ahead) + 1]
-            self._named[layer + far, far] = (-ahead[1:]).argsort(axis=1, kind="stable")[:, : self._top_k]
-            self._told[layer + far, far] = 1
+            for distance, ranked in enumerate(ahead[1:].argsort(axis=1).tolist(), 2):
+                self._told[layer + distance][distance] = ranked[: -self._top_k - 1 : -1]
 
     def forget(self) -> None:
         """A prompt passes: what was named before it is void."""
-        self._told.fill(0)
+        for told in self._told:
+            told.clear()
 
     def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
         """(layer, expert, chance) of up to ``most`` experts of each layer beyond the one after ``layer``, which was observed last: the
         nearest layer first, and of it the likeliest."""
-        for distance in range(2, min(len(self._distances), self._layers - layer)):
-            if not self._told[layer + distance, distance]:
+        for distance, told in enumerate(self._told[layer + 2 :], 2):
+            if distance not in told:
                 return
-            visits = self._visits[distance]
-            for rank, expert in enumerate(self._named[layer + distance, distance, :most].tolist()):
-                yield layer + distance, expert, self._right[distance, rank] / visits
+            for name, right in zip(told[distance][:most], self._right[distance], strict=False):
+                yield layer + distance, name, right / self._visits[distance]
