@@ -69,15 +69,20 @@ def calibrated_line(told: Mapping[str, Any]) -> str:
 
 
 def measured(outcome: Outcome) -> Measured:
-    """The run's stages as the fit takes them. A phase is left out whose batches were not what the plan was predicted for."""
+    """The run's stages as the fit takes them. A phase is left out whose batches were not what the plan was predicted for, and of several
+    prompts the first: a process's first one takes longer, and what it takes longer for is no rate of the machine's."""
     plan, generations, phases = outcome.job.plan, outcome.generations, outcome.clock.phases
     typical = fmean if plan.model.experts else median
     steps = [s for made in generations for s in made.step_s]
+    prefills, prompts = phases["prefill"], [made.prefill_s for made in generations]
+    if len(prompts) > 1:
+        first = outcome.clock.first["prefill"]
+        prefills, prompts = {stage: use.plus(first[stage], -1) for stage, use in prefills.items()}, prompts[1:]
     whole = all(len(served.batch.prompts) == plan.decisions.batch for served in _served(outcome))
     prefill: dict[Stage, float] = {}
     decode: dict[Stage, float] = {}
     if whole and _alike(outcome):
-        prefill = _seconds(outcome, phases["prefill"], [made.prefill_s for made in generations], typical)
+        prefill = _seconds(outcome, prefills, prompts, typical)
     if whole and steps:
         decode = _seconds(outcome, phases["decode"], steps, typical)
         p = plan.predicted
@@ -90,7 +95,7 @@ def measured(outcome: Outcome) -> Measured:
     return Measured(
         prefill=prefill,
         decode=decode,
-        prefill_s=typical([made.prefill_s for made in generations]) if prefill else None,
+        prefill_s=typical(prompts) if prefill else None,
         decode_s=typical(steps) if decode else None,
         load_s=outcome.load_s,
         cached=cached[1] / (cached[1] + read[1]) if cached[1] else 0.0,

@@ -35,6 +35,8 @@ class Booked:
 
     def __init__(self) -> None:
         self.phases: dict[str, dict[str, StageUse]] = {}
+        self.first: dict[str, dict[str, StageUse]] = {}
+        """What each phase was given at first."""
         self._last: dict[str, StageUse] = {}
 
     def book(self, phase: str, counters: Mapping[str, StageUse]) -> None:
@@ -43,6 +45,7 @@ class Booked:
         for name, use in counters.items():
             booked[name] = booked.get(name, StageUse()).plus(use.plus(self._last.get(name, StageUse()), -1))
             self._last[name] = use
+        self.first.setdefault(phase, dict(booked))
 
 
 class StageClock:
@@ -52,7 +55,7 @@ class StageClock:
         self._engine = engine
         self._stages, self._tracks = Booked(), Booked()
         self._booked_at = time.perf_counter()
-        self.phases = self._stages.phases
+        self.phases, self.first = self._stages.phases, self._stages.first
         self.tracks = self._tracks.phases
         """The same by track, so that on the link weights (``h2d``) and KV (``h2d.kv``) are apart."""
         self.seconds: dict[str, float] = {}

@@ -108,6 +108,7 @@ class RingStream:
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
         self._unit: Unit | None = None
         self._arrival: Event | None = None
+        self._paused = False
         self._timing: deque[_Timed] = deque()
         self._begun_at = 0.0
         self._idle_since = 0.0
@@ -127,12 +128,16 @@ class RingStream:
         return views
 
     def pause(self) -> None:
-        """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived."""
-        self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._device.compute_event()))
+        """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived. Nothing where it
+        does not already."""
+        if not self._paused:
+            self._paused = True
+            self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._device.compute_event()))
 
     def resume(self, arrival: Event | None = None) -> None:
-        """What is computed from now on waits for ``arrival``."""
-        self._arrival = arrival
+        """Where it was paused: what is computed from now on waits for ``arrival``."""
+        if self._paused:
+            self._paused, self._arrival = False, arrival
 
     def leave(self, unit: Unit) -> None:
         end = self._device.compute_event()

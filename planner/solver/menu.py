@@ -122,24 +122,17 @@ def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> lis
     return best
 
 
-PASSES_BY = 2
-"""Times at least that a run's host gets to queue more chunks while it issues one decoder layer, as far apart as may be: it does so before
-and behind attention, at the router, and behind each expert."""
-
-
 def expert_chunk_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, in_flight: int) -> int:
     """Bytes of one copy of a part of an expert: of the smallest measured copy and its doublings the least at which the link is as fast
-    as with whole experts, but for the tolerance, and at which ``in_flight`` of them keep it busy until the host comes by again. Not more,
-    since a demanded expert may wait for such copies."""
+    as with whole experts, but for the tolerance, and at which ``in_flight`` of them keep it busy while a layer computes: so long the host
+    may wait at a router and queue nothing. Not more, since a demanded expert may wait for such copies."""
     gpu, experts = hardware.gpu, model.experts
     assert gpu is not None and experts is not None
     smallest, whole = gpu.h2d.points[0][0], align_up(experts.expert_bytes)
     size = smallest
     fastest = h2d_gbps(gpu, whole, whole)
     layer_bytes = decode_compute_s(hardware, model, workload, batch) / model.layers * fastest * GB
-    while size < whole and (
-        h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance) or size * in_flight * PASSES_BY < layer_bytes
-    ):
+    while size < whole and (h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance) or size * in_flight < layer_bytes):
         size *= 2
     return min(size, max(whole, smallest))
 

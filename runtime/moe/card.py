@@ -137,6 +137,7 @@ class CardExperts:
             yield self._ready(layer, expert)
             self._used(layer, expert)
         while coming.far:
+            self._clock.pause()
             expert = self._bring_part(layer, coming)
             if expert is not None:
                 self._go_on(layer, coming, routing)
@@ -192,7 +193,7 @@ class CardExperts:
         if arrival is not None and not self._device.done(arrival):
             self._clock.pause()
             self._device.compute_waits(arrival)
-            self._clock.resume(arrival)
+        self._clock.resume(arrival)
         return expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
 
     def _used(self, layer: int, expert: int) -> None:

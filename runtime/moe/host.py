@@ -17,7 +17,7 @@ from runtime.store.base import TensorLayout
 
 
 class ComputeClock(Protocol):
-    """Told when computing stands still for an expert."""
+    """Told when computing stands still for an expert, and when it goes on; either once or more often."""
 
     def pause(self) -> None: ...
 

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import yaml
@@ -14,10 +15,12 @@ import runtime.calibrate
 from planner.decisions import KvPages, SsdReads
 from planner.errors import UserError
 from planner.learn.calibration import calibration_path
+from planner.learn.fit import Measured, fit
 from planner.learn.learned import with_calibration
 from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.predict.cost import predict
+from planner.predict.stages import Stage
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk
@@ -83,6 +86,19 @@ def test_a_second_run_is_kept_beside_the_first_also_when_its_plan_was_calibrated
     assert first["weights_gbps"] == pytest.approx(hardware.cpu_matvec_gbps, rel=1e-3)
     assert second["weights_gbps"] == pytest.approx(told["of_profile"]["weights"] * hardware.cpu_matvec_gbps, rel=1e-3)
     assert "by 2 runs" in with_calibration(plan.hardware, plan.model)[1][0]
+
+
+def test_of_several_prompts_the_first_teaches_nothing(here: Desk, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Measured] = []
+    monkeypatch.setattr(runtime.calibrate, "fit", lambda *given: seen.append(given[-1]) or fit(*given))
+    write_plan(replace(plan, workload=replace(plan.workload, requests=3)), here.plan)
+    report = here.run(calibrate=True)
+    assert len(report["prefill_each_s"]) == 3
+    told = seen.pop()
+    assert told.prefill_s == pytest.approx(median(report["prefill_each_s"][1:]))
+    assert 0 < told.prefill[Stage.compute] <= told.prefill_s
+    write_plan(plan, here.plan)
+    assert here.run(calibrate=True)["prefill_each_s"] == [seen.pop().prefill_s]
 
 
 def test_another_machines_file_is_not_added_to(here: Desk, plan: Plan) -> None:

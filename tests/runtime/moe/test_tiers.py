@@ -287,9 +287,15 @@ class Stopwatch(Clock):
 
     def __init__(self) -> None:
         self.awaited: list[Event | None] = []
+        self.paused = False
+
+    def pause(self) -> None:
+        self.paused = True
 
     def resume(self, arrival: Event | None = None) -> None:
-        self.awaited.append(arrival)
+        if self.paused:
+            self.awaited.append(arrival)
+        self.paused = False
 
 
 def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(layouts: dict) -> None:
@@ -305,6 +311,20 @@ def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(lay
             clock.awaited.clear()
             list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
             assert len(device.sizes) == 3 and len(clock.awaited) == awaited
+
+
+def test_computing_stands_still_while_the_host_waits_for_the_ssd(layouts: dict) -> None:
+    """The copies themselves are over at once."""
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    device, clock = SlowCard(), Stopwatch()
+    device.over = 10**6
+    with dram_tier(layouts, 3, 0, cache, False) as below:
+        card = card_tier(layouts, 3, below, cache, device, 0, clock)
+        card.start()
+        seen = []
+        for expert, _ in card.visit(1, Routing(np.array([[3, 4]]), prompt=False)):
+            seen.append((expert, clock.paused, len(clock.awaited)))
+    assert sorted(e for e, *_ in seen) == [3, 4] and [s[1:] for s in seen] == [(False, 1), (False, 2)]
 
 
 class Third(FarSight):
