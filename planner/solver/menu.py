@@ -125,14 +125,16 @@ def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> lis
 def expert_chunk_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, in_flight: int) -> int:
     """Bytes of one copy of a part of an expert: of the smallest measured copy and its doublings the least at which the link is as fast
     as with whole experts, but for the tolerance, and at which ``in_flight`` of them keep it busy while a layer computes: so long the host
-    may wait at a router and queue nothing. Not more, since a demanded expert may wait for such copies."""
+    may wait at a router and queue nothing. Not more, since a demanded expert may wait for such copies; but for two layers where routers
+    are asked beforehand, whose copies are seldom in vain."""
     gpu, experts = hardware.gpu, model.experts
     assert gpu is not None and experts is not None
     smallest, whole = gpu.h2d.points[0][0], align_up(experts.expert_bytes)
     size = smallest
     fastest = h2d_gbps(gpu, whole, whole)
-    layer_bytes = decode_compute_s(hardware, model, workload, batch) / model.layers * fastest * GB
-    while size < whole and (h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance) or size * in_flight < layer_bytes):
+    bridged_s = (2 if experts.foreseen else 1) * decode_compute_s(hardware, model, workload, batch) / model.layers
+    away_bytes = bridged_s * fastest * GB
+    while size < whole and (h2d_gbps(gpu, whole, size) < fastest * (1 - MENUS.chunk_tolerance) or size * in_flight < away_bytes):
         size *= 2
     return min(size, max(whole, smallest))
 

@@ -282,13 +282,14 @@ class TestForesight:
     def test_an_expert_moves_in_the_smallest_chunks_at_the_links_full_rate_that_bridge_a_layer(self):
         card = gpu(h2d=Curve(((2**20, 10.0), (2**22, 20.0), (2**26, 20.1))))
 
-        def chunk(launch_s: float, in_flight: int = 2, expert_bytes: int = 40 * MB) -> int:
+        def chunk(launch_s: float, in_flight: int = 2, expert_bytes: int = 40 * MB, foreseen: float = 0.0) -> int:
             hardware, m = replace(machine(), gpu=card, layer_launch_s=launch_s), moe()
-            return expert_chunk_bytes(hardware, replace(m, experts=replace(m.experts, expert_bytes=expert_bytes)), work(), 1, in_flight)
+            experts = replace(m.experts, expert_bytes=expert_bytes, foreseen=foreseen)
+            return expert_chunk_bytes(hardware, replace(m, experts=experts), work(), 1, in_flight)
 
         assert chunk(1e-6) == 2**22 and chunk(1e-6, expert_bytes=5000) == 2**20
         assert chunk(1e-3) == 2**24  # 1.5 ms of an MoE layer at 20 GB/s, in two copies
-        assert chunk(1e-3, in_flight=1) == 2**25
+        assert chunk(1e-3, in_flight=1) == chunk(1e-3, foreseen=0.8) == 2**25
 
     def test_nothing_is_fetched_ahead_where_a_layers_compute_hides_less_than_a_chunk(self):
         hurried = self.plan(machine(vram=GB, layer_launch_s=1e-6))
@@ -309,3 +310,24 @@ class TestForesight:
     def test_an_ssd_that_hides_behind_the_cpu_is_read_ahead(self):
         fast = (SsdPoint(2**22, 8, 7.0),)
         assert self.plan(machine(vram=0, dram=900 * MB, ssd_read=fast, cpu_matvec_gbps=5.0)).decisions.experts.prefetch >= 1
+
+
+class TestRoutersAskedBeforehand:
+    """What a trace says that routers foresee, in the closed form."""
+
+    def test_what_they_name_overlaps_until_nothing_but_the_slowest_stage_is_left(self):
+        hardware, steps = machine(vram=GB, layer_launch_s=1e-4), []
+        for share in (0.0, 0.5, 0.9, 1.0):
+            m = moe()
+            plan = TestForesight().plan(hardware, replace(m, experts=replace(m.experts, foreseen=share)), expert_vram_slots=4)
+            slowest_s = max(plan.predicted.decode_stages.values())
+            steps.append(plan.predicted.decode_s_per_token)
+            assert (steps[-1] == pytest.approx(slowest_s, rel=1e-6)) == (share == 1)
+        assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
+
+    def test_as_many_are_fetched_as_a_token_uses_however_little_a_layer_hides(self):
+        m = moe()
+        told = replace(m, experts=replace(m.experts, foreseen=0.8))
+        plan = TestForesight().plan(machine(vram=GB, layer_launch_s=1e-6), told)
+        assert plan.decisions.experts.prefetch == m.experts.top_k
+        assert "name 80% of those missed a layer ahead" in list(expert_notes(plan, None))[1]
