@@ -3,8 +3,8 @@
     python bench/policy_time.py
 
 Microseconds a layer, medians over tokens: by itself, everything warm, and after the OPERATIONS small tensor operations that compute a layer
-in between, which take the caches that a run takes. `tier` is a cache with slots for half of the experts under `mix`: what a layer finds
-and misses, what it keeps, what to fetch ahead. The last line of stdout is one JSON document.
+in between, which take the caches that a run takes. What was routed has been read by then. `tier` is a cache with slots for half of the
+experts under `mix`: what a layer finds and misses, what it keeps, what to fetch ahead. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def layer_us(visit: Callable[[int, Routing], None], layers: int, count: int, top
         token_s = 0.0
         for layer in range(layers):
             routing = Routing(random.permutation(count)[None, :top_k], False)
+            assert len(routing.experts) == top_k
             for _ in range(operations // 4):
                 x = torch.nn.functional.silu(torch.nn.functional.rms_norm(x @ w, (64,))) + x.roll(1, 1)
             start = time.perf_counter()

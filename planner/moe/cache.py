@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -71,6 +71,7 @@ class ExpertCache:
         self._above = above
         self._order = tuple(quotas)
         self._place = {layer: i for i, layer in enumerate(self._order)}
+        self._after = dict(zip(self._order, (*self._order[1:], self._order[0]), strict=True))
         self._kept: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._free = deque(range(slots))
@@ -201,26 +202,24 @@ class ExpertCache:
         """(layer, expert) to fetch ahead of routers after that of ``layer``, of which ``touched`` experts are used; what neither tier has
         when its turn comes. All of the next MoE layer where those are nearly all, else up to ``most`` a layer, the nearest layer's first.
         Nothing where there is but one MoE layer."""
-        after = self._order[(self._place[layer] + 1) % len(self._order)]
+        after = self._after[layer]
         if after == layer:
             return iter(())
         if self.is_dense(touched):
-            return self._missing((after, expert) for expert in range(self._count))
+            return ((after, expert) for expert in range(self._count) if not self._has(after, expert))
         if not most:
             return iter(())
         odds = self._policy.foresee(self._place[after]).tolist()
         likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and not self._has(after, e)]
-        near = sorted(likely, key=lambda e: -odds[e])[:most]
-        return self._missing(chain(((after, e) for e in near), self._farther(layer, most)))
+        if len(likely) > 1:
+            likely.sort(key=odds.__getitem__, reverse=True)
+        near = [(after, e) for e in likely[:most]]
+        return iter(near) if self._far is None else chain(near, self._farther(layer, most))
 
     def _farther(self, layer: int, most: int) -> Iterator[tuple[int, int]]:
-        if self._far is not None:
-            for place, expert, chance in self._far.named(self._place[layer], most):
-                if chance >= LIKELY:
-                    yield self._order[place], expert
-
-    def _missing(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        return (key for key in keys if not self._has(*key))
+        for place, expert, chance in self._far.named(self._place[layer], most):
+            if chance >= LIKELY and not self._has(self._order[place], expert):
+                yield self._order[place], expert
 
     def is_dense(self, touched: int) -> bool:
         """Whether a visit of ``touched`` experts counts as one of all."""
