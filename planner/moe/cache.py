@@ -128,7 +128,7 @@ class ExpertCache:
             if routing.prompt:
                 self._far.forget()
             else:
-                self._far.observe(place, routing.experts, routing.ahead)
+                self._far.observe(place, routing.experts, routing.ahead, self._has_in)
         self._worth, self._ranks = self._policy.worth(place), None
 
     def take(self, layer: int, expert: int) -> int | None:
@@ -228,6 +228,9 @@ class ExpertCache:
     def is_last(self, layer: int) -> bool:
         """Whether the MoE layer after ``layer`` is the next pass's first."""
         return layer == self._order[-1]
+
+    def _has_in(self, place: int, expert: int) -> bool:
+        return self._has(self._order[place], expert)
 
     def _has(self, layer: int, expert: int) -> bool:
         """Whether ``expert`` lies, or is on its way, in this tier or the one above."""

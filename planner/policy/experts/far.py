@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,32 +21,33 @@ def reach(layers: int, count: int) -> int:
 class FarSight:
     """Names, of each layer beyond the next one, the ``top_k`` experts that its own router scores highest for the token's hidden state now.
 
-    The chance of a name is the share of visits that used the expert named at that rank and that many layers before: counted over all
-    layers, since near the last ones few are left to count. What it says of the next layer is the policies' own to judge. O(layers x
-    experts) a visit, of which numpy does the sorting alone: beside other work each further kind of call costs as much as all of the rest.
+    Only names of experts that are not held count: those that are held are right more often. A name's chance is the share of visits that
+    used the expert named at that rank and that many layers before, over all layers, since near the last ones few are left to count. What
+    it says of the next layer is the policies' own to judge. O(layers x experts) a visit, of which numpy does the sorting alone: beside
+    other work each further kind of call costs as much as all of the rest.
     """
 
     def __init__(self, layers: int, count: int, top_k: int):
         self._top_k = top_k
         far = reach(layers, count) + 1
-        self._visits = [PRIOR_VISITS] * far
+        self._visits = [[PRIOR_VISITS] * top_k for _ in range(far)]
         self._right = [[PRIOR_VISITS / 2] * top_k for _ in range(far)]
-        self._told: list[dict[int, list[int]]] = [{} for _ in range(layers)]
-        """Of each layer's next visit: how many layers before it spoke of it, and whom that named."""
+        self._told: list[dict[int, list[tuple[int, int]]]] = [{} for _ in range(layers)]
+        """Of each layer's next visit: how many layers before it spoke of it, and whom that named, (rank, expert)."""
 
-    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None) -> None:
+    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None, held: Callable[[int, int], bool]) -> None:
         """A decode step was routed to ``experts`` in ``layer``; ``ahead`` [layers, experts] are scores of the layers after it, nearest
-        first."""
+        first. ``held`` tells of (layer, expert)."""
         for distance, names in self._told[layer].items():
-            self._visits[distance] += 1
-            right = self._right[distance]
-            for rank, name in enumerate(names):
-                if name in experts:
-                    right[rank] += 1
+            visits, right = self._visits[distance], self._right[distance]
+            for rank, name in names:
+                visits[rank] += 1
+                right[rank] += name in experts
         self._told[layer] = {}
         if ahead is not None and len(ahead) > 1:
             for distance, ranked in enumerate(ahead[1:].argsort(axis=1).tolist(), 2):
-                self._told[layer + distance][distance] = ranked[: -self._top_k - 1 : -1]
+                coming, best = layer + distance, enumerate(ranked[: -self._top_k - 1 : -1])
+                self._told[coming][distance] = [(rank, name) for rank, name in best if not held(coming, name)]
 
     def forget(self) -> None:
         """A prompt passes: what was named before it is void."""
@@ -54,10 +55,10 @@ class FarSight:
             told.clear()
 
     def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
-        """(layer, expert, chance) of up to ``most`` experts of each layer beyond the one after ``layer``, which was observed last: the
-        nearest layer first, and of it the likeliest."""
+        """(layer, expert, chance) of up to ``most`` experts of each layer beyond the one after ``layer``, which was observed last and held
+        none of them then: the nearest layer first, and of it the likeliest."""
         for distance, told in enumerate(self._told[layer + 2 :], 2):
             if distance not in told:
                 return
-            for name, right in zip(told[distance][:most], self._right[distance], strict=False):
-                yield layer + distance, name, right / self._visits[distance]
+            for rank, name in told[distance][:most]:
+                yield layer + distance, name, self._right[distance][rank] / self._visits[distance][rank]

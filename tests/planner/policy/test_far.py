@@ -20,6 +20,11 @@ def scores_of(chosen: list[list[int]]) -> np.ndarray:
     return scores
 
 
+def nothing(layer: int, expert: int) -> bool:
+    """Of a tier that holds nothing."""
+    return False
+
+
 def walk(far: FarSight, draw: np.random.Generator, tokens: int, right: int) -> None:
     """Tokens whose routers are always foreseen ``right`` layers ahead and no further, where others are named."""
     for _ in range(tokens):
@@ -28,13 +33,13 @@ def walk(far: FarSight, draw: np.random.Generator, tokens: int, right: int) -> N
             said = [
                 used[k] if k - layer <= right else [e for e in range(COUNT) if e not in used[k]][:TOP_K] for k in range(layer + 1, LAYERS)
             ]
-            far.observe(layer, used[layer], scores_of(said) if said else None)
+            far.observe(layer, used[layer], scores_of(said) if said else None, nothing)
 
 
 def test_chances_are_how_often_names_at_that_distance_were_right() -> None:
     far, draw = FarSight(LAYERS, COUNT, TOP_K), np.random.default_rng(0)
     walk(far, draw, 50, right=3)
-    far.observe(0, [0, 1], scores_of([[2, 3], [4, 5], [6, 7], [1, 0], [3, 2]]))
+    far.observe(0, [0, 1], scores_of([[2, 3], [4, 5], [6, 7], [1, 0], [3, 2]]), nothing)
     said = {(layer, expert): chance for layer, expert, chance in far.named(0, TOP_K)}
     assert list(said) == [(2, 4), (2, 5), (3, 6), (3, 7), (4, 1), (4, 0), (5, 3), (5, 2)]
     assert all(chance > 0.95 if layer <= 3 else chance < 0.05 for (layer, _), chance in said.items())
@@ -42,16 +47,28 @@ def test_chances_are_how_often_names_at_that_distance_were_right() -> None:
 
 def test_the_next_layer_and_the_next_token_are_not_named() -> None:
     far = FarSight(LAYERS, COUNT, TOP_K)
-    far.observe(3, [0, 1], scores_of([[2, 3], [4, 5]]))
+    far.observe(3, [0, 1], scores_of([[2, 3], [4, 5]]), nothing)
     assert [(layer, expert) for layer, expert, _ in far.named(3, 1)] == [(5, 4)]
-    far.observe(4, [2, 3], scores_of([[4, 5]]))
-    far.observe(5, [4, 5], None)
+    far.observe(4, [2, 3], scores_of([[4, 5]]), nothing)
+    far.observe(5, [4, 5], None, nothing)
     assert not [*far.named(4, 2), *far.named(5, 2)]
+
+
+def test_names_of_experts_that_are_held_do_not_count() -> None:
+    """The first of two names is always held and always right, the second never."""
+    far = FarSight(LAYERS, COUNT, TOP_K)
+    for _ in range(20):
+        for layer in range(LAYERS):
+            said = [[0, 1]] * (LAYERS - layer - 1)
+            far.observe(layer, [0, 5], scores_of(said) if said else None, lambda layer, expert: expert == 0)
+    far.observe(0, [0, 5], scores_of([[1, 0]] * (LAYERS - 1)), nothing)
+    chances = {expert: chance for layer, expert, chance in far.named(0, TOP_K) if layer == 2}
+    assert chances == {1: 0.5, 0: pytest.approx(0, abs=0.1)}
 
 
 def test_what_was_named_before_a_prompt_is_void() -> None:
     far = FarSight(LAYERS, COUNT, TOP_K)
-    far.observe(0, [0, 1], scores_of([[2, 3]] * (LAYERS - 1)))
+    far.observe(0, [0, 1], scores_of([[2, 3]] * (LAYERS - 1)), nothing)
     assert list(far.named(0, 1))
     far.forget()
     assert not list(far.named(0, 1))
