@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from planner.moe.cache import ExpertCache, Routing
-from planner.moe.experts import kept_slots
+from planner.moe.caches import expert_caches
 from planner.plan import Plan
-from planner.policy.experts import make_expert_policy
 from planner.predict.stages import Traffic
 from planner.simulate.lanes import Lanes, Work, ns
 from planner.timeline.trace import EXPERTS, SSD
@@ -141,7 +140,6 @@ class SimulatedExperts:
         lanes.of[SSD].width = max(1, reads.queue_depth * reads.block_bytes // piece_bytes)  # blocks of as many are read at once
         self.waiting: dict[int, None] = {}
         """Experts of the visited layer that were not computed with."""
-        self.card: SimulatedTier | None = None
         self._visited = (experts.layers[0], 0)
         self._far: dict[Key, int] = {}
         """Missed by both tiers: pieces that lie in DRAM and were not given to the link."""
@@ -153,17 +151,12 @@ class SimulatedExperts:
         self._from_dram: set[Key] = set()
         """Of the visited layer, what DRAM was asked for."""
 
-        def tier(slots: int, track: str, seconds: float, above: ExpertCache | None, arrived: Callable[[Key, bool], None]) -> SimulatedTier:
-            policy = make_expert_policy(made.policy, len(experts.layers), experts.count, experts.top_k)
-            cache = ExpertCache(kept_slots(experts, slots), slots, experts.count, policy, above)
-            sizes = ns(seconds / pieces), piece_bytes, pieces
-            return SimulatedTier(cache, track, *sizes, made.in_flight, lanes, arrived)
+        def tier(cache: ExpertCache, track: str, seconds: float, arrived: Callable[[Key, bool], None]) -> SimulatedTier:
+            return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, arrived)
 
-        if plan.hardware.gpu:
-            slots = min(made.vram_slots, experts.units)
-            self.card = tier(slots, EXPERTS, moved.expert_h2d_s, None, self._on_card)
-        above = self.card.cache if self.card else None
-        self.dram = tier(min(made.dram_slots, experts.units), SSD, moved.expert_ssd_s, above, self._in_dram)
+        vram, dram = expert_caches(experts, made, plan.hardware.gpu is not None)
+        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_h2d_s, self._on_card)
+        self.dram = tier(dram, SSD, moved.expert_ssd_s, self._in_dram)
         for part in (self.dram, self.card) if self.card else (self.dram,):
             for layer in experts.layers:
                 for expert in range(experts.count):

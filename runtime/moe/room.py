@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.moe.cache import ExpertCache
-from planner.moe.experts import kept_slots
+from planner.moe.caches import expert_caches
 from planner.placement import Unit
 from planner.plan import Plan
-from planner.policy.experts import AheadScores, ExpertPolicy, FarSight, make_expert_policy
+from planner.policy.experts import ExpertPolicy, make_expert_policy
 from runtime.arena import Arena
 from runtime.moe.dram import DramExperts, Key, slot_bytes
 from runtime.store.base import Store, UnitLayout
@@ -55,15 +55,7 @@ class ExpertRoom:
 
     def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
         """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""
-        experts, far = self.plan.model.experts, None
-        if self.policy().needs_ahead is AheadScores.router:
-            far = FarSight(len(experts.layers), experts.count, experts.top_k)
-        vram = self._cache(self.vram_slots, None, far) if self.plan.hardware.gpu else None
-        return vram, self._cache(self.dram_slots, vram, far)
-
-    def _cache(self, slots: int, above: ExpertCache | None, far: FarSight | None) -> ExpertCache:
-        experts = self.plan.model.experts
-        return ExpertCache(kept_slots(experts, slots), slots, experts.count, self.policy(), above, far)
+        return expert_caches(self.plan.model.experts, self.plan.decisions.experts, self.plan.hardware.gpu is not None)
 
     def policy(self) -> ExpertPolicy:
         """A fresh one, as the plan says."""
