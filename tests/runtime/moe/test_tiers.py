@@ -30,7 +30,7 @@ from runtime.vram import device_layout
 from tests.runtime.fakes import FakeDevice
 from tests.support import HostCopier
 
-COUNT, TOP_K, LAYERS, ELEMENTS = 6, 2, (1, 2, 4), 3000
+COUNT, TOP_K, LAYERS, ELEMENTS = 6, 2, (1, 2, 4, 5, 7, 8), 3000
 """Experts a layer; an expert is two tensors of ``ELEMENTS`` floats that say whose they are."""
 EXPERTS = Experts(COUNT, TOP_K, 8 * ELEMENTS, LAYERS, tuple(n / COUNT for n in range(COUNT + 1)))
 
@@ -54,6 +54,19 @@ class Whims:
 
     def foresee(self, layer: int) -> np.ndarray:
         return self._random.random(COUNT)
+
+
+class FarWhims(FarSight):
+    """Names experts of farther layers at random."""
+
+    def __init__(self, seed: int):
+        super().__init__(len(LAYERS), COUNT, TOP_K)
+        self._random = random.Random(seed)
+
+    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
+        for place in range(layer + 2, len(LAYERS)):
+            for expert in self._random.sample(range(COUNT), min(most, COUNT)):
+                yield place, expert, self._random.random()
 
 
 class Clock:
@@ -90,7 +103,7 @@ def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, p
     arena = Arena(slots * slot_bytes(layouts))
     arena.occupy(None)
     pool = ReadPool(2, ALIGN)
-    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above)
+    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above, FarWhims(seed))
     dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2)
     try:
         for arrival, _ in dram.preload(pool) if preload else ():
@@ -164,7 +177,7 @@ slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 def test_a_card_computes_with_every_expert_once_a_visit_and_fetches_ahead(
     layouts: dict, vram: int, dram: int, seed: int, prefetch: int
 ) -> None:
-    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1))
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), far=FarWhims(seed + 1))
     with dram_tier(layouts, dram, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, HostCopier(), prefetch)
         card.start()
@@ -184,7 +197,7 @@ def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(
     """Copies and kernels are done in any order that streams and events allow; the bytes are looked at when the kernel runs."""
     draw = random.Random(seed)
     device = FakeDevice(lambda enabled: draw.choice(list(enabled)))
-    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1))
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), far=FarWhims(seed + 1))
     with dram_tier(layouts, EXPERTS.units if whole else 9, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, device, prefetch)
         ran = []
