@@ -95,6 +95,11 @@ class ExpertCache:
         """Slots that :meth:`take` can give."""
         return len(self._free)
 
+    @property
+    def room_ahead(self) -> bool:
+        """Whether one more expert may be fetched ahead: a demand then still finds a slot that no layer is about to keep."""
+        return len(self._free) > (0 if self._whole else self._vacant + 1)
+
     def slot(self, layer: int, expert: int) -> int | None:
         """Where ``expert`` lies, or is on its way to; None when it is not held."""
         kept = self._kept[layer].get(expert)

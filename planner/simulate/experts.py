@@ -231,10 +231,10 @@ class SimulatedExperts:
                     del self._far[key]
                     break
         did = self._look_ahead_in_dram() or did
-        if not self._near and not self._far and not self._looked:
+        if not self._near and not self._looked:
             self._looked = True
             self._wanted = self.card.cache.coming(*self._visited, self._made.prefetch)
-        if self._wanted is not None and self.card.cache.free > 1 and not self.card.ahead & set(self.card.coming):
+        if self._wanted is not None and self.card.cache.room_ahead and not self.card.ahead & set(self.card.coming):
             key = next(self._wanted, None)
             if key is None:
                 self._wanted = None
@@ -245,7 +245,7 @@ class SimulatedExperts:
 
     def _look_ahead_in_dram(self) -> bool:
         did = False
-        while not self._todo and self._wanted_in_dram is not None and self.dram.cache.free > 1:
+        while not self._todo and self._wanted_in_dram is not None and self.dram.cache.room_ahead:
             key = next(self._wanted_in_dram, None)
             if key is None:
                 self._wanted_in_dram = None

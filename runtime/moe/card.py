@@ -138,6 +138,7 @@ class CardExperts:
             self._used(layer, expert)
         while coming.far:
             self._clock.pause()
+            self.fetch_ahead()
             expert = self._bring_part(layer, coming)
             if expert is not None:
                 self._go_on(layer, coming, routing)
@@ -161,12 +162,12 @@ class CardExperts:
         self._dram.judge(layer, routing)
 
     def _go_on(self, layer: int, coming: _Misses, routing: Routing) -> None:
-        """Queue what there are slots for; behind the last that is missing, copies for the coming layer may begin."""
+        """Queue what there are slots for; behind the last that DRAM has, copies for coming layers may begin, also while the SSD reads."""
         if coming.near:
             self._start(layer, coming)
         while coming.copied:
             self._dram.release(layer, coming.copied.pop())
-        if not (coming.near or coming.far or coming.looked_ahead):
+        if not (coming.near or coming.looked_ahead):
             coming.looked_ahead = True
             self._look_ahead(layer, len(routing.experts))
 
@@ -245,7 +246,7 @@ class CardExperts:
         """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""
         for coming in self._coming.values():
             return coming
-        while self._wanted is not None and self._cache.free > 1:
+        while self._wanted is not None and self._cache.room_ahead:
             with self._deciding:
                 key = next(self._wanted, None)
             if key is None:

@@ -218,7 +218,7 @@ class DramExperts:
         """Start what was asked for, then what may be next, as far as there are slots."""
         if not self._start_demanded():
             return
-        while self._wanted is not None and self._cache.free > 1:
+        while self._wanted is not None and self._cache.room_ahead:
             with self._deciding:
                 key = next(self._wanted, None)
             if key is None:

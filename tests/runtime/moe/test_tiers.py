@@ -341,11 +341,15 @@ def test_computing_stands_still_while_the_host_waits_for_the_ssd(layouts: dict) 
 
 
 class Third(FarSight):
-    """Is sure that the layer after the next one uses expert 5."""
+    """Is sure which expert the layer after the next one uses."""
+
+    def __init__(self, expert: int):
+        super().__init__(len(LAYERS), COUNT, TOP_K)
+        self._expert = expert
 
     def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
         if layer == 0:
-            yield 2, 5, 1.0
+            yield 2, self._expert, 1.0
 
 
 class Blind(Whims):
@@ -356,7 +360,7 @@ class Blind(Whims):
 
 
 def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(layouts: dict) -> None:
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(len(LAYERS), COUNT, TOP_K))
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(5))
     device = SlowCard()
     device.over = 10**6
     with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
@@ -369,6 +373,35 @@ def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(
         for expert, parameters in card.visit(4, Routing(np.array([[5]]), prompt=False)):
             check(4, expert, parameters)
         assert sum(device.sizes) == copied and card.stats.ahead_used == 1
+
+
+def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> None:
+    """DRAM has two experts of each layer: not the third of the first layer, but the first of the layer that is named."""
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(0))
+    device = SlowCard()
+    with dram_tier(layouts, 2 * len(LAYERS) + 3, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        for expert, parameters in card.visit(1, Routing(np.array([[3]]), prompt=False)):
+            check(1, expert, parameters)
+            assert card.stats.ahead == 1 and device.sizes[:2] == [2 * ALIGN, 2 * ALIGN]
+            assert sum(device.sizes) == 4 * ALIGN + 8 * ELEMENTS
+
+
+def test_what_is_fetched_ahead_leaves_demands_the_slots_that_layers_are_about_to_keep() -> None:
+    """Six slots: one for each layer to keep, all vacant, and three to pass through. A layer that keeps what it used gives no slot back."""
+    cache = ExpertCache(dict.fromkeys((0, 1, 2), 1), 6, COUNT, Whims(0))
+    ahead = iter((2, expert) for expert in range(COUNT))
+    while cache.room_ahead:
+        cache.take(*next(ahead))
+    for layer in (0, 1):
+        cache.find(layer, [0, 1])
+        cache.judge(layer, Routing(np.array([[0, 1]]), prompt=False))
+        for expert in (0, 1):
+            assert cache.take(layer, expert) is not None
+            for slot in cache.settle(layer, expert):
+                cache.give_back(slot)
+    assert next(ahead) == (2, 2)
 
 
 class HeldReads:
