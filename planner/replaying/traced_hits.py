@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.command.schema import MoeConfig
 from planner.decisions import ExpertPolicyName
 from planner.errors import UserError
 from planner.model import Experts, ModelSpec
-from planner.moe.cache import LIKELY
 from planner.moe.hits import default_hit_rates
-from planner.moe.routing import Trace
-from planner.policy.experts import AheadScores, make_expert_policy
-from planner.replaying.replay import Prefetch, hit_curve, replay
+
+if TYPE_CHECKING:
+    from planner.moe.routing import Trace
 
 
 def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
@@ -28,6 +28,8 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
     if cfg.traces is None:
         known = replace(experts, hit_rates=default_hit_rates(experts.count, experts.top_k, policy))
         return replace(model, experts=known), None
+    from planner.replaying.replay import hit_curve
+
     path = Path(cfg.traces)
     trace = _read(path, model.name, experts, policy)
     rates = tuple(min(1.0, rate) for rate in hit_curve(trace, policy))
@@ -36,9 +38,15 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
 
 
 def _foreseen(trace: Trace, policy: ExpertPolicyName) -> float:
-    """See :class:`planner.model.Experts`; with slots for half of the experts, of which no policy's foresight depends much."""
+    """See :class:`planner.model.Experts`; with slots for half of the experts, of which no policy's foresight depends much. 0 also where no
+    farther layer's router is asked: what is known one layer ahead hides a part of a copy at most."""
+    from planner.moe.cache import LIKELY
+    from planner.policy.experts import AheadScores, make_expert_policy
+    from planner.policy.experts.far import reach
+    from planner.replaying.replay import Prefetch, replay
+
     needs = make_expert_policy(policy, 1, trace.count, trace.top_k).needs_ahead
-    if needs is not AheadScores.router or trace.layers == 1:
+    if needs is not AheadScores.router or reach(trace.layers, trace.count) < 2:
         return 0.0
     (found,) = replay(trace, policy, [trace.count // 2], Prefetch(trace.top_k, LIKELY)).fetched
     return found.right / found.missed if found.missed else 0.0
@@ -46,6 +54,7 @@ def _foreseen(trace: Trace, policy: ExpertPolicyName) -> float:
 
 def _read(path: Path, name: str, experts: Experts, policy: ExpertPolicyName) -> Trace:
     from planner.moe.traces import read_trace
+    from planner.policy.experts import make_expert_policy
 
     try:
         trace = read_trace(path, experts.count)

@@ -64,6 +64,25 @@ def test_a_trace_that_does_not_suit_is_refused_in_one_line(phase, choices, polic
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("layers, foreseen", [(4, True), (2, False)])
+def test_a_trace_tells_what_routers_foresee_where_farther_ones_are_asked(layers, foreseen, tmp_path):
+    """Routers that are always right when asked a layer before; of two layers there is none farther than the next."""
+    draw, path, rows = Random(0), tmp_path / "scored.jsonl", []
+    for i in range(80):
+        experts = [draw.sample(range(8), 2) for _ in range(layers)]
+        ahead = [[0.4 if e in chosen else 0.03 for e in range(8)] for chosen in experts[1:]]
+        rows.append({"prompt": 0, "phase": "decode", "pos": i, "experts": experts, "ahead": ahead})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    m = model(layers, experts=8)
+    told = {
+        (policy, prefetch): with_hits(m, MoeConfig(traces=str(path), policy=policy, prefetch=prefetch))[0].experts.foreseen
+        for policy in (ExpertPolicyName.lookahead, ExpertPolicyName.mix)
+        for prefetch in (None, 0)
+    }
+    assert (told.pop((ExpertPolicyName.lookahead, None)) > 0.5) == foreseen
+    assert set(told.values()) == {0.0}
+
+
 def test_a_dense_model_has_no_use_for_a_trace(tmp_path):
     with pytest.raises(UserError, match="small has no routed experts"):
         with_hits(model(), MoeConfig(traces=trace_file(tmp_path, [[0, 1]])))

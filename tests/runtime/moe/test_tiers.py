@@ -3,134 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.model import Experts
 from planner.moe.cache import ExpertCache, Routing
 from planner.moe.experts import fewest_slots, kept_slots
-from planner.policy.experts import FarSight
-from planner.units import ALIGN
-from runtime.arena import Arena
-from runtime.device import CopyDevice, Event
-from runtime.ledger import Ledger
-from runtime.moe.card import CardExperts
-from runtime.moe.dram import DramExperts, slot_bytes
-from runtime.moe.host import ComputeClock, HostExperts
-from runtime.store.layout import Extent, TensorLayout, UnitLayout
-from runtime.store.reader import ReadPool
-from runtime.vram import device_layout
+from runtime.moe.host import HostExperts
+from runtime.store.layout import Extent, UnitLayout
 from tests.runtime.fakes import FakeDevice
+from tests.runtime.moe.tiers import (
+    COUNT,
+    EXPERTS,
+    LAYERS,
+    Clock,
+    FarWhims,
+    Whims,
+    card_tier,
+    check,
+    dram_tier,
+    routings,
+    uses,
+)
 from tests.support import HostCopier
-
-COUNT, TOP_K, LAYERS, ELEMENTS = 6, 2, (1, 2, 4, 5, 7, 8), 3000
-"""Experts a layer; an expert is two tensors of ``ELEMENTS`` floats that say whose they are."""
-EXPERTS = Experts(COUNT, TOP_K, 8 * ELEMENTS, LAYERS, tuple(n / COUNT for n in range(COUNT + 1)))
-
-
-class Whims:
-    """A policy that judges at random."""
-
-    needs_ahead = None
-
-    def __init__(self, seed: int):
-        self._random = np.random.default_rng(seed)
-
-    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
-        assert len(set(experts)) == len(experts)
-
-    def study(self, layer: int, routed: np.ndarray) -> None:
-        assert routed.ndim == 2
-
-    def worth(self, layer: int) -> np.ndarray:
-        return self._random.random(COUNT)
-
-    def foresee(self, layer: int) -> np.ndarray:
-        return self._random.random(COUNT)
-
-
-class FarWhims(FarSight):
-    """Names experts of farther layers at random."""
-
-    def __init__(self, seed: int):
-        super().__init__(len(LAYERS), COUNT, TOP_K)
-        self._random = random.Random(seed)
-
-    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
-        for place in range(layer + 2, len(LAYERS)):
-            for expert in self._random.sample(range(COUNT), min(most, COUNT)):
-                yield place, expert, self._random.random()
-
-
-class Clock:
-    def pause(self) -> None: ...
-
-    def resume(self, arrival: Event | None = None) -> None: ...
-
-
-def value(layer: int, expert: int, tensor: int) -> float:
-    return layer * 100.0 + expert + tensor / 4
-
-
-@pytest.fixture(scope="module")
-def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], UnitLayout]:
-    """Every expert at some odd place of one file, its second tensor before its first."""
-    path = tmp_path_factory.mktemp("experts") / "weights"
-    data, found = bytearray(bytes(77)), {}
-    for layer in LAYERS:
-        for expert in range(COUNT):
-            extents, tensors, dest = [], [], 0
-            for t in (1, 0):
-                piece = torch.full((ELEMENTS,), value(layer, expert, t)).numpy().tobytes()
-                extents.append(Extent(path, len(data), len(piece), dest))
-                tensors.append(TensorLayout(f"t{t}", (ELEMENTS,), torch.float32, dest, len(piece)))
-                data += piece + bytes(13)
-                dest += len(piece)
-            found[layer, expert] = UnitLayout(-(-dest // ALIGN) * ALIGN, tuple(tensors), tuple(extents), dest)
-    path.write_bytes(data)
-    return found
-
-
-@contextmanager
-def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, preload: bool) -> Iterator[DramExperts]:
-    arena = Arena(slots * slot_bytes(layouts))
-    arena.occupy(None)
-    pool = ReadPool(2, ALIGN)
-    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above, FarWhims(seed))
-    dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2)
-    try:
-        for arrival, _ in dram.preload(pool) if preload else ():
-            arrival.wait()
-        yield dram
-    finally:
-        dram.close()
-        pool.close()
-        arena.close()
-
-
-def routings(seed: int, visits: int) -> Iterator[tuple[int, Routing]]:
-    """Layers in order, each visited by a few experts or by all."""
-    draw = random.Random(seed)
-    for k in range(visits):
-        dense = draw.random() < 0.3
-        chosen = np.array([draw.sample(range(COUNT), COUNT if dense else draw.randint(1, COUNT))])
-        yield LAYERS[k % len(LAYERS)], Routing(chosen, prompt=dense)
-
-
-def uses(seed: int, visits: int) -> int:
-    return sum(len(routing.experts) for _, routing in routings(seed, visits))
-
-
-def check(layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None:
-    for t in (0, 1):
-        assert parameters[f"t{t}"].unique().tolist() == [value(layer, expert, t)]
 
 
 @settings(deadline=None, max_examples=25)
@@ -158,15 +56,6 @@ def test_a_tier_with_a_slot_for_every_expert_is_still_once_all_of_them_came(layo
             for expert, parameters in source.visit(layer, Routing(np.array([range(COUNT)]), prompt=False)):
                 check(layer, expert, parameters)
         assert dram.stats.hits + dram.stats.misses == 2 * EXPERTS.units and dram.stats.visits == 2 * len(LAYERS)
-
-
-def card_tier(
-    layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice, prefetch: int,
-    clock: ComputeClock | None = None, chunk_bytes: int = 2 * ALIGN,
-) -> CardExperts:  # fmt: skip
-    placed = {key: device_layout(layout) for key, layout in layouts.items()}
-    slots = [torch.zeros(max(x.nbytes for x in placed.values()), dtype=torch.uint8) for _ in range(vram)]
-    return CardExperts(placed, slots, cache, dram, device, clock or Clock(), Ledger(), chunk_bytes, 2, prefetch)
 
 
 slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
@@ -224,220 +113,3 @@ def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, t
 
 def vars_of(extent: Extent) -> tuple[int, int, int]:
     return extent.offset, extent.nbytes, extent.dest
-
-
-class SlowCard(HostCopier):
-    """Copies that are over once ``over`` says so: events are numbered from 1."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.over, self.events = 0, 0
-
-    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        super().copy(dst, src)
-        self.sizes.append(dst.numel())
-
-    def copy_event(self, again: float | None = None) -> float:
-        self.events += 1
-        return self.events
-
-    def done(self, event: float) -> bool:
-        return self.over >= event
-
-
-class Certain(Whims):
-    """Foresees experts 0 and 1 of every layer."""
-
-    def worth(self, layer: int) -> np.ndarray:
-        return np.arange(COUNT) / COUNT
-
-    def foresee(self, layer: int) -> np.ndarray:
-        return np.array([1.0, 0.9] + [0.0] * (COUNT - 2))
-
-
-def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(layouts: dict) -> None:
-    """Two chunks are queued at a time. The next layer wants another expert: its copy comes right behind them, and no third chunk does."""
-    whole, chunk = 8 * ELEMENTS, 2 * ALIGN
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
-    device = SlowCard()
-    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
-        card.start()
-        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
-        assert device.sizes == [whole, chunk, chunk]
-        card.fetch_ahead()
-        assert len(device.sizes) == 3
-        device.over = 3
-        card.fetch_ahead()
-        assert device.sizes == [whole, chunk, chunk, whole - 2 * chunk]
-        device.over = 5
-        list(card.visit(2, Routing(np.array([[0, 3]]), prompt=False)))
-        assert device.sizes[4:] == [whole, chunk, chunk] and card.stats.ahead_used == 1
-        list(card.visit(4, Routing(np.array([[5]]), prompt=False)))
-        assert device.sizes[7:] == [whole] and card.stats.ahead_used == 1
-
-
-def test_a_prompts_next_layer_is_fetched_without_a_throttle_but_not_the_first_layer_of_the_next_pass(layouts: dict) -> None:
-    """Slots are for three experts to pass: two of the next layer's are on their way at once, whole, and one is left for a demand."""
-    whole, chunk = 8 * ELEMENTS, 2 * ALIGN
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
-    device = SlowCard()
-    every = Routing(np.array([range(COUNT)]), prompt=True)
-    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
-        card.start()
-        list(card.visit(1, every))
-        assert device.sizes[COUNT:] == [whole, whole]
-        list(card.visit(2, every))
-        device.over, before = device.events, len(device.sizes)
-        list(card.visit(4, Routing(np.array([range(2, COUNT)]), prompt=True)))
-        assert card.stats.ahead == 2 + 2 + 1 and card.stats.ahead_used == 2
-        assert device.sizes[before:] == [whole] * (COUNT - 2) + [chunk, chunk]
-
-
-class Stopwatch(Clock):
-    """Writes down for which copies computing stood still."""
-
-    def __init__(self) -> None:
-        self.awaited: list[Event | None] = []
-        self.paused = False
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self, arrival: Event | None = None) -> None:
-        if self.paused:
-            self.awaited.append(arrival)
-        self.paused = False
-
-
-def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(layouts: dict) -> None:
-    for over, awaited in ((0, 1), (10**6, 0)):
-        cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
-        device, clock = SlowCard(), Stopwatch()
-        with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-            card = card_tier(layouts, 3, below, cache, device, 1, clock, 8 * ELEMENTS)
-            card.start()
-            list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
-            assert len(device.sizes) == 2 and len(clock.awaited) == 1
-            device.over = over
-            clock.awaited.clear()
-            list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
-            assert len(device.sizes) == 3 and len(clock.awaited) == awaited
-
-
-def test_computing_stands_still_while_the_host_waits_for_the_ssd(layouts: dict) -> None:
-    """The copies themselves are over at once."""
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
-    device, clock = SlowCard(), Stopwatch()
-    device.over = 10**6
-    with dram_tier(layouts, 3, 0, cache, False) as below:
-        card = card_tier(layouts, 3, below, cache, device, 0, clock)
-        card.start()
-        seen = []
-        for expert, _ in card.visit(1, Routing(np.array([[3, 4]]), prompt=False)):
-            seen.append((expert, clock.paused, len(clock.awaited)))
-    assert sorted(e for e, *_ in seen) == [3, 4] and [s[1:] for s in seen] == [(False, 1), (False, 2)]
-
-
-class Third(FarSight):
-    """Is sure which expert the layer after the next one uses."""
-
-    def __init__(self, expert: int):
-        super().__init__(len(LAYERS), COUNT, TOP_K)
-        self._expert = expert
-
-    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
-        if layer == 0:
-            yield 2, self._expert, 1.0
-
-
-class Blind(Whims):
-    """Foresees nothing of the next layer."""
-
-    def foresee(self, layer: int) -> np.ndarray:
-        return np.zeros(COUNT)
-
-
-def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(layouts: dict) -> None:
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(5))
-    device = SlowCard()
-    device.over = 10**6
-    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
-        card.start()
-        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
-        assert card.stats.ahead == 1 and sum(device.sizes) == 2 * 8 * ELEMENTS
-        list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
-        copied = sum(device.sizes)
-        for expert, parameters in card.visit(4, Routing(np.array([[5]]), prompt=False)):
-            check(4, expert, parameters)
-        assert sum(device.sizes) == copied and card.stats.ahead_used == 1
-
-
-def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> None:
-    """DRAM has two experts of each layer: not the third of the first layer, but the first of the layer that is named."""
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(0))
-    device = SlowCard()
-    with dram_tier(layouts, 2 * len(LAYERS) + 3, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
-        card.start()
-        for expert, parameters in card.visit(1, Routing(np.array([[3]]), prompt=False)):
-            check(1, expert, parameters)
-            assert card.stats.ahead == 1 and device.sizes[:2] == [2 * ALIGN, 2 * ALIGN]
-            assert sum(device.sizes) == 4 * ALIGN + 8 * ELEMENTS
-
-
-def test_what_is_fetched_ahead_leaves_demands_the_slots_that_layers_are_about_to_keep() -> None:
-    """Six slots: one for each layer to keep, all vacant, and three to pass through. A layer that keeps what it used gives no slot back."""
-    cache = ExpertCache(dict.fromkeys((0, 1, 2), 1), 6, COUNT, Whims(0))
-    ahead = iter((2, expert) for expert in range(COUNT))
-    while cache.room_ahead:
-        cache.take(*next(ahead))
-    for layer in (0, 1):
-        cache.find(layer, [0, 1])
-        cache.judge(layer, Routing(np.array([[0, 1]]), prompt=False))
-        for expert in (0, 1):
-            assert cache.take(layer, expert) is not None
-            for slot in cache.settle(layer, expert):
-                cache.give_back(slot)
-    assert next(ahead) == (2, 2)
-
-
-class HeldReads:
-    """A pool whose reads end when they are told to."""
-
-    def __init__(self) -> None:
-        self.open: list[tuple[str, Callable[[BaseException | None], None]]] = []
-
-    def read(self, extents: Sequence[Extent], view: memoryview, done: Callable[[BaseException | None], None], name: str) -> None:
-        self.open.append((name, done))
-
-    def end(self, name: str) -> None:
-        """All of ``name`` that are open, and what these lead to."""
-        while mine := [read for read in self.open if read[0] == name]:
-            self.open = [read for read in self.open if read[0] != name]
-            for _, done in mine:
-                done(None)
-
-
-def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(layouts: dict) -> None:
-    arena, pool = Arena(3 * slot_bytes(layouts)), HeldReads()
-    dram = DramExperts(layouts, arena, 0, ExpertCache(dict.fromkeys(LAYERS, 0), 3, COUNT, Certain(0)), pool, 1 << 20, 2, 2)
-    try:
-        first, second = (Routing(np.array([experts]), prompt=False) for experts in ([4, 5], [2, 3]))
-        dram.visit(1, first, first.experts)
-        dram.judge(1, first)
-        for expert in first.experts:
-            pool.end(f"expert 1.{expert}")
-            while not dram.next_part(1, [expert])[2]:
-                pass
-            dram.release(1, expert)
-        assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1"}
-        dram.visit(2, second, second.experts)
-        assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1", "expert 2.2"}
-        pool.end("expert 2.0")
-        assert {name for name, _ in pool.open} == {"expert 2.1", "expert 2.2", "expert 2.3"}
-    finally:
-        dram.close()
-        arena.close()

@@ -1,0 +1,247 @@
+"""What a tier fetches ahead, under a device and a drive whose work is over when they are told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from planner.moe.cache import ExpertCache, Routing
+from planner.moe.experts import kept_slots
+from planner.policy.experts import FarSight
+from planner.units import ALIGN
+from runtime.arena import Arena
+from runtime.device import Event
+from runtime.moe.dram import DramExperts, slot_bytes
+from runtime.store.layout import Extent
+from tests.runtime.moe.tiers import (
+    COUNT,
+    ELEMENTS,
+    EXPERTS,
+    LAYERS,
+    TOP_K,
+    Clock,
+    Whims,
+    card_tier,
+    check,
+    dram_tier,
+)
+from tests.support import HostCopier
+
+
+class SlowCard(HostCopier):
+    """Copies that are over once ``over`` says so: events are numbered from 1."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.over, self.events = 0, 0
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        super().copy(dst, src)
+        self.sizes.append(dst.numel())
+
+    def copy_event(self, again: float | None = None) -> float:
+        self.events += 1
+        return self.events
+
+    def done(self, event: float) -> bool:
+        return self.over >= event
+
+
+class Certain(Whims):
+    """Foresees experts 0 and 1 of every layer."""
+
+    def worth(self, layer: int) -> np.ndarray:
+        return np.arange(COUNT) / COUNT
+
+    def foresee(self, layer: int) -> np.ndarray:
+        return np.array([1.0, 0.9] + [0.0] * (COUNT - 2))
+
+
+def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(layouts: dict) -> None:
+    """Two chunks are queued at a time. The next layer wants another expert: its copy comes right behind them, and no third chunk does."""
+    whole, chunk = 8 * ELEMENTS, 2 * ALIGN
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    device = SlowCard()
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        assert device.sizes == [whole, chunk, chunk]
+        card.fetch_ahead()
+        assert len(device.sizes) == 3
+        device.over = 3
+        card.fetch_ahead()
+        assert device.sizes == [whole, chunk, chunk, whole - 2 * chunk]
+        device.over = 5
+        list(card.visit(2, Routing(np.array([[0, 3]]), prompt=False)))
+        assert device.sizes[4:] == [whole, chunk, chunk] and card.stats.ahead_used == 1
+        list(card.visit(4, Routing(np.array([[5]]), prompt=False)))
+        assert device.sizes[7:] == [whole] and card.stats.ahead_used == 1
+
+
+def test_a_prompts_next_layer_is_fetched_without_a_throttle_but_not_the_first_layer_of_the_next_pass(layouts: dict) -> None:
+    """Slots are for three experts to pass: two of the next layer's are on their way at once, whole, and one is left for a demand."""
+    whole, chunk = 8 * ELEMENTS, 2 * ALIGN
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    device = SlowCard()
+    every = Routing(np.array([range(COUNT)]), prompt=True)
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        list(card.visit(1, every))
+        assert device.sizes[COUNT:] == [whole, whole]
+        list(card.visit(2, every))
+        device.over, before = device.events, len(device.sizes)
+        list(card.visit(4, Routing(np.array([range(2, COUNT)]), prompt=True)))
+        assert card.stats.ahead == 2 + 2 + 1 and card.stats.ahead_used == 2
+        assert device.sizes[before:] == [whole] * (COUNT - 2) + [chunk, chunk]
+
+
+class Stopwatch(Clock):
+    """Writes down for which copies computing stood still."""
+
+    def __init__(self) -> None:
+        self.awaited: list[Event | None] = []
+        self.paused = False
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self, arrival: Event | None = None) -> None:
+        if self.paused:
+            self.awaited.append(arrival)
+        self.paused = False
+
+
+def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(layouts: dict) -> None:
+    for over, awaited in ((0, 1), (10**6, 0)):
+        cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+        device, clock = SlowCard(), Stopwatch()
+        with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+            card = card_tier(layouts, 3, below, cache, device, 1, clock, 8 * ELEMENTS)
+            card.start()
+            list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+            assert len(device.sizes) == 2 and len(clock.awaited) == 1
+            device.over = over
+            clock.awaited.clear()
+            list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
+            assert len(device.sizes) == 3 and len(clock.awaited) == awaited
+
+
+def test_computing_stands_still_while_the_host_waits_for_the_ssd(layouts: dict) -> None:
+    """The copies themselves are over at once."""
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    device, clock = SlowCard(), Stopwatch()
+    device.over = 10**6
+    with dram_tier(layouts, 3, 0, cache, False) as below:
+        card = card_tier(layouts, 3, below, cache, device, 0, clock)
+        card.start()
+        seen = []
+        for expert, _ in card.visit(1, Routing(np.array([[3, 4]]), prompt=False)):
+            seen.append((expert, clock.paused, len(clock.awaited)))
+    assert sorted(e for e, *_ in seen) == [3, 4] and [s[1:] for s in seen] == [(False, 1), (False, 2)]
+
+
+class Third(FarSight):
+    """Is sure which expert the layer after the next one uses."""
+
+    def __init__(self, expert: int):
+        super().__init__(len(LAYERS), COUNT, TOP_K)
+        self._expert = expert
+
+    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
+        if layer == 0:
+            yield 2, self._expert, 1.0
+
+
+class Blind(Whims):
+    """Foresees nothing of the next layer."""
+
+    def foresee(self, layer: int) -> np.ndarray:
+        return np.zeros(COUNT)
+
+
+def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(layouts: dict) -> None:
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(5))
+    device = SlowCard()
+    device.over = 10**6
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        assert card.stats.ahead == 1 and sum(device.sizes) == 2 * 8 * ELEMENTS
+        list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
+        copied = sum(device.sizes)
+        for expert, parameters in card.visit(4, Routing(np.array([[5]]), prompt=False)):
+            check(4, expert, parameters)
+        assert sum(device.sizes) == copied and card.stats.ahead_used == 1
+
+
+def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> None:
+    """DRAM has two experts of each layer: not the third of the first layer, but the first of the layer that is named."""
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(0))
+    device = SlowCard()
+    with dram_tier(layouts, 2 * len(LAYERS) + 3, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 1)
+        card.start()
+        for expert, parameters in card.visit(1, Routing(np.array([[3]]), prompt=False)):
+            check(1, expert, parameters)
+            assert card.stats.ahead == 1 and device.sizes[:2] == [2 * ALIGN, 2 * ALIGN]
+            assert sum(device.sizes) == 4 * ALIGN + 8 * ELEMENTS
+
+
+def test_what_is_fetched_ahead_leaves_demands_the_slots_that_layers_are_about_to_keep() -> None:
+    """Six slots: one for each layer to keep, all vacant, and three to pass through. A layer that keeps what it used gives no slot back."""
+    cache = ExpertCache(dict.fromkeys((0, 1, 2), 1), 6, COUNT, Whims(0))
+    ahead = iter((2, expert) for expert in range(COUNT))
+    while cache.room_ahead:
+        cache.take(*next(ahead))
+    for layer in (0, 1):
+        cache.find(layer, [0, 1])
+        cache.judge(layer, Routing(np.array([[0, 1]]), prompt=False))
+        for expert in (0, 1):
+            assert cache.take(layer, expert) is not None
+            for slot in cache.settle(layer, expert):
+                cache.give_back(slot)
+    assert next(ahead) == (2, 2)
+
+
+class HeldReads:
+    """A pool whose reads end when they are told to."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[str, Callable[[BaseException | None], None]]] = []
+
+    def read(self, extents: Sequence[Extent], view: memoryview, done: Callable[[BaseException | None], None], name: str) -> None:
+        self.open.append((name, done))
+
+    def end(self, name: str) -> None:
+        """All of ``name`` that are open, and what these lead to."""
+        while mine := [read for read in self.open if read[0] == name]:
+            self.open = [read for read in self.open if read[0] != name]
+            for _, done in mine:
+                done(None)
+
+
+def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(layouts: dict) -> None:
+    arena, pool = Arena(3 * slot_bytes(layouts)), HeldReads()
+    dram = DramExperts(layouts, arena, 0, ExpertCache(dict.fromkeys(LAYERS, 0), 3, COUNT, Certain(0)), pool, 1 << 20, 2, 2)
+    try:
+        first, second = (Routing(np.array([experts]), prompt=False) for experts in ([4, 5], [2, 3]))
+        dram.visit(1, first, first.experts)
+        dram.judge(1, first)
+        for expert in first.experts:
+            pool.end(f"expert 1.{expert}")
+            while not dram.next_part(1, [expert])[2]:
+                pass
+            dram.release(1, expert)
+        assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1"}
+        dram.visit(2, second, second.experts)
+        assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1", "expert 2.2"}
+        pool.end("expert 2.0")
+        assert {name for name, _ in pool.open} == {"expert 2.1", "expert 2.2", "expert 2.3"}
+    finally:
+        dram.close()
+        arena.close()

@@ -1,0 +1,116 @@
+"""Small tiers of experts whose bytes tell whose they are, under policies that judge at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from planner.model import Experts
+from planner.moe.cache import ExpertCache, Routing
+from planner.moe.experts import kept_slots
+from planner.policy.experts import FarSight
+from planner.units import ALIGN
+from runtime.arena import Arena
+from runtime.device import CopyDevice, Event
+from runtime.ledger import Ledger
+from runtime.moe.card import CardExperts
+from runtime.moe.dram import DramExperts, slot_bytes
+from runtime.moe.host import ComputeClock
+from runtime.store.reader import ReadPool
+from runtime.vram import device_layout
+
+COUNT, TOP_K, LAYERS, ELEMENTS = 6, 2, (1, 2, 4, 5, 7, 8), 3000
+"""Experts a layer; an expert is two tensors of ``ELEMENTS`` floats that say whose they are."""
+EXPERTS = Experts(COUNT, TOP_K, 8 * ELEMENTS, LAYERS, tuple(n / COUNT for n in range(COUNT + 1)))
+
+
+class Whims:
+    """A policy that judges at random."""
+
+    needs_ahead = None
+
+    def __init__(self, seed: int):
+        self._random = np.random.default_rng(seed)
+
+    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
+        assert len(set(experts)) == len(experts)
+
+    def study(self, layer: int, routed: np.ndarray) -> None:
+        assert routed.ndim == 2
+
+    def worth(self, layer: int) -> np.ndarray:
+        return self._random.random(COUNT)
+
+    def foresee(self, layer: int) -> np.ndarray:
+        return self._random.random(COUNT)
+
+
+class FarWhims(FarSight):
+    """Names experts of farther layers at random."""
+
+    def __init__(self, seed: int):
+        super().__init__(len(LAYERS), COUNT, TOP_K)
+        self._random = random.Random(seed)
+
+    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
+        for place in range(layer + 2, len(LAYERS)):
+            for expert in self._random.sample(range(COUNT), min(most, COUNT)):
+                yield place, expert, self._random.random()
+
+
+class Clock:
+    def pause(self) -> None: ...
+
+    def resume(self, arrival: Event | None = None) -> None: ...
+
+
+def value(layer: int, expert: int, tensor: int) -> float:
+    return layer * 100.0 + expert + tensor / 4
+
+
+@contextmanager
+def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, preload: bool) -> Iterator[DramExperts]:
+    arena = Arena(slots * slot_bytes(layouts))
+    arena.occupy(None)
+    pool = ReadPool(2, ALIGN)
+    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above, FarWhims(seed))
+    dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2)
+    try:
+        for arrival, _ in dram.preload(pool) if preload else ():
+            arrival.wait()
+        yield dram
+    finally:
+        dram.close()
+        pool.close()
+        arena.close()
+
+
+def routings(seed: int, visits: int) -> Iterator[tuple[int, Routing]]:
+    """Layers in order, each visited by a few experts or by all."""
+    draw = random.Random(seed)
+    for k in range(visits):
+        dense = draw.random() < 0.3
+        chosen = np.array([draw.sample(range(COUNT), COUNT if dense else draw.randint(1, COUNT))])
+        yield LAYERS[k % len(LAYERS)], Routing(chosen, prompt=dense)
+
+
+def uses(seed: int, visits: int) -> int:
+    return sum(len(routing.experts) for _, routing in routings(seed, visits))
+
+
+def check(layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None:
+    for t in (0, 1):
+        assert parameters[f"t{t}"].unique().tolist() == [value(layer, expert, t)]
+
+
+def card_tier(
+    layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice, prefetch: int,
+    clock: ComputeClock | None = None, chunk_bytes: int = 2 * ALIGN,
+) -> CardExperts:  # fmt: skip
+    placed = {key: device_layout(layout) for key, layout in layouts.items()}
+    slots = [torch.zeros(max(x.nbytes for x in placed.values()), dtype=torch.uint8) for _ in range(vram)]
+    return CardExperts(placed, slots, cache, dram, device, clock or Clock(), Ledger(), chunk_bytes, 2, prefetch)
