@@ -224,11 +224,12 @@ class MoeConfig:
     """How routed experts are kept and fetched; null leaves it to the program."""
 
     traces: str | None = None
-    """A file of routings, from which it is found how often kept experts are used again; null: as on known traces of Mixtral-8x7B."""
+    """A file of routings, which tells how often kept experts are used again and what routers foresee; null: as on known traces of
+    Mixtral-8x7B."""
     policy: ExpertPolicyName | None = None
     """Which experts a tier keeps; null is mix."""
     prefetch: int | None = None
-    """Experts of the coming layer that may be fetched ahead of its router."""
+    """Experts of each coming layer that may be fetched ahead of its router; lookahead alone knows of layers beyond the next."""
     in_flight: int | None = None
     """Chunks of prefetched experts that are queued on the link at most."""
     chunk_bytes: int | None = None
