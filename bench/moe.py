@@ -117,11 +117,24 @@ class Cases:
         tiers = {name: facts for name, facts in report["experts"].items() if name != "missed" and facts}
         found = ", ".join(f"{name} {facts['hit_rate']:.1%}" for name, facts in tiers.items() if facts["hit_rate"] is not None)
         yield bound_row(case, f"{what}; hits: {found}", report, "decode_s_per_token", target, step=mean_s)
+        yield self._step_by_step(report)
         yield self._one_after_the_other(report)
         decided = sum(facts["decide_s_per_visit"] for facts in tiers.values()) * len(self._experts.layers)
         each = max(facts["decide_s_per_visit"] for facts in tiers.values()) * 1e6
         yield Row("  deciding, a layer", "policy and slots, each tier", each, 20, "us", each / 20, "<= 1", None, 0, 0)
         yield Row("  deciding, a step", "share of the step", decided, mean_s(report), "s", decided / mean_s(report), "< 0.01", None, 0, 0)
+
+    def _step_by_step(self, report: dict) -> Row:
+        """What an engine can do that knows of a token's experts when the token is there, and not before: each step takes as long as the
+        slowest stage of that step."""
+        steps = len(report["step_s"])
+        rates = {stage: link_limit(report, stage)[0] for stage in ("ssd", "h2d") if any(report["step_bytes"].get(stage, ()))}
+        links = [[nbytes / 1e9 / gbps for nbytes in report["step_bytes"][stage]] for stage, gbps in rates.items()]
+        bounds = [max(times) for times in zip(*links, [limit_of(report, "decode_s")] * steps, strict=True)]
+        idle = sum(not nbytes for nbytes in report["step_bytes"].get("ssd", ()))
+        what = f"{idle} of {steps} steps read nothing" if "ssd" in rates else ""
+        total = fmean(bounds)
+        return Row("  of each step's slowest stage", what, mean_s(report), total, "s", mean_s(report) / total, "", None, 0, 0)
 
     def _one_after_the_other(self, report: dict) -> Row:
         """What batch 1 allows without foresight: an expert is fetched when its router has spoken, and nothing else is done meanwhile; what

@@ -25,7 +25,7 @@ from runtime.modes import MODES, Setting, check_modes, read_setting
 from runtime.order import read_order, writable
 from runtime.schema import BenchConfig, RunConfig
 
-LEFT_OUT = ("texts", "tokens", "step_s", "requests")
+LEFT_OUT = ("texts", "tokens", "step_s", "step_bytes", "requests")
 """Keys of a run's report that grow with the work."""
 WHY_NOT = "why_not"
 """Key that a mode has, instead of figures, when it was not measured."""

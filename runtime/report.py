@@ -76,7 +76,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
     decode = outcome.clock.phases["decode"]
     streams = {stage: decode.get(stage, StageUse()) for stage in ("ssd", "d2h")}
     units, experts, kv = (outcome.clock.tracks["decode"].get(track, StageUse()) for track in (H2D, EXPERTS, KV))
-    weights = units.plus(experts)
+    weights, moved = units.plus(experts), outcome.clock.step_bytes
     cuda = job.device.type == "cuda"
     return {
         **_seeds_keys(outcome, rows),
@@ -112,6 +112,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "logits": outcome.logits,
         "prefill_each_s": [g.prefill_s for g in outcome.generations],
         "step_s": [s for g in outcome.generations for s in g.step_s],
+        "step_bytes": {stage: [step.get(stage, 0) for step in moved] for stage in sorted({s for step in moved for s in step})},
         "texts": [job.vocabulary.text(t) for t in outcome.replies],
         "tokens": outcome.replies,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},

@@ -188,8 +188,8 @@ def _generate(
     def progress(phase: str, done: int, total: int) -> None:
         if phase == "decode":
             marks.token(done)
-            if done == 1 and clock is not None:
-                clock.book("prefill")
+            if clock is not None:
+                clock.book("prefill") if done == 1 else clock.step()
         bar(phase, done, total)
 
     def finished(tokens: list[list[int]]) -> list[bool]:

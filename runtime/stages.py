@@ -60,6 +60,9 @@ class StageClock:
         """The same by track, so that on the link weights (``h2d``) and KV (``h2d.kv``) are apart."""
         self.seconds: dict[str, float] = {}
         """Length of each phase."""
+        self.step_bytes: list[Mapping[str, int]] = []
+        """What each stage moved in each decode step, those that moved anything."""
+        self._moved: Mapping[str, int] = {}
 
     def book(self, phase: str) -> None:
         totals, waits, now = self._engine.stage_totals(), self._engine.ledger.waits(), time.perf_counter()
@@ -67,6 +70,13 @@ class StageClock:
         self._tracks.book(phase, {track: StageUse(*use) for track, use in self._engine.track_totals().items()})
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._booked_at
         self._booked_at = now
+        self._moved = {stage: nbytes for stage, (nbytes, _) in totals.items()}
+
+    def step(self) -> None:
+        """A decode step is over: one more entry in ``step_bytes``, of copies as far as the device has told of their end."""
+        moved = {stage: nbytes for stage, (nbytes, _) in self._engine.stage_totals().items()}
+        self.step_bytes.append({stage: n - self._moved.get(stage, 0) for stage, n in moved.items() if n != self._moved.get(stage, 0)})
+        self._moved = moved
 
     def waited(self, phase: str) -> dict[str, float]:
         """Stage -> share of the phase's time in which it was waited for. A wait counts when it is over, so the first one of a phase may

@@ -77,6 +77,8 @@ class ExpertCache:
         self._free = deque(range(slots))
         self._whole = sum(quotas.values()) == slots
         self._vacant = sum(quotas.values())
+        self._held = memoryview(bytearray(len(quotas) * count)) if far is None or above is not None else far.held
+        """[layers x experts]: whether :meth:`slot` has one."""
         self._worth = np.zeros(count, np.float32)
         self._ranks: list[tuple[float, int]] | None = None
         """See :meth:`_rank`; None until somebody asks."""
@@ -116,7 +118,7 @@ class ExpertCache:
         self._unused = set(hits)
         if not passing:
             return Visit(tuple(hits), tuple(rest), ())
-        dropped = [passing.pop(expert) for expert in [*passing] if expert not in rest]
+        dropped = [self._let_go(passing, layer, expert) for expert in [*passing] if expert not in rest]
         came = [e for e in rest if e in passing]
         return Visit((*came, *hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
 
@@ -133,7 +135,7 @@ class ExpertCache:
             if routing.prompt:
                 self._far.forget()
             else:
-                self._far.observe(place, routing.experts, routing.ahead, self._has_in)
+                self._far.observe(place, routing.experts, routing.ahead)
         self._worth, self._ranks = self._policy.worth(place), None
 
     def take(self, layer: int, expert: int) -> int | None:
@@ -141,6 +143,7 @@ class ExpertCache:
         if not self._free:
             return None
         slot = self._passing[layer][expert] = self._free.popleft()
+        self._held[self._at(layer, expert)] = 1
         return slot
 
     def keep(self, layer: int, expert: int) -> int | None:
@@ -149,6 +152,7 @@ class ExpertCache:
             return None
         self._vacant -= 1
         slot = self._kept[layer][expert] = self._free.popleft()
+        self._held[self._at(layer, expert)] = 1
         return slot
 
     def settle(self, layer: int, expert: int) -> list[int]:
@@ -173,16 +177,21 @@ class ExpertCache:
             ranks = self._rank(layer)
             least = self._least(layer, ranks, expert)
             if ranks[least][0] >= ranks[expert][0]:
-                return passing.pop(expert)
+                return self._let_go(passing, layer, expert)
             if least in self._unused:
                 self._late.append(expert)
                 return None
-            slot = kept.pop(least)
+            slot = self._let_go(kept, layer, least)
             kept[expert] = passing.pop(expert)
             return slot
         self._vacant -= 1
         kept[expert] = passing.pop(expert)
         return None
+
+    def _let_go(self, places: dict[int, int], layer: int, expert: int) -> int:
+        """The slot of ``expert``, which is in ``places`` no more."""
+        self._held[self._at(layer, expert)] = 0
+        return places.pop(expert)
 
     def _least(self, layer: int, ranks: Sequence[tuple[float, int]], otherwise: int) -> int:
         """Of those that are kept, the one of the lowest rank."""
@@ -222,8 +231,8 @@ class ExpertCache:
         return iter(near) if self._far is None else chain(near, self._farther(layer, most))
 
     def _farther(self, layer: int, most: int) -> Iterator[tuple[int, int]]:
-        for place, expert, chance in self._far.named(self._place[layer], most):
-            if chance >= LIKELY and not self._has(self._order[place], expert):
+        for place, expert in self._far.named(self._place[layer], most):
+            if not self._has(self._order[place], expert):
                 yield self._order[place], expert
 
     def is_dense(self, touched: int) -> bool:
@@ -234,9 +243,10 @@ class ExpertCache:
         """Whether the MoE layer after ``layer`` is the next pass's first."""
         return layer == self._order[-1]
 
-    def _has_in(self, place: int, expert: int) -> bool:
-        return self._has(self._order[place], expert)
-
     def _has(self, layer: int, expert: int) -> bool:
         """Whether ``expert`` lies, or is on its way, in this tier or the one above."""
-        return self.slot(layer, expert) is not None or (self._above is not None and self._above.slot(layer, expert) is not None)
+        at = self._at(layer, expert)
+        return bool(self._held[at]) or (self._above is not None and bool(self._above._held[at]))
+
+    def _at(self, layer: int, expert: int) -> int:
+        return self._place[layer] * self._count + expert

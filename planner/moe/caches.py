@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.decisions import ExpertSlots
 from planner.model import Experts
-from planner.moe.cache import ExpertCache
+from planner.moe.cache import LIKELY, ExpertCache
 from planner.moe.experts import kept_slots
 from planner.policy.experts import AheadScores, FarSight, make_expert_policy
 
@@ -19,6 +19,6 @@ def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[Expe
         return ExpertCache(kept_slots(experts, number), number, experts.count, make_expert_policy(slots.policy, *shape), above, far)
 
     asks = make_expert_policy(slots.policy, *shape).needs_ahead is AheadScores.router
-    far = FarSight(*shape) if asks else None
+    far = FarSight(*shape, LIKELY) if asks else None
     vram = cache(slots.vram_slots, None) if gpu else None
     return vram, cache(slots.dram_slots, vram)

@@ -78,6 +78,8 @@ def test_stages_and_counters_add_up(here: Desk) -> None:
     assert steps == 14 and report["measured"]["ssd_bytes_per_token"] == round(ssd["bytes"] / steps)
     assert report["ratio"]["ssd_bytes_per_token"] == pytest.approx(1, abs=0.35), "4 of 6 layers a token, and the pages at their edges"
     assert all(report["stages"][phase]["compute"]["busy_s"] > 0 for phase in ("prefill", "decode"))
+    moved = report["step_bytes"]["ssd"]
+    assert len(moved) == steps and min(moved) > 0 and ssd["bytes"] - max(moved) <= sum(moved) <= ssd["bytes"]
     cache = report["cache"]
     assert cache["hits"] + cache["misses"] == cache["accesses"] == 6 * (2 + steps)
     assert cache["loads"] > 4 * (1 + steps) and cache["peak_layers"] == 5 <= 5

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import ctypes
+from collections.abc import Sequence
 
 import numpy as np
+
+from planner.policy.experts.native import FarState, library
 
 SCORES = 256
 """Scores of coming layers that are taken in one layer, at most: of 32 layers with 8 experts, of 2 with 128; of one layer always."""
 
 PRIOR_VISITS = 4.0
 """Visits that each rank at each distance counts as having had, half of which used its expert."""
+
+NOBODY = -1
 
 
 def reach(layers: int, count: int) -> int:
@@ -23,42 +28,52 @@ class FarSight:
 
     Only names of experts that are not held count: those that are held are right more often. A name's chance is the share of visits that
     used the expert named at that rank and that many layers before, over all layers, since near the last ones few are left to count. What
-    it says of the next layer is the policies' own to judge. O(layers x experts) a visit, of which numpy does the sorting alone: beside
-    other work each further kind of call costs as much as all of the rest.
+    it says of the next layer is the policies' own to judge. O(layers x experts) a visit, computed by far.c for the reason of mix.c.
     """
 
-    def __init__(self, layers: int, count: int, top_k: int):
-        self._top_k = top_k
+    def __init__(self, layers: int, count: int, top_k: int, least: float = 0.0):
+        """``least``: the chance from which an expert is named."""
         far = reach(layers, count) + 1
-        self._visits = [[PRIOR_VISITS] * top_k for _ in range(far)]
-        self._right = [[PRIOR_VISITS / 2] * top_k for _ in range(far)]
-        self._told: list[dict[int, list[tuple[int, int]]]] = [{} for _ in range(layers)]
-        """Of each layer's next visit: how many layers before it spoke of it, and whom that named, (rank, expert)."""
+        visits = np.full((far, top_k), PRIOR_VISITS)
+        self._ahead = np.zeros((far, count), np.float32)
+        self._arrays = {
+            "visits": visits,
+            "right": visits / 2,
+            "told": np.full((layers, far, top_k), NOBODY, np.intc),
+            "held": np.zeros((layers, count), np.uint8),
+            "names": np.zeros((layers * top_k, 2), np.intc),
+        }
+        self.held = memoryview(self._arrays["held"].reshape(-1))
+        """[layers x experts]: 1 for what the tier holds that shows its visits here; that tier's to write."""
+        addresses = {name: array.ctypes.data for name, array in self._arrays.items()}
+        self._state = ctypes.byref(FarState(layers, count, top_k, far - 1, least, **addresses))
+        self._names = memoryview(self._arrays["names"].reshape(-1))
+        self._experts = (ctypes.c_int * count)()
+        self._places = ctypes.byref(self._experts), ctypes.c_void_p(self._ahead.ctypes.data)
+        self._observe, self._named = library().far_observe, library().far_named
 
-    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None, held: Callable[[int, int], bool]) -> None:
+    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None) -> None:
         """A decode step was routed to ``experts`` in ``layer``; ``ahead`` [layers, experts] are scores of the layers after it, nearest
-        first. ``held`` tells of (layer, expert)."""
-        for distance, names in self._told[layer].items():
-            visits, right = self._visits[distance], self._right[distance]
-            for rank, name in names:
-                visits[rank] += 1
-                right[rank] += name in experts
-        self._told[layer] = {}
-        if ahead is not None and len(ahead) > 1:
-            for distance, ranked in enumerate(ahead[1:].argsort(axis=1).tolist(), 2):
-                coming, best = layer + distance, enumerate(ranked[: -self._top_k - 1 : -1])
-                self._told[coming][distance] = [(rank, name) for rank, name in best if not held(coming, name)]
+        first."""
+        n, rows = len(experts), 0 if ahead is None else len(ahead)
+        self._experts[:n] = experts
+        if rows:
+            self._ahead[:rows] = ahead
+        used, scores = self._places
+        if self._observe(self._state, layer, used, n, scores, rows):
+            raise ValueError(f"layer {layer}: scores of {rows} layers after it")
 
     def forget(self) -> None:
         """A prompt passes: what was named before it is void."""
-        for told in self._told:
-            told.clear()
+        self._arrays["told"].fill(NOBODY)
 
-    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
-        """(layer, expert, chance) of up to ``most`` experts of each layer beyond the one after ``layer``, which was observed last and held
-        none of them then: the nearest layer first, and of it the likeliest."""
-        for distance, told in enumerate(self._told[layer + 2 :], 2):
-            if distance not in told:
-                return
-            for rank, name in told[distance][:most]:
-                yield layer + distance, name, self._right[distance][rank] / self._visits[distance][rank]
+    def named(self, layer: int, most: int) -> Sequence[tuple[int, int]]:
+        """(layer, expert) of up to ``most`` experts of each layer beyond the one after ``layer``, which was observed last and held none of
+        them then: the nearest layer first, and of it the likeliest."""
+        n = self._named(self._state, layer, most)
+        said = self._names[: 2 * n].tolist()
+        return [*zip(said[::2], said[1::2], strict=True)]
+
+    def chance(self, distance: int, rank: int) -> float:
+        """Of the expert that a router ``distance`` layers ahead scores highest but for ``rank`` others."""
+        return float(self._arrays["right"][distance, rank] / self._arrays["visits"][distance, rank])

@@ -1,4 +1,4 @@
-"""mix.c as Python calls it: the compiled library that lies beside it."""
+"""mix.c and far.c as Python calls them: the compiled library that lies beside them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,29 @@ class MixState(ctypes.Structure):
     ]
 
 
+class FarState(ctypes.Structure):
+    """``struct far``, likewise."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("layers", "count", "top_k", "reach")),
+        ("least", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("visits", "right", "told", "held", "names")),
+    ]
+
+
 @cache
 def library() -> ctypes.PyDLL:
     """Keeps the interpreter's lock while it computes: to let it go and take it again costs more. Its functions are given ints, None and
     :func:`ctypes.byref` or ``c_void_p`` objects that are made once, and no ``argtypes``, whose conversions would take a third of a call.
-    Raises UserError where the library was not built, or from another mix.c."""
-    path = Path(__file__).with_name(f"_mix{sysconfig.get_config_var('EXT_SUFFIX')}")
+    Raises UserError where the library was not built, or from other sources."""
+    path = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
     try:
         found = ctypes.PyDLL(str(path))
     except OSError as error:
         raise UserError(f"the library of the policies mix and lookahead cannot be loaded ({error}): {REMEDY}") from None
-    found.mix_bytes.restype = ctypes.c_size_t
-    if found.mix_bytes() != ctypes.sizeof(MixState):
-        raise UserError(f"{path} was built from another version of mix.c: {REMEDY}")
+    for name, state in (("mix", MixState), ("far", FarState)):
+        size = getattr(found, f"{name}_bytes")
+        size.restype = ctypes.c_size_t
+        if size() != ctypes.sizeof(state):
+            raise UserError(f"{path} was built from another version of {name}.c: {REMEDY}")
     return found

@@ -20,11 +20,6 @@ def scores_of(chosen: list[list[int]]) -> np.ndarray:
     return scores
 
 
-def nothing(layer: int, expert: int) -> bool:
-    """Of a tier that holds nothing."""
-    return False
-
-
 def walk(far: FarSight, draw: np.random.Generator, tokens: int, right: int) -> None:
     """Tokens whose routers are always foreseen ``right`` layers ahead and no further, where others are named."""
     for _ in range(tokens):
@@ -33,42 +28,57 @@ def walk(far: FarSight, draw: np.random.Generator, tokens: int, right: int) -> N
             said = [
                 used[k] if k - layer <= right else [e for e in range(COUNT) if e not in used[k]][:TOP_K] for k in range(layer + 1, LAYERS)
             ]
-            far.observe(layer, used[layer], scores_of(said) if said else None, nothing)
+            far.observe(layer, used[layer], scores_of(said) if said else None)
 
 
 def test_chances_are_how_often_names_at_that_distance_were_right() -> None:
     far, draw = FarSight(LAYERS, COUNT, TOP_K), np.random.default_rng(0)
     walk(far, draw, 50, right=3)
-    far.observe(0, [0, 1], scores_of([[2, 3], [4, 5], [6, 7], [1, 0], [3, 2]]), nothing)
-    said = {(layer, expert): chance for layer, expert, chance in far.named(0, TOP_K)}
-    assert list(said) == [(2, 4), (2, 5), (3, 6), (3, 7), (4, 1), (4, 0), (5, 3), (5, 2)]
-    assert all(chance > 0.95 if layer <= 3 else chance < 0.05 for (layer, _), chance in said.items())
+    far.observe(0, [0, 1], scores_of([[2, 3], [4, 5], [6, 7], [1, 0], [3, 2]]))
+    assert far.named(0, TOP_K) == [(2, 4), (2, 5), (3, 6), (3, 7), (4, 1), (4, 0), (5, 3), (5, 2)]
+    chances = {distance: [far.chance(distance, rank) for rank in range(TOP_K)] for distance in range(2, LAYERS)}
+    assert all(chance > 0.95 if distance <= 3 else chance < 0.05 for distance in chances for chance in chances[distance])
+
+
+def test_only_what_is_likely_enough_is_named() -> None:
+    far, draw = FarSight(LAYERS, COUNT, TOP_K, least=0.5), np.random.default_rng(0)
+    assert far.chance(2, 0) == 0.5
+    walk(far, draw, 50, right=3)
+    far.observe(0, [0, 1], scores_of([[2, 3], [4, 5], [6, 7], [1, 0], [3, 2]]))
+    assert far.named(0, TOP_K) == [(2, 4), (2, 5), (3, 6), (3, 7)]
+
+
+def test_scores_beyond_the_last_layer_are_refused() -> None:
+    far = FarSight(LAYERS, COUNT, TOP_K)
+    with pytest.raises(ValueError, match="layer 4"):
+        far.observe(4, [0, 1], scores_of([[2, 3], [4, 5]]))
 
 
 def test_the_next_layer_and_the_next_token_are_not_named() -> None:
     far = FarSight(LAYERS, COUNT, TOP_K)
-    far.observe(3, [0, 1], scores_of([[2, 3], [4, 5]]), nothing)
-    assert [(layer, expert) for layer, expert, _ in far.named(3, 1)] == [(5, 4)]
-    far.observe(4, [2, 3], scores_of([[4, 5]]), nothing)
-    far.observe(5, [4, 5], None, nothing)
+    far.observe(3, [0, 1], scores_of([[2, 3], [4, 5]]))
+    assert far.named(3, 1) == [(5, 4)]
+    far.observe(4, [2, 3], scores_of([[4, 5]]))
+    far.observe(5, [4, 5], None)
     assert not [*far.named(4, 2), *far.named(5, 2)]
 
 
 def test_names_of_experts_that_are_held_do_not_count() -> None:
     """The first of two names is always held and always right, the second never."""
     far = FarSight(LAYERS, COUNT, TOP_K)
+    far.held[::COUNT] = bytes([1] * LAYERS)
     for _ in range(20):
         for layer in range(LAYERS):
             said = [[0, 1]] * (LAYERS - layer - 1)
-            far.observe(layer, [0, 5], scores_of(said) if said else None, lambda layer, expert: expert == 0)
-    far.observe(0, [0, 5], scores_of([[1, 0]] * (LAYERS - 1)), nothing)
-    chances = {expert: chance for layer, expert, chance in far.named(0, TOP_K) if layer == 2}
-    assert chances == {1: 0.5, 0: pytest.approx(0, abs=0.1)}
+            far.observe(layer, [0, 5], scores_of(said) if said else None)
+    far.observe(0, [0, 5], scores_of([[1, 0]] * (LAYERS - 1)))
+    assert far.chance(2, 0) == 0.5 and far.chance(2, 1) < 0.1
+    assert far.named(0, TOP_K) == [(layer, 1) for layer in range(2, LAYERS)]
 
 
 def test_what_was_named_before_a_prompt_is_void() -> None:
     far = FarSight(LAYERS, COUNT, TOP_K)
-    far.observe(0, [0, 1], scores_of([[2, 3]] * (LAYERS - 1)), nothing)
+    far.observe(0, [0, 1], scores_of([[2, 3]] * (LAYERS - 1)))
     assert list(far.named(0, 1))
     far.forget()
     assert not list(far.named(0, 1))

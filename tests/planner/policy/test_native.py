@@ -28,18 +28,19 @@ def mix() -> ExpertPolicy:
 
 def test_without_the_library_the_error_names_it_and_says_what_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_config_var", lambda name: ".of-another-python.so")
-    with pytest.raises(UserError, match=r"_mix\.of-another-python\.so.*pip install") as refused:
+    with pytest.raises(UserError, match=r"_native\.of-another-python\.so.*pip install") as refused:
         mix()
     assert "\n" not in str(refused.value)
     make_expert_policy(ExpertPolicyName.lru, LAYERS, COUNT, TOP_K)
 
 
-def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("state", "source"), [("MixState", "mix.c"), ("FarState", "far.c")])
+def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, state: str, source: str) -> None:
     class Shorter(ctypes.Structure):
-        _fields_ = native.MixState._fields_[:-1]
+        _fields_ = getattr(native, state)._fields_[:-1]
 
-    monkeypatch.setattr(native, "MixState", Shorter)
-    with pytest.raises(UserError, match="another version of mix.c"):
+    monkeypatch.setattr(native, state, Shorter)
+    with pytest.raises(UserError, match=f"another version of {source}"):
         mix()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -151,9 +151,8 @@ class Third(FarSight):
         super().__init__(len(LAYERS), COUNT, TOP_K)
         self._expert = expert
 
-    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
-        if layer == 0:
-            yield 2, self._expert, 1.0
+    def named(self, layer: int, most: int) -> list[tuple[int, int]]:
+        return [(2, self._expert)] if layer == 0 else []
 
 
 class Blind(Whims):

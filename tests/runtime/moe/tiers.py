@@ -56,10 +56,9 @@ class FarWhims(FarSight):
         super().__init__(len(LAYERS), COUNT, TOP_K)
         self._random = random.Random(seed)
 
-    def named(self, layer: int, most: int) -> Iterator[tuple[int, int, float]]:
-        for place in range(layer + 2, len(LAYERS)):
-            for expert in self._random.sample(range(COUNT), min(most, COUNT)):
-                yield place, expert, self._random.random()
+    def named(self, layer: int, most: int) -> list[tuple[int, int]]:
+        drawn = [(place, e) for place in range(layer + 2, len(LAYERS)) for e in self._random.sample(range(COUNT), min(most, COUNT))]
+        return [name for name in drawn if self._random.random() < 0.5]
 
 
 class Clock:
