@@ -19,6 +19,7 @@ from runtime.booking import Booking, Cleared, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
 from runtime.pieces import Parts, Segment
+from runtime.waiter import Waiter
 
 Ready = Callable[[], bool]
 
@@ -106,7 +107,8 @@ class VramRing:
         self._device = device
         self._in_flight = in_flight
         self._booking = Booking(device, ledger, track)
-        self._cond = threading.Condition()
+        self._lock = threading.RLock()
+        self._consumer, self._copier, self._retirer = Waiter(self._lock), Waiter(self._lock), Waiter(self._lock)
         self._into, self._from = Parts(), Parts()
         self._fetched: dict[int, _Fetched] = {}
         self._arrived: dict[int, Event] = {}
@@ -119,8 +121,11 @@ class VramRing:
         self._stop = False
         self._copier_over = False
         self._threads = [
-            threading.Thread(target=self._drive, args=(work,), name=name, daemon=True)
-            for name, work in (("penstock-copier", self.copying()), ("penstock-retirer", self.retiring()))
+            threading.Thread(target=self._drive, args=(work, waiter), name=name, daemon=True)
+            for name, work, waiter in (
+                ("penstock-copier", self.copying(), self._copier),
+                ("penstock-retirer", self.retiring(), self._retirer),
+            )
         ]
 
     @property
@@ -136,27 +141,27 @@ class VramRing:
 
     def begin_pass(self) -> None:
         """Compute is about to visit the first unit again; without wrap-around, copying starts only now."""
-        with self._cond:
+        with self._lock:
             self.turns.begun += 1
-            self._cond.notify_all()
+            self._copier.tell()
 
     def enter(self, unit: Unit) -> tuple[int, torch.Tensor]:
         """(slot index within its class, buffer) of ``unit``; kernels issued from now on see its bytes."""
-        with self._cond:
+        with self._lock:
             number = self.turns.entered
             if self._unit(number) != unit:
                 raise RuntimeError(f"unit {unit} entered out of order; expected {self._unit(number)}")
             self.turns.asked = number + 1
             if not self.turns.may_enter():
                 begun = time.perf_counter()
-                self._cond.notify_all()
-                self._cond.wait_for(lambda: self._stop or self.turns.may_enter())
+                self._copier.tell()
+                self._consumer.wait(lambda: self._stop or self.turns.may_enter())
                 self._raise_if_broken()
                 self.stats.waits += 1
                 self.stats.wait_s += time.perf_counter() - begun
             copied = self._arrived.pop(number)
             self.turns.entered += 1
-            self._cond.notify_all()
+            self._copier.tell()
         self._device.compute_waits(copied)
         self.entered_after = copied
         name, index = self.turns.place(number)
@@ -164,24 +169,22 @@ class VramRing:
 
     def leave(self, unit: Unit, event: Event) -> None:
         """``event`` lies behind every kernel that reads ``unit``."""
-        with self._cond:
+        with self._lock:
             if self.turns.left + 1 != self.turns.entered:
                 raise RuntimeError(f"unit {unit} left without being entered")
             name, index = self.turns.place(self.turns.left)
             self._slots[name][index].left = event
             self.turns.left += 1
-            self._cond.notify_all()
+            self._copier.tell()
 
     def close(self) -> None:
         """Stop both threads; queued copies finish first, so that their DRAM and their slots may be used for something else."""
-        with self._cond:
-            self._stop = True
-            self._cond.notify_all()
+        self._end()
         copier, retirer = self._threads
         _join(copier)
-        with self._cond:
+        with self._lock:
             self._copier_over = True
-            self._cond.notify_all()
+            self._retirer.tell()
         _join(retirer)
 
     def copying(self) -> Iterator[Ready]:
@@ -228,12 +231,12 @@ class VramRing:
             src = self._from.part((n, k, fetched.slot), fetched.source, piece.src, piece.nbytes)
             copied = self._copy(dst, src, unit, last, cleared)
             self.stats.issue_s += time.thread_time() - begun
-        with self._cond:
+        with self._lock:
             self._arrived[number] = copied
             self.stats.out_of_turn += number != self.turns.first
             self.turns.copy(number)
             self.stats.units += 1
-            self._cond.notify_all()
+            self._consumer.tell()
 
     def retiring(self) -> Iterator[Ready]:
         """Wait for copy after copy, book it and give its DRAM back; ends once the copier has ended and nothing is queued."""
@@ -243,9 +246,9 @@ class VramRing:
                 return
             copy = self._queued[0]
             self._device.host_waits(copy.end)
-            with self._cond:
+            with self._lock:
                 self._queued.popleft()
-                self._cond.notify_all()
+                self._copier.tell()
             self._booking.book(copy)
             self.stats.bytes += copy.nbytes
             if copy.last:
@@ -260,22 +263,27 @@ class VramRing:
         issued_s = time.perf_counter()
         self._device.copy(dst, src)
         end = self._device.copy_event(self._past.popleft() if self._past else None)
-        with self._cond:
+        with self._lock:
             self._queued.append(Queued(issued_s, end, unit, dst.numel(), last, cleared))
-            self._cond.notify_all()
+            self._retirer.tell()
         return end
 
-    def _drive(self, work: Iterator[Ready]) -> None:
+    def _drive(self, work: Iterator[Ready], waiter: Waiter) -> None:
         try:
             with self._device.copying():
                 for ready in work:
-                    with self._cond:
-                        self._cond.wait_for(ready)
+                    with self._lock:
+                        waiter.wait(ready)
         except BaseException as error:  # handed to compute, which waits for the units that will not come
-            with self._cond:
+            with self._lock:
                 self._error = self._error or error
-                self._stop = True
-                self._cond.notify_all()
+                self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._stop = True
+            for waiter in (self._consumer, self._copier, self._retirer):
+                waiter.tell()
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:

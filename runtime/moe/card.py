@@ -138,12 +138,12 @@ class CardExperts:
             self._used(layer, expert)
         while coming.far:
             self._clock.pause()
-            self.fetch_ahead()
             expert = self._bring_part(layer, coming)
             if expert is not None:
-                self._go_on(layer, coming, routing)
                 yield self._ready(layer, expert)
+                self._dram.release(layer, expert)
                 self._used(layer, expert)
+                self._go_on(layer, coming, routing)
         self.settle()
 
     def _start(self, layer: int, coming: _Misses) -> None:
@@ -174,7 +174,7 @@ class CardExperts:
     def _bring_part(self, layer: int, coming: _Misses) -> int | None:
         """Wait for a part of an expert from the SSD, for which there is a slot, and queue its copies. The expert, if that was the last."""
         placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
-        expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed)
+        expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed, self.fetch_ahead)
         segments = self._layouts[layer, expert].segments
         arrived = [s for extent in self._dram.parts(layer, expert)[number] for s in within(segments, extent.dest, extent.nbytes)]
         slot = self._cache.slot(layer, expert)
@@ -184,7 +184,6 @@ class CardExperts:
         if not over:
             return None
         del coming.far[expert]
-        self._dram.release(layer, expert)
         return expert
 
     def _ready(self, layer: int, expert: int) -> Arrived:

@@ -21,6 +21,9 @@ from runtime.store.base import Extent, UnitLayout
 from runtime.store.blocks import pieces_of
 from runtime.store.reader import ReadPool, Reads
 
+LOOK_UP_S = 0.004
+"""How long a wait for the SSD goes on at a time: a link of 16 to 64 GB/s copies one or two chunks meanwhile."""
+
 Key = tuple[int, int]
 """(decoder layer, expert)."""
 
@@ -61,8 +64,8 @@ class DramExperts:
     """Experts in ``slots`` of the arena from ``base`` on, under ``cache``.
 
     One consumer calls :meth:`visit`, :meth:`judge`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. What the
-    consumer asked for is read at once; what is fetched ahead goes ``in_flight`` parts at a time, and not beyond the next visit if that has
-    no use for it.
+    consumer asked for is read at once, before all else; what is fetched ahead goes ``in_flight`` parts at a time, and not beyond the next
+    visit if that has no use for it.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class DramExperts:
         self._fetches: dict[Key, _Fetch] = {}
         self._todo: deque[Key] = deque()
         self._buffers: dict[int, torch.Tensor] = {}
+        self._parts: dict[Key, list[tuple[Extent, ...]]] = {}
         self._left: dict[int, Callable[[], None]] = {}
         """Waits for the copies that read a slot last."""
         self._ahead: set[Key] = set()
@@ -159,24 +163,32 @@ class DramExperts:
 
     def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
         """What :meth:`next_part` numbers."""
-        return parts_of(self._layouts[layer, expert], self._part_bytes)
+        if (layer, expert) not in self._parts:
+            self._parts[layer, expert] = parts_of(self._layouts[layer, expert], self._part_bytes)
+        return self._parts[layer, expert]
 
     def read_until(self, slot: int, wait: Callable[[], None]) -> None:
         """Copies that read ``slot`` are queued; ``wait`` returns once they are over."""
         with self._cond:
             self._left[slot] = wait
 
-    def next_part(self, layer: int, experts: Collection[int]) -> tuple[int, int, bool]:
-        """Wait until a part of one of ``experts``, all on their way, has arrived: (expert, number of the part, whether it was the last)."""
-        with self._cond:
-            begun = None
-            while (part := self._arrived(layer, experts)) is None:
+    def next_part(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> tuple[int, int, bool]:
+        """Wait until a part of one of ``experts``, all on their way, has arrived: (expert, number of the part, whether it was the last).
+        Calls ``meanwhile`` again and again until then."""
+        begun = None
+        while True:
+            with self._cond:
+                part = self._arrived(layer, experts)
+                if part is not None:
+                    break
                 begun = begun or time.perf_counter()
-                self._cond.wait(1.0)
-            if begun is not None:
-                self.stats.waits += 1
-                self.stats.wait_s += time.perf_counter() - begun
-            return part
+                self._cond.wait(LOOK_UP_S)
+            if meanwhile is not None:
+                meanwhile()
+        if begun is not None:
+            self.stats.waits += 1
+            self.stats.wait_s += time.perf_counter() - begun
+        return part
 
     def arrived(self, layer: int, experts: Collection[int]) -> int | None:
         """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""
@@ -249,7 +261,8 @@ class DramExperts:
             fetch.submitted += 1
             fetch.under_way += 1
             layer, expert = fetch.key
-            self._pool.read(fetch.parts[number], self._view(fetch.slot), partial(self._landed, fetch, number), f"expert {layer}.{expert}")
+            landed, name = partial(self._landed, fetch, number), f"expert {layer}.{expert}"
+            self._pool.read(fetch.parts[number], self._view(fetch.slot), landed, name, urgent=fetch.demanded)
 
     def _landed(self, fetch: _Fetch, number: int, error: BaseException | None) -> None:
         with self._cond:

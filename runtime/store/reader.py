@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -57,7 +58,7 @@ class _Request(NamedTuple):
 
 
 class ReadPool:
-    """``threads`` threads that read blocks in the order they were asked for, so the SSD always has that many in flight.
+    """``threads`` threads that read blocks in the order they were asked for, urgent ones first, so the SSD always has that many in flight.
 
     DRAM: ``staging`` (page-aligned, divided equally between the threads), or ``threads`` × ``block_bytes`` of its own when
     None. Blocks whose place in the buffer allows it are read straight there with O_DIRECT; the others land in staging
@@ -90,7 +91,10 @@ class ReadPool:
         self._on_block = on_block
         self._numbers = itertools.count(1)
         self._files = FileTable(direct)
-        self._queue: SimpleQueue[tuple[_Request, Block] | None] = SimpleQueue()
+        self._urgent: deque[tuple[_Request, Block]] = deque()
+        self._usual: deque[tuple[_Request, Block]] = deque()
+        self._tickets: SimpleQueue[bool] = SimpleQueue()
+        """True for each block of the two queues, then False for each thread."""
         self._order = threading.Lock()
         self._closed = False
         self._broken: BaseException | None = None
@@ -99,8 +103,8 @@ class ReadPool:
         for thread in self._threads:
             thread.start()
 
-    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load") -> None:
-        """See :class:`Reads`."""
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
+        """See :class:`Reads`. What is ``urgent`` is read before all that is not and has not begun."""
         if self._broken is not None:
             raise self._broken
         view = into.cast("B")
@@ -112,8 +116,10 @@ class ReadPool:
         with self._order:
             if self._closed:
                 raise StoreError("the reader is closed; open the store again")
+            queue = self._urgent if urgent else self._usual
             for block in blocks:
-                self._queue.put((request, block))
+                queue.append((request, block))
+                self._tickets.put(True)
 
     def read_now(self, extents: Sequence[Extent], into: memoryview) -> None:
         """``read`` and wait; raises its error."""
@@ -136,7 +142,7 @@ class ReadPool:
             self._closed = True
             threads, self._threads = self._threads, []
             for _ in threads:
-                self._queue.put(None)
+                self._tickets.put(False)
         for thread in threads:
             thread.join()
         self._files.close()
@@ -159,8 +165,9 @@ class ReadPool:
 
     def _work(self, staging: memoryview) -> None:
         staging_address = _address(staging)
-        while (item := self._queue.get()) is not None:
-            request, block = item
+        while self._tickets.get():
+            with self._order:
+                request, block = (self._urgent or self._usual).popleft()
             error: BaseException | None = None
             if self._closed:
                 error = StoreError(f"{block.file}: read at offset {block.offset} was cancelled")
@@ -173,7 +180,7 @@ class ReadPool:
                 request.pending.finish(error)
             except BaseException as caught:  # a callback that breaks its promise stops the pool, not only this thread
                 self._broken = caught
-            del request, block, item
+            del request, block
 
     def _read_block(self, block: Block, request: _Request, staging: memoryview, staging_address: int) -> None:
         file = self._files.get(block.file)

@@ -148,6 +148,25 @@ def test_reads_start_in_the_order_they_were_asked_for(content: tuple[Path, bytes
     assert offsets == [0, 2 * ALIGN, 4 * ALIGN, 6 * ALIGN, 20 * ALIGN, 22 * ALIGN]
 
 
+def test_urgent_reads_go_before_those_that_have_not_begun(content: tuple[Path, bytes]) -> None:
+    path, _ = content
+    began, hold, offsets = threading.Event(), threading.Event(), []
+
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        offsets.append(offset)
+        began.set()
+        hold.wait()
+        return os.preadv(fd, views, offset)
+
+    with ReadPool(1, ALIGN, preadv=preadv) as pool:
+        pool.read([Extent(path, 0, 3 * ALIGN, 0, owns_pages=True)], buffer(3 * ALIGN), lambda error: None)
+        assert began.wait(5)
+        pool.read([Extent(path, 8 * ALIGN, 2 * ALIGN, 0, owns_pages=True)], buffer(2 * ALIGN), lambda error: None, urgent=True)
+        hold.set()
+        pool.read_now([Extent(path, 5 * ALIGN, ALIGN, 0, owns_pages=True)], buffer(ALIGN))
+    assert [offset // ALIGN for offset in offsets] == [0, 8, 9, 1, 2, 5]
+
+
 @pytest.mark.parametrize("owns_pages", [True, False])
 def test_short_reads_go_on_where_they_stopped(content: tuple[Path, bytes], owns_pages: bool) -> None:
     path, data = content

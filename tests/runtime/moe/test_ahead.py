@@ -212,9 +212,13 @@ class HeldReads:
 
     def __init__(self) -> None:
         self.open: list[tuple[str, Callable[[BaseException | None], None]]] = []
+        self.urgent: list[str] = []
 
-    def read(self, extents: Sequence[Extent], view: memoryview, done: Callable[[BaseException | None], None], name: str) -> None:
+    def read(
+        self, extents: Sequence[Extent], view: memoryview, done: Callable[[BaseException | None], None], name: str, urgent: bool
+    ) -> None:
         self.open.append((name, done))
+        self.urgent += [name] * urgent
 
     def end(self, name: str) -> None:
         """All of ``name`` that are open, and what these lead to."""
@@ -241,6 +245,10 @@ def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(l
         assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1", "expert 2.2"}
         pool.end("expert 2.0")
         assert {name for name, _ in pool.open} == {"expert 2.1", "expert 2.2", "expert 2.3"}
+        assert {*pool.urgent} == {"expert 1.4", "expert 1.5", "expert 2.2", "expert 2.3"}
+        calls = []
+        dram.next_part(2, second.experts, lambda: (calls.append(0), pool.end("expert 2.3") if len(calls) == 3 else None))
+        assert len(calls) == 3 and dram.stats.waits == 1
     finally:
         dram.close()
         arena.close()
