@@ -119,10 +119,12 @@ class Cases:
         yield bound_row(case, f"{what}; hits: {found}", report, "decode_s_per_token", target, step=mean_s)
         yield self._step_by_step(report)
         yield self._one_after_the_other(report)
+        policy_us, slots_us = (max(facts[f"{k}_s_per_visit"] for facts in tiers.values()) * 1e6 for k in ("policy", "decide"))
         decided = sum(facts["decide_s_per_visit"] for facts in tiers.values()) * len(self._experts.layers)
-        each = max(facts["decide_s_per_visit"] for facts in tiers.values()) * 1e6
-        yield Row("  deciding, a layer", "policy and slots, each tier", each, 20, "us", each / 20, "<= 1", None, 0, 0)
-        yield Row("  deciding, a step", "share of the step", decided, mean_s(report), "s", decided / mean_s(report), "< 0.01", None, 0, 0)
+        what = f"the policy of a tier; with its slots {slots_us:.0f} us"
+        yield Row("  deciding, a layer", what, policy_us, 20, "us", policy_us / 20, "<= 1", None, 0, 0)
+        what = "share of the step, policies and slots"
+        yield Row("  deciding, a step", what, decided, mean_s(report), "s", decided / mean_s(report), "< 0.01", None, 0, 0)
 
     def _step_by_step(self, report: dict) -> Row:
         """What an engine can do that knows of a token's experts when the token is there, and not before: each step takes as long as the

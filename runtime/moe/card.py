@@ -18,7 +18,7 @@ from runtime.moe.copies import ExpertCopies
 from runtime.moe.dram import DramExperts, Key
 from runtime.moe.forward import Arrived
 from runtime.moe.host import ComputeClock
-from runtime.moe.stats import Deciding, TierStats
+from runtime.moe.stats import Deciding, Judging, TierStats
 from runtime.moe.views import SlotViews
 from runtime.pieces import Segment, cut, within
 from runtime.vram import DeviceLayout
@@ -70,7 +70,7 @@ class CardExperts:
         prefetch: int,
     ):
         self.stats = TierStats()
-        self._deciding = Deciding(self.stats)
+        self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
         self._layouts, self._cache, self._dram = layouts, cache, dram
         self._copies = ExpertCopies(slots, device, ledger)
         self._device, self._clock = device, clock
@@ -157,7 +157,7 @@ class CardExperts:
     def _judge(self, layer: int, routing: Routing) -> None:
         """Decide in both tiers what is to stay."""
         if not self._cache.still:
-            with self._deciding:
+            with self._judging:
                 self._cache.judge(layer, routing)
         self._dram.judge(layer, routing)
 

@@ -16,7 +16,7 @@ from planner.moe.cache import ExpertCache, Routing
 from planner.units import align_up
 from runtime.arena import Arena
 from runtime.load import Arrival
-from runtime.moe.stats import Deciding, TierStats
+from runtime.moe.stats import Deciding, Judging, TierStats
 from runtime.store.base import Extent, UnitLayout
 from runtime.store.blocks import pieces_of
 from runtime.store.reader import ReadPool, Reads
@@ -80,7 +80,7 @@ class DramExperts:
         prefetch: int,
     ):
         self.stats = TierStats()
-        self._deciding = Deciding(self.stats)
+        self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
         self.slot_bytes = slot_bytes(layouts)
         self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
         self._cache = cache
@@ -143,8 +143,9 @@ class DramExperts:
         if self._cache.still:
             return
         with self._cond:
-            with self._deciding:
+            with self._judging:
                 self._cache.judge(layer, routing)
+            with self._deciding:
                 self._wanted = self._cache.coming(layer, len(routing.experts), self._prefetch)
             self._go_on()
 

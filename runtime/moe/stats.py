@@ -22,6 +22,8 @@ class TierStats:
     visits: int = 0
     decide_s: float = 0.0
     """Processor time that the policy and the bookkeeping of slots took."""
+    policy_s: float = 0.0
+    """Of it what the policy took to learn and to judge what stays and what comes."""
 
     def visited(self, prompt: bool, hits: int, misses: int) -> None:
         """A layer was visited."""
@@ -40,8 +42,8 @@ class TierStats:
 
     def report(self) -> dict[str, float | None]:
         """The counters, and the shares that follow from them."""
-        shares = {"ahead_precision": _share(self.ahead_used, self.ahead), "decide_s_per_visit": _share(self.decide_s, self.visits)}
-        return vars(self) | {"hit_rate": self.hit_rate} | shares
+        spent = {"decide_s_per_visit": _share(self.decide_s, self.visits), "policy_s_per_visit": _share(self.policy_s, self.visits)}
+        return vars(self) | {"hit_rate": self.hit_rate, "ahead_precision": _share(self.ahead_used, self.ahead)} | spent
 
 
 class Deciding:
@@ -56,6 +58,15 @@ class Deciding:
 
     def __exit__(self, *_: object) -> None:
         self._stats.decide_s += time.thread_time() - self._begun_s
+
+
+class Judging(Deciding):
+    """Inside, it is the tier's policy that thinks."""
+
+    def __exit__(self, *_: object) -> None:
+        took_s = time.thread_time() - self._begun_s
+        self._stats.decide_s += took_s
+        self._stats.policy_s += took_s
 
 
 def _share(part: float, whole: float) -> float | None:
