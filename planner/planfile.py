@@ -250,5 +250,7 @@ def _check_experts(experts: Experts, layers: int) -> None:
         raise UserError(f"model.experts.layers={list(experts.layers)}: must ascend within 0 to {layers - 1}; write the plan again")
     if not 0 <= experts.foreseen <= 1:
         raise UserError(f"model.experts.foreseen={experts.foreseen}; allowed: 0 to 1; write the plan again with `planner solve`")
+    if not 0 <= experts.second_tier <= 1:
+        raise UserError(f"model.experts.second_tier={experts.second_tier}; allowed: 0 to 1; write the plan again with `planner solve`")
     if wrong := flaw(experts.hit_rates, experts.count):
         raise UserError(f"model.experts.hit_rates: {wrong}; write the plan again with `planner solve`")

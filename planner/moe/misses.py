@@ -6,18 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.decisions import ExpertSlots
-from planner.model import Experts, ModelSpec, touched_experts
+from planner.model import SECOND_TIER, Experts, ModelSpec, touched_experts
 from planner.moe.experts import kept_in_all
 from planner.moe.hits import corners
 
 DENSE = 0.9
 """Of a pass's ``spread``: from here on nearly all experts of a layer are touched."""
-
-SECOND_TIER = 0.5
-"""What a slot of the tier with fewer of them counts beside one of the other, since both tiers keep some of the same experts: DRAM's policy
-sees what VRAM misses, and what VRAM lets go is not copied back. With the mix on decode steps of a small Mixtral (8 experts, top-2), DRAM
-keeping m beside VRAM's n: 3.0 % missed by both with 2 + 4, 3.9 with 3 + 3, 1.2 with 4 + 4 and 2 + 5, 2.3 with 1 + 5, against 7.7 with 4
-slots of one tier, 3.3 with 5 and 1.1 with 6. LRU keeps the same nearly everywhere: 10.0 % with 2 + 4, 10.2 with 4."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +29,9 @@ class Visit:
     """0 for one token, 1 where every expert is touched: then the order is known before the router has spoken."""
     lines: tuple[tuple[float, float], ...]
     """(missed with no slot, fewer for each slot kept): the largest of these lines is what is missed."""
+    second_tier: float
+    """Of the tier with fewer slots each counts for so much of one: the model's weight for one token, the default's where every expert is
+    touched, since that is a matter of what a tier happens to hold and not of how well it was chosen."""
 
     @property
     def dense(self) -> bool:
@@ -58,7 +55,7 @@ def visit(experts: Experts, tokens: int) -> Visit:
     for n0, n1 in zip(ends, ends[1:], strict=False):
         each = (found[n1] - found[n0]) / (n1 - n0)
         lines.append((touched - found[n0] + each * n0, each))
-    return Visit(touched, spread, tuple(lines))
+    return Visit(touched, spread, tuple(lines), (1 - spread) * experts.second_tier + spread * SECOND_TIER)
 
 
 @dataclass(frozen=True)
@@ -83,5 +80,5 @@ def misses(model: ModelSpec, slots: ExpertSlots | None, tokens: int, gpu: bool) 
         return Misses()
     one, layers = visit(experts, tokens), len(experts.layers)
     vram, dram = kept_in_all(experts, slots.vram_slots) if gpu else 0, kept_in_all(experts, slots.dram_slots)
-    either = max(vram, dram) + SECOND_TIER * min(vram, dram)
+    either = max(vram, dram) + one.second_tier * min(vram, dram)
     return Misses(layers * one.missed(vram / layers) if gpu else 0.0, layers * one.missed(min(either, experts.units) / layers))

@@ -1,4 +1,4 @@
-"""What a trace tells of a model's experts, or what is known of a policy: hits, and what is foreseen."""
+"""What a trace tells of a model's experts, or what is known of a policy: hits, what a second tier adds, and what is foreseen."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
     """``model`` with the hits that ``cfg.policy`` has on ``cfg.traces``, and where they come from in words: None where no trace is given
-    and the known figures stand. Replays the trace once, for a policy that asks routers beforehand twice. Raises UserError for a trace of
-    another model."""
+    and the known figures stand. Replays the trace once, for a policy that asks routers beforehand twice, and acts its beginning out in two
+    tiers, which takes up to 3 s more. Raises UserError for a trace of another model."""
     experts, policy = model.experts, cfg.policy or ExpertPolicyName.mix
     if experts is None:
         if cfg.traces is not None:
@@ -29,11 +29,13 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
         known = replace(experts, hit_rates=default_hit_rates(experts.count, experts.top_k, policy))
         return replace(model, experts=known), None
     from planner.replaying.replay import hit_curve
+    from planner.replaying.two_tiers import second_tier
 
     path = Path(cfg.traces)
     trace = _read(path, model.name, experts, policy)
     rates = tuple(min(1.0, rate) for rate in hit_curve(trace, policy))
     told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(trace, policy))
+    told = replace(told, second_tier=second_tier(told, trace, policy))
     return replace(model, experts=told), f"{policy} on {path.name}"
 
 

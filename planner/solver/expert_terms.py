@@ -8,7 +8,7 @@ import pulp
 
 from planner.decisions import ExpertSlots, Tier
 from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
-from planner.moe.misses import SECOND_TIER, Visit, visit
+from planner.moe.misses import Visit, visit
 from planner.predict.contention import Contention
 from planner.predict.memory import expert_dram_bytes, expert_vram_bytes
 from planner.predict.routed import Routed
@@ -132,7 +132,7 @@ class ExpertTerms:
                 self._lines(copied, one, self._kept[Tier.vram])
             read = self._program.amount(f"{name}_read", most)
             for more, fewer, unless in self._either():
-                self._lines(read, one, more + SECOND_TIER * fewer, unless)
+                self._lines(read, one, more + one.second_tier * fewer, unless)
             self._fetched[one] = self._program.shares(f"{name}_read", self._ssd_bits, read, most), copied
         return self._fetched[one]
 

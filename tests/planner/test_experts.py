@@ -101,6 +101,15 @@ class TestMisses:
         alone, both = (8 * visit(m.experts, 1).missed(n) for n in (3, 6))
         assert both < two < alone
 
+    def test_a_second_tier_adds_to_one_token_what_the_model_says_and_to_a_pass_over_many_what_is_always_taken(self):
+        m, slots = moe(), ExpertSlots(8 * 2 + 3, 8 * 4 + 3)
+        nothing, all_of_it = (replace(m, experts=replace(m.experts, second_tier=weight)) for weight in (0.0, 1.0))
+        one = visit(m.experts, 1)
+        assert misses(nothing, slots, 1, True).dram == pytest.approx(8 * one.missed(4))
+        assert misses(m, slots, 1, True).dram == pytest.approx(8 * one.missed(5)), "half, where no trace tells"
+        assert misses(all_of_it, slots, 1, True).dram == pytest.approx(8 * one.missed(6))
+        assert misses(nothing, slots, 512, True) == misses(all_of_it, slots, 512, True), "a prompt uses all experts"
+
 
 class TestSlots:
     def test_transit_slots_keep_nothing_and_a_slot_for_each_needs_none(self):

@@ -209,6 +209,9 @@ def test_an_edit_that_cannot_be_is_refused_by_its_key(old: str, new: str, compla
         ("hit_rates: [0.0, ", "hit_rates: [", "model.experts.hit_rates: 4 figures; allowed: 5"),
         ("layers: [0, 1, 2, 3]", "layers: [0, 1, 2, 4]", r"model.experts.layers=\[0, 1, 2, 4\]: must ascend within 0 to 3"),
         ("top_k: 2", "top_k: 5", "top_k=5 of count=4"),
+        ("second_tier: 0.5", "second_tier: 1.2", "model.experts.second_tier=1.2; allowed: 0 to 1"),
+        ("second_tier: 0.5", "second_tier: -0.1", "model.experts.second_tier=-0.1; allowed: 0 to 1"),
+        ("second_tier: 0.5", "second_tier: half", "model.experts.second_tier=half"),
     ],
 )
 def test_an_edit_of_experts_that_cannot_be_is_refused(old: str, new: str, complaint: str, tmp_path: Path) -> None:
@@ -227,6 +230,15 @@ def test_an_edit_of_expert_slots_or_hits_is_predicted_anew(tmp_path: Path) -> No
     old = f"hit_rates: [{', '.join(map(str, rates))}]"
     better = read_plan(edited(fewer, tmp_path / "fewer.yaml", old, "hit_rates: [0.0, 0.5, 1.0, 1.0, 1.0]"))
     assert better.predicted.experts_missed_dram < fewer.predicted.experts_missed_dram
+
+
+def test_what_a_second_tier_adds_is_in_the_file_and_in_none_from_before_it_was_measured(tmp_path: Path) -> None:
+    model, path = spec_from_geometry(MIXTRAL), tmp_path / "plan.yaml"
+    plan = plan_of(replace(model, experts=replace(model.experts, second_tier=0.67)), gpu=True)
+    write_plan(plan, path)
+    assert read_plan(path) == plan
+    path.write_text(path.read_text().replace("    second_tier: 0.67\n", ""))
+    assert read_plan(path).model == model, "the default stands"
 
 
 def test_an_edited_plan_is_predicted_anew(plan: Plan, tmp_path: Path) -> None:

@@ -29,7 +29,10 @@ QUICK = settings(max_examples=100, deadline=None, derandomize=True)
 def models(draw, fewest=3, most=40):
     attn, ffn = draw(st.integers(5, 60)), draw(st.integers(20, 300))
     table, tied, experts = draw(st.integers(5, 200)), draw(st.booleans()), draw(st.sampled_from([0, 0, 4]))
-    return model(draw(st.integers(fewest, most)), attn * MB, ffn * MB // 4 * 4, table * MB, tied, experts)
+    made = model(draw(st.integers(fewest, most)), attn * MB, ffn * MB // 4 * 4, table * MB, tied, experts)
+    if made.experts is None:
+        return made
+    return replace(made, experts=replace(made.experts, second_tier=draw(st.sampled_from([0.5, 0.0, 0.67, 1.0]))))
 
 
 @st.composite

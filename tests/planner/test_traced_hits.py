@@ -11,19 +11,24 @@ import numpy as np
 import pytest
 
 from planner.command.schema import MoeConfig
-from planner.decisions import ExpertPolicyName
+from planner.decisions import ExpertPolicyName, ExpertSlots
 from planner.errors import UserError
+from planner.model import SECOND_TIER
 from planner.moe.cache import ExpertCache, Routing
 from planner.moe.hits import default_hit_rates, flaw
-from planner.moe.misses import SECOND_TIER
+from planner.moe.misses import misses
+from planner.plan import Plan
 from planner.policy.experts import make_expert_policy
 from planner.predict.cost import predict
 from planner.replaying.traced_hits import with_hits
+from planner.simulate.act import Simulation
+from planner.simulate.routings import TracedRouting
 from planner.solver.program import solve
 from tests.planner.small import GB, machine, model, work
 from tests.planner.test_checkpoint import SHARED
 
 replay = pytest.importorskip("planner.replaying.replay")
+two_tiers = pytest.importorskip("planner.replaying.two_tiers")
 TRACE = SHARED.parent / "traces" / "tiny-mixtral.jsonl.xz"
 
 
@@ -38,6 +43,7 @@ def trace_file(directory: Path, choices: list[list[int]], phase: str = "decode",
 def test_without_a_trace_the_known_figures_of_the_policy_stand():
     m, curve = with_hits(model(experts=8), MoeConfig(policy=ExpertPolicyName.lru))
     assert m.experts.hit_rates == default_hit_rates(8, 2, ExpertPolicyName.lru) and curve is None
+    assert m.experts.second_tier == SECOND_TIER == 0.5
     assert with_hits(model(), MoeConfig()) == (model(), None)
 
 
@@ -129,6 +135,69 @@ def test_a_slot_of_the_smaller_tier_counts_for_half_at_least(in_vram, in_dram):
     expected, larger, both = (1 - np.interp(n, range(9), one) for n in (slots, max(in_vram, in_dram), in_vram + in_dram))
     missed = missed_by_both(trace, ExpertPolicyName.mix, in_vram, in_dram)
     assert both < missed < larger and missed <= expected + 0.01
+
+
+def weight(directory: Path, choices: list[list[int]], policy: ExpertPolicyName, experts: int = 8) -> float:
+    m, _ = with_hits(model(experts=experts), MoeConfig(traces=trace_file(directory, choices), policy=policy))
+    return m.experts.second_tier
+
+
+def test_a_trace_tells_what_a_second_tier_adds(tmp_path):
+    """Lasting favourites: what is used often stays in one tier or the other, what was used last comes and goes in both. Where experts take
+    turns LRU's tiers let each go just before it is due. Where one tier has room for all nothing can be told."""
+    draw, odds = np.random.default_rng(0), np.array([40, 30, 20, 12, 8, 5, 3, 2]) / 120
+    favourites = [draw.choice(8, 2, replace=False, p=odds).tolist() for _ in range(600)]
+    often, last = (weight(tmp_path, favourites, policy) for policy in (ExpertPolicyName.lfu, ExpertPolicyName.lru))
+    assert last < 0.3 and 0.6 < often <= 1
+    assert weight(tmp_path, [[i % 8, (i + 1) % 8] for i in range(0, 400, 2)], ExpertPolicyName.lru) == 0
+    assert weight(tmp_path, [[0, 1]] * 20, ExpertPolicyName.mix, experts=2) == SECOND_TIER
+
+
+def test_of_a_long_trace_the_beginning_tells_beside_its_own_curve(tmp_path, monkeypatch):
+    draw = np.random.default_rng(1)
+    choices = [draw.choice(8, 2, replace=False, p=np.arange(1, 9) / 36).tolist() for _ in range(300)]
+    beginning = weight(tmp_path, choices[:100], ExpertPolicyName.mix)
+    monkeypatch.setattr(two_tiers, "MOST_USES", 100 * 2 * 2)
+    assert weight(tmp_path, choices[:100] + [[0, 1]] * 200, ExpertPolicyName.mix) == beginning
+
+
+def part_of_the_shared_trace(tokens: int):
+    from planner.moe.traces import read_trace
+
+    whole = read_trace(TRACE)
+    return replace(whole, experts=whole.experts[:tokens], prompt=whole.prompt[:tokens], decode=whole.decode[:tokens])
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
+@pytest.mark.parametrize("policy", [ExpertPolicyName.mix, ExpertPolicyName.lru, ExpertPolicyName.lfu])
+def test_the_measured_weight_predicts_other_splits_no_worse_than_the_default(policy):
+    """Better by half where the policy is not the one that the default was taken from."""
+    trace, m = part_of_the_shared_trace(3000), model(6, experts=8)
+    experts = replace(m.experts, hit_rates=replay.hit_curve(trace, policy))
+    measured = replace(experts, second_tier=two_tiers.second_tier(experts, trace, policy))
+    errors = {experts: 0.0, measured: 0.0}
+    for in_vram, in_dram in ((1, 3), (2, 3), (3, 3), (3, 4), (4, 3), (2, 5), (5, 1)):
+        slots = ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3, policy)
+        missed = two_tiers.missed_by_both(experts, slots, trace)
+        for known in errors:
+            errors[known] += abs(misses(replace(m, experts=known), slots, 1, True).dram / (6 * 2) - missed) / 7
+    assert errors[measured] <= (errors[experts] + 0.001 if policy is ExpertPolicyName.mix else 0.67 * errors[experts])
+
+
+@pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
+@pytest.mark.parametrize("in_vram, in_dram", [(2, 4), (4, 2), (3, 3)])
+def test_both_tiers_miss_what_the_simulated_engine_reads(in_vram, in_dram):
+    """Nothing fetched ahead; a prompt of one token counts as a step."""
+    shared = part_of_the_shared_trace(500)
+    steps = replace(shared, experts=shared.experts[shared.decode], prompt=shared.prompt[shared.decode], decode=shared.decode[shared.decode])
+    hardware, m, w = machine(), model(6, experts=8), work(prompt_tokens=1, new_tokens=len(steps.decode) + 1)
+    made = replace(solve(hardware, m, w), experts=ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3))
+    plan = Plan(hardware, m, w, made, predict(hardware, m, w, made))
+    found = Simulation(plan, routings=TracedRouting(steps, None)).run().experts["dram"]
+    twice = np.r_[0, : len(steps.decode)]
+    acted = replace(steps, experts=steps.experts[twice], prompt=steps.prompt[twice], decode=steps.decode[twice])
+    missed = two_tiers.missed_by_both(m.experts, made.experts, acted)
+    assert found.misses == pytest.approx(missed * acted.experts.size, abs=0.1) and found.misses > 50
 
 
 @pytest.mark.parametrize("seed", range(30))
