@@ -15,6 +15,9 @@ from planner.predict.memory import expert_vram_bytes
 from planner.predict.stages import Traffic, weight_pass_s, weight_read_s
 from planner.units import GB
 
+PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Reads a step at which the line that touches :func:`behind_last` stands for it."""
+
 
 @dataclass(frozen=True)
 class Routed:
@@ -40,6 +43,9 @@ class Routed:
     expert is copied, L / m where copies bind that a step of L layers makes m times; a name's chance is taken to fall with each layer
     alike: ``foreseen ** max(1, L / m)`` of the misses, m as of a plan that streams nothing but experts.
 
+    Of that share the SSD is idle between tokens: nothing names a token's experts before its first router has spoken, and behind a token's
+    last read its other layers compute. Reads fall on layers at random, m' a step, so (1 - exp(-m')) / m' of the compute is behind the last.
+
     Where all experts are touched, they are known before the router has spoken: then all overlaps, and nothing of this remains.
     """
 
@@ -53,6 +59,8 @@ class Routed:
     """Share of the time in which reads and copies do not overlap."""
     exposed: float = 0.0
     """Share of the weights that stream which hides behind nothing."""
+    named: float = 0.0
+    """Share of the missed experts that routers name early enough."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, batch: int) -> Routed:
@@ -64,7 +72,7 @@ class Routed:
         if hardware.gpu:
             missed = _missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
-        alone = (1 - one.spread) * (1 - foreseen)
+        alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
         computed_s = alone * (u - 1) / u * model.experts.expert_bytes / hardware.weight_gbps / GB
         issued_s = exposed = 0.0
         if hardware.gpu:
@@ -72,7 +80,7 @@ class Routed:
             issued_s = alone * hidden_s / (u * len(model.experts.layers))
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
-        return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed)
+        return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed, named)
 
     def read_s(self, fetch_s: float) -> float:
         """What an expert that is ``fetch_s`` on its way from the SSD adds to a step."""
@@ -81,6 +89,16 @@ class Routed:
     def copy_s(self, fetch_s: float) -> float:
         """The same from DRAM to the device."""
         return max(0.0, fetch_s - self.computed_s - self.issued_s)
+
+
+def behind_last(read: float) -> tuple[float, float]:
+    """(what it would be with no read, what each read more changes) of the line that touches (1 - exp(-m)) / m at ``read``: the mean part of
+    a step behind the last of m reads, Poisson's number of them, all of the step where there is none. The curve is nowhere below."""
+    if not read:
+        return 1.0, -0.5
+    part, gone = -math.expm1(-read) / read, math.exp(-read)
+    each = (gone - part) / read
+    return part - each * read, each
 
 
 def _missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
@@ -98,8 +116,9 @@ def routed_s(
     routed, both = Routed.of(hardware, model, batch), contention(hardware)
     read_s, copy_s = routed.read_s(moved.expert_ssd_s), routed.copy_s(moved.expert_h2d_s)
     beside_s = routed.exposed * streamed_s
+    pause = max(none + each * missed.dram for none, each in map(behind_last, PAUSE_AT)) if missed.dram else 0.0
     together_s = max(
-        missed.dram * read_s + both.ssd_s_per_h2d_s * missed.vram * moved.expert_h2d_s,
+        missed.dram * read_s + routed.named * pause * compute_s + both.ssd_s_per_h2d_s * missed.vram * moved.expert_h2d_s,
         missed.vram * copy_s + beside_s + both.h2d_s_per_ssd_s * missed.dram * moved.expert_ssd_s,
     )
     apart_s = missed.dram * max(read_s, copy_s) + missed.from_dram * copy_s + beside_s

@@ -11,7 +11,7 @@ from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
 from planner.moe.misses import Visit, visit
 from planner.predict.contention import Contention
 from planner.predict.memory import expert_dram_bytes, expert_vram_bytes
-from planner.predict.routed import Routed
+from planner.predict.routed import PAUSE_AT, Routed, behind_last
 from planner.predict.stages import expert_copy_s
 from planner.solver.linear import MB, LinearProgram
 from planner.solver.menu import SsdChoice, expert_chunk_bytes
@@ -114,8 +114,11 @@ class ExpertTerms:
         beside_t = routed.exposed * streamed_t
         from_dram = copied - pulp.lpSum(read) if p.hardware.gpu else 0
         apart_t = self._program.dot(read, [max(t, copy_t) for t in read_t]) + from_dram * copy_t + beside_t
+        busy_t = self._program.dot(read, read_t) + both.ssd_s_per_h2d_s * copies_t
+        lines = map(behind_last, PAUSE_AT) if routed.named else ()
         for together_t in (
-            self._program.dot(read, read_t) + both.ssd_s_per_h2d_s * copies_t,
+            busy_t,
+            *(busy_t + routed.named * (none * self.read + each * pulp.lpSum(read)) for none, each in lines),
             copied * copy_t + beside_t + both.h2d_s_per_ssd_s * reads_t,
         ):
             yield routed.alone * compute_t + (1 - routed.apart) * together_t + routed.apart * apart_t

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from planner.plan import Plan
 from planner.predict.cost import load_s, predict
 from planner.predict.launches import issue_s
 from planner.predict.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
-from planner.predict.routed import Routed
+from planner.predict.routed import PAUSE_AT, Routed, behind_last
 from planner.predict.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
 from planner.rules.check import broken_rules
 from planner.solver.expert_notes import expert_notes
@@ -333,6 +334,22 @@ class TestRoutersAskedBeforehand:
             steps.append(plan.predicted.decode_s_per_token)
             assert (steps[-1] == pytest.approx(slowest_s, rel=1e-6)) == (share == 1)
         assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
+
+    def test_between_tokens_the_ssd_stands_still_for_what_is_behind_the_last_read(self):
+        """Acted out: reads fall on layers at random, Poisson's number of them a step."""
+        draw = np.random.default_rng(0)
+        for reads in (0.3, 1.5, 6.0, 30.0):
+            behind = [1 - max(draw.random(n), default=0.0) for n in draw.poisson(reads, 20_000)]
+            lines = max(none + each * reads for none, each in map(behind_last, PAUSE_AT))
+            assert np.mean(behind) * 0.7 < lines < np.mean(behind) * 1.02
+
+    def test_few_reads_of_what_is_foreseen_cost_more_than_their_bytes(self):
+        m = moe()
+        told = replace(m, experts=replace(m.experts, foreseen=1.0))
+        hardware = machine(vram=2 * GB, layer_launch_s=4e-3)
+        plan = TestForesight().plan(hardware, told, expert_vram_slots=4, expert_dram_slots=m.experts.units * 3 // 4)
+        ssd_s, compute_s = (plan.predicted.decode_stages[stage] for stage in ("ssd", "compute"))
+        assert ssd_s < plan.predicted.decode_s_per_token < ssd_s + compute_s
 
     def test_as_many_are_fetched_as_a_token_uses_however_little_a_layer_hides(self):
         m = moe()

@@ -32,7 +32,8 @@ def models(draw, fewest=3, most=40):
     made = model(draw(st.integers(fewest, most)), attn * MB, ffn * MB // 4 * 4, table * MB, tied, experts)
     if made.experts is None:
         return made
-    return replace(made, experts=replace(made.experts, second_tier=draw(st.sampled_from([0.5, 0.0, 0.67, 1.0]))))
+    told = {"second_tier": draw(st.sampled_from([0.5, 0.0, 0.67, 1.0])), "foreseen": draw(st.sampled_from([0.0, 0.0, 0.9, 1.0]))}
+    return replace(made, experts=replace(made.experts, **told))
 
 
 @st.composite
