@@ -44,7 +44,8 @@ class Routed:
     alike: ``foreseen ** max(1, L / m)`` of the misses, m as of a plan that streams nothing but experts.
 
     Of that share the SSD is idle between tokens: nothing names a token's experts before its first router has spoken, and behind a token's
-    last read its other layers compute. Reads fall on layers at random, m' a step, so (1 - exp(-m')) / m' of the compute is behind the last.
+    last read its other layers compute and copy. Reads fall on layers at random, r a step, so (1 - exp(-r)) / r of the slower of both is
+    behind the last, copies as of a plan that streams nothing but experts.
 
     Where all experts are touched, they are known before the router has spoken: then all overlaps, and nothing of this remains.
     """
@@ -61,6 +62,8 @@ class Routed:
     """Share of the weights that stream which hides behind nothing."""
     named: float = 0.0
     """Share of the missed experts that routers name early enough."""
+    copies_s: float = 0.0
+    """Of a step, as of a plan that streams nothing but experts."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, batch: int) -> Routed:
@@ -74,13 +77,13 @@ class Routed:
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
         alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
         computed_s = alone * (u - 1) / u * model.experts.expert_bytes / hardware.weight_gbps / GB
-        issued_s = exposed = 0.0
+        issued_s = exposed = copies_s = 0.0
         if hardware.gpu:
             hidden_s = max(0.0, issue_s(hardware, model, batch) - weight_read_s(hardware, model, batch))
             issued_s = alone * hidden_s / (u * len(model.experts.layers))
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
-        return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed, named)
+        return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed, named, copies_s)
 
     def read_s(self, fetch_s: float) -> float:
         """What an expert that is ``fetch_s`` on its way from the SSD adds to a step."""
@@ -118,7 +121,9 @@ def routed_s(
     beside_s = routed.exposed * streamed_s
     pause = max(none + each * missed.dram for none, each in map(behind_last, PAUSE_AT)) if missed.dram else 0.0
     together_s = max(
-        missed.dram * read_s + routed.named * pause * compute_s + both.ssd_s_per_h2d_s * missed.vram * moved.expert_h2d_s,
+        missed.dram * read_s
+        + routed.named * pause * max(compute_s, routed.copies_s)
+        + both.ssd_s_per_h2d_s * missed.vram * moved.expert_h2d_s,
         missed.vram * copy_s + beside_s + both.h2d_s_per_ssd_s * missed.dram * moved.expert_ssd_s,
     )
     apart_s = missed.dram * max(read_s, copy_s) + missed.from_dram * copy_s + beside_s

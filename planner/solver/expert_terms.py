@@ -115,10 +115,10 @@ class ExpertTerms:
         from_dram = copied - pulp.lpSum(read) if p.hardware.gpu else 0
         apart_t = self._program.dot(read, [max(t, copy_t) for t in read_t]) + from_dram * copy_t + beside_t
         busy_t = self._program.dot(read, read_t) + both.ssd_s_per_h2d_s * copies_t
-        lines = map(behind_last, PAUSE_AT) if routed.named else ()
+        lines, most_t = map(behind_last, PAUSE_AT) if routed.named else (), routed.named * max(1.0, routed.copies_s / tick_s)
         for together_t in (
             busy_t,
-            *(busy_t + routed.named * (none * self.read + each * pulp.lpSum(read)) for none, each in lines),
+            *(busy_t + most_t * (none * self.read + each * pulp.lpSum(read)) for none, each in lines),
             copied * copy_t + beside_t + both.h2d_s_per_ssd_s * reads_t,
         ):
             yield routed.alone * compute_t + (1 - routed.apart) * together_t + routed.apart * apart_t

@@ -188,3 +188,14 @@ def test_a_start_is_predicted_to_be_as_long_as_it_was_however_long_imports_hid_t
     assert predict(known, m, w, decisions).load_s == pytest.approx(12.0)
     again = fit(hardware, m, w, decisions, replace(seen, pin_s_per_gb=1.0))
     assert again.slow[Figure.page_lock] == pytest.approx(1.0 / hardware.pin_s_per_gb), "a start that was long for another reason"
+
+
+def test_a_few_tokens_that_took_long_say_nothing_of_products():
+    """A prompt of 16 tokens computes for as long as its operations take to issue; one of 4096 for its products."""
+    m, hardware = model(), replace(machine(vram=2 * GB), layer_launch_s=1e-3)
+    for tokens, expected in ((16, False), (4096, True)):
+        w = work(prompt_tokens=tokens)
+        decisions = solve(hardware, m, w)
+        seen = acted_out(hardware, m, w, decisions)
+        slow = replace(seen, prefill={**seen.prefill, Stage.compute: 3 * seen.prefill[Stage.compute]})
+        assert (Figure.products in fit(hardware, m, w, decisions, slow).slow) == expected
