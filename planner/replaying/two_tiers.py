@@ -71,8 +71,8 @@ def missed_by_both(experts: Experts, slots: ExpertSlots, trace: Trace) -> float:
 
 
 def _visit(vram: ExpertCache, dram: ExpertCache, layer: int, routing: Routing) -> int:
-    """Experts that both tiers missed. In the engine's order: what VRAM has is used first, then what DRAM has, then what is read; DRAM lets
-    an expert go, or keeps it, when it was copied, VRAM when it was used."""
+    """Experts that both tiers missed. In the engine's order: what VRAM has is used first, then what DRAM has, then what is read; when it
+    was used VRAM lets an expert go, or keeps it, and then DRAM."""
     near = vram.find(layer, routing.experts)
     far = dram.find(layer, near.misses)
     vram.judge(layer, routing)
@@ -83,8 +83,8 @@ def _visit(vram: ExpertCache, dram: ExpertCache, layer: int, routing: Routing) -
         vram.take(layer, expert)
         if expert in far.misses:
             dram.take(layer, expert)
-        _settle(dram, layer, expert)
         _settle(vram, layer, expert)
+        _settle(dram, layer, expert)
     return len(far.misses)
 
 

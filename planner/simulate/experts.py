@@ -48,7 +48,7 @@ class SimulatedTier:
 
     def __init__(
         self, cache: ExpertCache, track: str, piece_ns: int, piece_bytes: int, pieces: int, in_flight: int, lanes: Lanes,
-        arrived: Callable[[Key, bool], None],
+        arrived: Callable[[Key, bool], None] = lambda key, last: None,
     ):  # fmt: skip
         self.cache, self.pieces = cache, pieces
         self.counts = TierCounts()
@@ -151,11 +151,11 @@ class SimulatedExperts:
         self._from_dram: set[Key] = set()
         """Of the visited layer, what DRAM was asked for."""
 
-        def tier(cache: ExpertCache, track: str, seconds: float, arrived: Callable[[Key, bool], None]) -> SimulatedTier:
-            return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, arrived)
+        def tier(cache: ExpertCache, track: str, seconds: float, *arrived: Callable[[Key, bool], None]) -> SimulatedTier:
+            return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, *arrived)
 
         vram, dram = expert_caches(experts, made, plan.hardware.gpu is not None)
-        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_h2d_s, self._on_card)
+        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_h2d_s)
         self.dram = tier(dram, SSD, moved.expert_ssd_s, self._in_dram)
         for part in (self.dram, self.card) if self.card else (self.dram,):
             for layer in experts.layers:
@@ -207,7 +207,11 @@ class SimulatedExperts:
     def used(self, expert: int) -> None:
         """Computed with."""
         del self.waiting[expert]
-        self.nearest.settle((self._visited[0], expert))
+        key = self._visited[0], expert
+        if self.card is not None:
+            self.card.settle(key)
+        if key in self._from_dram:
+            self.dram.settle(key)
 
     def go_on(self) -> bool:
         """Begin what can; whether that was anything."""
@@ -256,7 +260,3 @@ class SimulatedExperts:
     def _in_dram(self, key: Key, last: bool) -> None:
         if self.card is not None and key in self._far:
             self._far[key] += 1
-
-    def _on_card(self, key: Key, last: bool) -> None:
-        if last and key in self._from_dram:
-            self.dram.settle(key)

@@ -26,13 +26,11 @@ from runtime.vram import DeviceLayout
 
 @dataclass
 class _Misses:
-    """What a visit still has to bring: experts in DRAM, those whose copies are queued, of these the ones that DRAM may let go, and those
-    on their way from the SSD."""
+    """What a visit still has to bring: experts in DRAM, those on their way from the SSD, and those whose copies are queued."""
 
     near: deque[int]
     far: dict[int, None]
     started: deque[int] = field(default_factory=deque)
-    copied: list[int] = field(default_factory=list)
     looked_ahead: bool = False
 
 
@@ -51,7 +49,8 @@ class CardExperts:
     """Experts in VRAM ``slots`` under ``cache``, brought from ``dram``.
 
     A visit computes with what is here at once. What is in DRAM is copied next, what is on the SSD as its parts arrive in DRAM; the host
-    waits for parts of the SSD alone. What stays, and what is fetched ahead, is decided once the missing are on their way. Copies have the
+    waits for parts of the SSD alone. What stays, and what is fetched ahead, is decided once the missing are on their way; DRAM lets an
+    expert go, or keeps it, when VRAM has decided, since what VRAM keeps is of no worth there. Copies have the
     stream of ``device`` to themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`fetch_ahead` has
     queued. One thread does all this: another one for what is fetched ahead would take turns with it in the interpreter, chunk by chunk.
     """
@@ -136,13 +135,14 @@ class CardExperts:
             expert = coming.started.popleft()
             yield self._ready(layer, expert)
             self._used(layer, expert)
+            self._dram.release(layer, expert)
         while coming.far:
             self._clock.pause()
             expert = self._bring_part(layer, coming)
             if expert is not None:
                 yield self._ready(layer, expert)
-                self._dram.release(layer, expert)
                 self._used(layer, expert)
+                self._dram.release(layer, expert)
                 self._go_on(layer, coming, routing)
         self.settle()
 
@@ -152,7 +152,6 @@ class CardExperts:
             expert = coming.near.popleft()
             self._copy_all((layer, expert), self._take(layer, expert))
             coming.started.append(expert)
-            coming.copied.append(expert)
 
     def _judge(self, layer: int, routing: Routing) -> None:
         """Decide in both tiers what is to stay."""
@@ -165,8 +164,6 @@ class CardExperts:
         """Queue what there are slots for; behind the last that DRAM has, copies for coming layers may begin, also while the SSD reads."""
         if coming.near:
             self._start(layer, coming)
-        while coming.copied:
-            self._dram.release(layer, coming.copied.pop())
         if not (coming.near or coming.looked_ahead):
             coming.looked_ahead = True
             self._look_ahead(layer, len(routing.experts))
