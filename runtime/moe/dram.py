@@ -183,7 +183,7 @@ class DramExperts:
                 if part is not None:
                     break
                 begun = begun or time.perf_counter()
-                self._cond.wait(LOOK_UP_S)
+                self._cond.wait(1.0 if meanwhile is None else LOOK_UP_S)
             if meanwhile is not None:
                 meanwhile()
         if begun is not None:
