@@ -15,7 +15,8 @@ from planner.moe.cache import ExpertCache, Routing
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
 from runtime.moe.copies import ExpertCopies
-from runtime.moe.dram import DramExperts, Key
+from runtime.moe.dram import DramExperts
+from runtime.moe.fetch import Key
 from runtime.moe.forward import Arrived
 from runtime.moe.host import ComputeClock
 from runtime.moe.stats import Deciding, Judging, TierStats

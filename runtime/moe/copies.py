@@ -13,7 +13,7 @@ from planner.timeline.trace import EXPERTS
 from runtime.booking import Booking, Queued
 from runtime.device import CopyDevice, Event
 from runtime.ledger import Ledger
-from runtime.moe.dram import Key
+from runtime.moe.fetch import Key
 from runtime.pieces import Parts, Segment
 
 

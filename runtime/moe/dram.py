@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,48 +15,13 @@ from planner.moe.cache import ExpertCache, Routing
 from planner.units import align_up
 from runtime.arena import Arena
 from runtime.load import Arrival
+from runtime.moe.fetch import Fetch, Key, parts_of
 from runtime.moe.stats import Deciding, Judging, TierStats
 from runtime.store.base import Extent, UnitLayout
-from runtime.store.blocks import pieces_of
 from runtime.store.reader import ReadPool, Reads
 
 LOOK_UP_S = 0.004
 """How long a wait for the SSD goes on at a time: a link of 16 to 64 GB/s copies one or two chunks meanwhile."""
-
-Key = tuple[int, int]
-"""(decoder layer, expert)."""
-
-
-@dataclass(eq=False)
-class _Fetch:
-    """An expert on its way: parts are submitted in order, and arrive in any."""
-
-    key: Key
-    slot: int
-    parts: Sequence[tuple[Extent, ...]]
-    submitted: int = 0
-    under_way: int = 0
-    demanded: bool = False
-    dropped: bool = False
-    arrived: deque[int] = field(default_factory=deque)
-    """Parts that arrived and that :meth:`DramExperts.next_part` has not told of."""
-    left: int = 0
-
-    def __post_init__(self) -> None:
-        self.left = len(self.parts)
-
-
-def parts_of(layout: UnitLayout, most_bytes: int) -> list[tuple[Extent, ...]]:
-    """The reads that bring a unit, in groups of about ``most_bytes``."""
-    parts: list[list[Extent]] = [[]]
-    room = most_bytes
-    for extent in (piece for e in layout.extents for piece in pieces_of(e, most_bytes)):
-        if parts[-1] and extent.nbytes > room:
-            parts.append([])
-            room = most_bytes
-        parts[-1].append(extent)
-        room -= extent.nbytes
-    return [tuple(part) for part in parts]
 
 
 class DramExperts:
@@ -86,7 +50,7 @@ class DramExperts:
         self._cache = cache
         self._part_bytes, self._in_flight, self._prefetch = part_bytes, in_flight, prefetch
         self._cond = threading.Condition()
-        self._fetches: dict[Key, _Fetch] = {}
+        self._fetches: dict[Key, Fetch] = {}
         self._todo: deque[Key] = deque()
         self._buffers: dict[int, torch.Tensor] = {}
         self._parts: dict[Key, list[tuple[Extent, ...]]] = {}
@@ -252,11 +216,11 @@ class DramExperts:
         if slot is None:
             return False
         self._left.pop(slot, _at_once)()
-        fetch = self._fetches[key] = _Fetch(key, slot, self.parts(*key), demanded=demanded)
+        fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
         self._submit(fetch)
         return True
 
-    def _submit(self, fetch: _Fetch) -> None:
+    def _submit(self, fetch: Fetch) -> None:
         while fetch.submitted < len(fetch.parts) and not fetch.dropped and (fetch.demanded or fetch.under_way < self._in_flight):
             number = fetch.submitted
             fetch.submitted += 1
@@ -265,7 +229,7 @@ class DramExperts:
             landed, name = partial(self._landed, fetch, number), f"expert {layer}.{expert}"
             self._pool.read(fetch.parts[number], self._view(fetch.slot), landed, name, urgent=fetch.demanded)
 
-    def _landed(self, fetch: _Fetch, number: int, error: BaseException | None) -> None:
+    def _landed(self, fetch: Fetch, number: int, error: BaseException | None) -> None:
         with self._cond:
             fetch.under_way -= 1
             fetch.left -= 1
@@ -279,7 +243,7 @@ class DramExperts:
                 self._start_demanded()
             self._cond.notify_all()
 
-    def _drop(self, slot: int, fetch: _Fetch | None) -> None:
+    def _drop(self, slot: int, fetch: Fetch | None) -> None:
         if fetch is not None:
             fetch.dropped = True
             del self._fetches[fetch.key]

@@ -10,7 +10,8 @@ import torch
 
 from planner.moe.cache import Routing
 from runtime.device import Event
-from runtime.moe.dram import DramExperts, Key
+from runtime.moe.dram import DramExperts
+from runtime.moe.fetch import Key
 from runtime.moe.forward import Arrived
 from runtime.moe.views import SlotViews
 from runtime.store.base import TensorLayout

@@ -12,7 +12,8 @@ from planner.placement import Unit
 from planner.plan import Plan
 from planner.policy.experts import ExpertPolicy, make_expert_policy
 from runtime.arena import Arena
-from runtime.moe.dram import DramExperts, Key, slot_bytes
+from runtime.moe.dram import DramExperts, slot_bytes
+from runtime.moe.fetch import Key
 from runtime.store.base import Store, UnitLayout
 from runtime.store.reader import ReadPool
 from runtime.vram import DeviceLayout, device_layout

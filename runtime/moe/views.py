@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from runtime.model import views
-from runtime.moe.dram import Key
+from runtime.moe.fetch import Key
 from runtime.store.base import TensorLayout
 
 

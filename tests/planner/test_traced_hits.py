@@ -94,46 +94,14 @@ def test_a_dense_model_has_no_use_for_a_trace(tmp_path):
         with_hits(model(), MoeConfig(traces=trace_file(tmp_path, [[0, 1]])))
 
 
-def use(cache: ExpertCache, layer: int, routing: Routing, wanted: list[int]) -> list[int]:
-    """A layer's visit of one tier; what it did not have."""
-    seen = cache.find(layer, wanted)
-    cache.judge(layer, routing)
-    for expert in seen.misses:
-        cache.take(layer, expert)
-    for expert in (*seen.hits, *seen.misses):
-        for slot in cache.settle(layer, expert):
-            cache.give_back(slot)
-    return list(seen.misses)
-
-
-def missed_by_both(trace, policy: ExpertPolicyName, in_vram: int, in_dram: int) -> float:
-    """Share of the experts visited in decode steps that neither tier has."""
-    def tier(slots: int, above: ExpertCache | None) -> ExpertCache:
-        quotas = dict.fromkeys(range(trace.layers), slots)
-        policy_of_its_own = make_expert_policy(policy, trace.layers, trace.count, trace.top_k)
-        return ExpertCache(quotas, slots * trace.layers + trace.count, trace.count, policy_of_its_own, above)
-
-    vram = tier(in_vram, None)
-    dram = tier(in_dram, vram)
-    missed = 0
-    for token in trace.experts[trace.decode]:
-        for layer, chosen in enumerate(token):
-            routing = Routing(chosen[None], prompt=False)
-            missed += len(use(dram, layer, routing, use(vram, layer, routing, routing.experts)))
-    return missed / trace.experts[trace.decode].size
-
-
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
 @pytest.mark.parametrize("in_vram, in_dram", [(1, 3), (2, 2), (2, 4), (3, 3), (4, 2), (2, 5)])
 def test_a_slot_of_the_smaller_tier_counts_for_half_at_least(in_vram, in_dram):
-    from planner.moe.traces import read_trace
-
-    whole = read_trace(TRACE)
-    trace = replace(whole, experts=whole.experts[:1500], prompt=whole.prompt[:1500], decode=whole.decode[:1500])
+    trace = part_of_the_shared_trace(1500)
     one = replay.hit_curve(trace, ExpertPolicyName.mix)
     slots = max(in_vram, in_dram) + SECOND_TIER * min(in_vram, in_dram)
     expected, larger, both = (1 - np.interp(n, range(9), one) for n in (slots, max(in_vram, in_dram), in_vram + in_dram))
-    missed = missed_by_both(trace, ExpertPolicyName.mix, in_vram, in_dram)
+    missed = two_tiers.missed_by_both(model(6, experts=8).experts, ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3), trace)
     assert both < missed < larger and missed <= expected + 0.01
 
 
