@@ -33,6 +33,7 @@ QUESTIONS = {
     "on the CPU": Question(machine(vram=0, dram=64 * GB), model(24), work()),
     "on the CPU, reads": Question(machine(vram=0, dram=2 * GB), model(24), work()),
     "routed": Question(machine(vram=2 * GB, dram=2 * GB), model(16, ffn=480 * MB, experts=8), work()),
+    "routed, copies": Question(machine(vram=2 * GB), model(16, ffn=480 * MB, experts=8), work()),
 }
 TRACKS = {Stage.ssd: (SSD,), Stage.h2d: (H2D, KV, EXPERTS), Stage.compute: (COMPUTE,)}
 BINDING = [
@@ -45,7 +46,7 @@ BINDING = [
     ("on the CPU", Figure.products),
     ("on the CPU, reads", Figure.ssd),
     ("routed", Figure.ssd),
-    ("routed", Figure.h2d),
+    ("routed, copies", Figure.h2d),
 ]
 """What each case waits for in a phase, so that a wrong rate of it is a wrong prediction."""
 

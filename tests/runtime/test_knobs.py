@@ -60,7 +60,7 @@ def test_no_key_changes_what_is_computed(on_a_card: Desk, engine: dict) -> None:
 def test_kept_units_show_as_waits_for_slots(on_a_card: Desk) -> None:
     """A busy machine makes copies wait without it, too, and makes computing so late that none waits with it: three runs of each."""
     usual, kept = ([on_a_card.run(engine=EngineConfig(keep_finished_units=n))["ring"] for _ in range(3)] for n in (0, 2))
-    assert max(ring["slot_waits"] for ring in kept) > kept[0]["units"] / 2 > min(ring["slot_waits"] for ring in usual)
+    assert max(ring["slot_waits"] for ring in kept) > kept[0]["units"] / 4 > min(ring["slot_waits"] for ring in usual)
 
 
 def test_a_balance_shows_as_units_copied_before_their_turn(checkpoint: Path, tmp_path: Path, on_a_card: Desk) -> None:
