@@ -7,9 +7,9 @@ from dataclasses import dataclass
 SECOND_TIER = 0.5
 """What a slot of the tier with fewer of them counts beside one of the other where no trace tells, since both tiers keep some of the same
 experts: DRAM's policy sees what VRAM misses, and what VRAM lets go is not copied back. With the mix on decode steps of a small Mixtral
-(8 experts, top-2), DRAM keeping m beside VRAM's n: 3.0 % missed by both with 2 + 4, 3.9 with 3 + 3, 1.2 with 4 + 4 and 2 + 5, 2.3 with
-1 + 5, against 7.7 with 4 slots of one tier, 3.3 with 5 and 1.1 with 6. LRU keeps the same nearly everywhere: 10.0 % with 2 + 4, 10.2 with
-4."""
+(8 experts, top-2), DRAM keeping m beside VRAM's n: 3.1 % missed by both with 2 + 4, 4.2 with 3 + 3, 1.9 with 4 + 4, 1.3 with 2 + 5, 3.3
+with 1 + 5, against 7.3 with 4 slots of one tier, 3.1 with 5 and 1.1 with 6. Under LRU both keep much the same: 12.9 % with 2 + 4, 9.8 with
+4 alone."""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,12 @@ def behind_last(read: float) -> tuple[float, float]:
     return part - each * read, each
 
 
+def pause(read: float) -> float:
+    """Share of a step in which the SSD stands still, of ``read`` experts that it reads: the highest of the lines, which the program has,
+    too; none where they end, and of a step that reads nothing."""
+    return max(0.0, *(none + each * read for none, each in map(behind_last, PAUSE_AT))) if read else 0.0
+
+
 def _missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
     """Experts of all layers that VRAM misses which keeps all that is no expert, and as many experts as there is room for."""
     others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
@@ -119,10 +125,9 @@ def routed_s(
     routed, both = Routed.of(hardware, model, batch), contention(hardware)
     read_s, copy_s = routed.read_s(moved.expert_ssd_s), routed.copy_s(moved.expert_h2d_s)
     beside_s = routed.exposed * streamed_s
-    pause = max(none + each * missed.dram for none, each in map(behind_last, PAUSE_AT)) if missed.dram else 0.0
     together_s = max(
         missed.dram * read_s
-        + routed.named * pause * max(compute_s, routed.copies_s)
+        + routed.named * pause(missed.dram) * max(compute_s, routed.copies_s)
         + both.ssd_s_per_h2d_s * missed.vram * moved.expert_h2d_s,
         missed.vram * copy_s + beside_s + both.h2d_s_per_ssd_s * missed.dram * moved.expert_ssd_s,
     )

@@ -51,9 +51,9 @@ class CardExperts:
 
     A visit computes with what is here at once. What is in DRAM is copied next, what is on the SSD as its parts arrive in DRAM; the host
     waits for parts of the SSD alone. What stays, and what is fetched ahead, is decided once the missing are on their way; DRAM lets an
-    expert go, or keeps it, when VRAM has decided, since what VRAM keeps is of no worth there. Copies have the
-    stream of ``device`` to themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`fetch_ahead` has
-    queued. One thread does all this: another one for what is fetched ahead would take turns with it in the interpreter, chunk by chunk.
+    expert go, or keeps it, when VRAM has decided, since what VRAM keeps is of no worth there. Copies have the stream of ``device`` to
+    themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`fetch_ahead` has queued. One thread
+    does all this: another one for what is fetched ahead would take turns with it in the interpreter, chunk by chunk.
     """
 
     def __init__(
@@ -144,7 +144,6 @@ class CardExperts:
                 yield self._ready(layer, expert)
                 self._used(layer, expert)
                 self._dram.release(layer, expert)
-                self._go_on(layer, coming, routing)
         self.settle()
 
     def _start(self, layer: int, coming: _Misses) -> None:

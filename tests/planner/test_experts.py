@@ -21,7 +21,7 @@ from planner.plan import Plan
 from planner.predict.cost import load_s, predict
 from planner.predict.launches import issue_s
 from planner.predict.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
-from planner.predict.routed import PAUSE_AT, Routed, behind_last
+from planner.predict.routed import Routed, pause
 from planner.predict.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
 from planner.rules.check import broken_rules
 from planner.solver.expert_notes import expert_notes
@@ -340,8 +340,8 @@ class TestRoutersAskedBeforehand:
         draw = np.random.default_rng(0)
         for reads in (0.3, 1.5, 6.0, 30.0):
             behind = [1 - max(draw.random(n), default=0.0) for n in draw.poisson(reads, 20_000)]
-            lines = max(none + each * reads for none, each in map(behind_last, PAUSE_AT))
-            assert np.mean(behind) * 0.7 < lines < np.mean(behind) * 1.02
+            assert np.mean(behind) * 0.7 < pause(reads) < np.mean(behind) * 1.02
+        assert pause(0) == 0 == pause(1000)
 
     def test_few_reads_of_what_is_foreseen_cost_more_than_their_bytes(self):
         m = moe()
