@@ -106,6 +106,11 @@ class CardExperts:
         if over is not None:
             self._device.host_waits(over)
 
+    def close(self) -> None:
+        """Nothing is fetched ahead any more: whoever computes on does it without this tier, and passes by."""
+        self._wanted = None
+        self._coming.clear()
+
     def route(self, index: torch.Tensor) -> torch.Tensor:
         self.fetch_ahead()
         return index

@@ -107,9 +107,11 @@ class Experts:
             self.card.settle()
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Nothing is read or copied any more."""
         if self._recorder is not None:
             self._recorder.close()
+        if self.card is not None:
+            self.card.close()
         self.dram.close()
 
 

@@ -81,6 +81,22 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
         assert device.sizes[7:] == [whole] and card.stats.ahead_used == 1
 
 
+def test_nothing_is_fetched_ahead_behind_the_end(layouts: dict) -> None:
+    """Of what is named two chunks are queued. Then the stream ends, and the layers compute once more, to be timed."""
+    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    device = SlowCard()
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, 2)
+        card.start()
+        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        queued = len(device.sizes)
+        card.close()
+        below.close()
+        device.over = 10**6
+        card.fetch_ahead()
+        assert len(device.sizes) == queued
+
+
 def test_a_prompts_next_layer_is_fetched_without_a_throttle_but_not_the_first_layer_of_the_next_pass(layouts: dict) -> None:
     """Slots are for three experts to pass: two of the next layer's are on their way at once, whole, and one is left for a demand."""
     whole, chunk = 8 * ELEMENTS, 2 * ALIGN
