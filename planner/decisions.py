@@ -132,11 +132,18 @@ class ExpertSlots:
     policy: ExpertPolicyName = ExpertPolicyName.mix
     """What each tier keeps, by an instance of its own."""
     prefetch: int = 0
-    """Experts of the coming layer that may be fetched ahead of it in one decode step; 0 waits for the router."""
+    """Experts of a coming layer that may be brought to where they are computed ahead of its router in one decode step; 0 waits for it."""
+    read_ahead: int = 0
+    """The same from the SSD into DRAM, beside a GPU: a read takes longer than a copy, and what a layer's compute does not hide of a wrong
+    one delays those that are wanted."""
     in_flight: int = 2
     """Chunks of prefetched experts that are queued on the link at most: what a demanded expert may have to wait for."""
     chunk_bytes: int = 32 * 2**20
     """Bytes of one copy of a part of an expert."""
+
+    def into_dram(self, gpu: bool) -> int:
+        """Experts of a coming layer that the DRAM tier may read ahead."""
+        return self.read_ahead if gpu else self.prefetch
 
 
 @dataclass(frozen=True)

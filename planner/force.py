@@ -37,6 +37,7 @@ class Force:
     expert_dram_slots: int | None = None
     expert_policy: ExpertPolicyName | None = None
     expert_prefetch: int | None = None
+    expert_read_ahead: int | None = None
     expert_in_flight: int | None = None
     expert_chunk_bytes: int | None = None
 

@@ -230,6 +230,8 @@ class MoeConfig:
     """Which experts a tier keeps; null is mix."""
     prefetch: int | None = None
     """Experts of each coming layer that may be fetched ahead of its router; lookahead alone knows of layers beyond the next."""
+    read_ahead: int | None = None
+    """The same from the SSD into DRAM, beside a GPU."""
     in_flight: int | None = None
     """Chunks of prefetched experts that are queued on the link at most."""
     chunk_bytes: int | None = None

@@ -15,7 +15,7 @@ from planner.workload import Workload
 
 @dataclass(frozen=True)
 class Foresight:
-    """One layer of a decode step against one expert on the link that brings those missed: to the device, or from the SSD without one."""
+    """One layer of a decode step against one expert on its way."""
 
     expert_bytes: int
     fetch_s: float
@@ -35,25 +35,39 @@ class Foresight:
         return self.hidden_bytes >= self.piece_bytes
 
 
-def foresight(
-    hardware: HardwareProfile, model: ModelSpec, experts: Experts, workload: Workload, slots: ExpertSlots, ssd: SsdReads, batch: int
-) -> Foresight:
-    """For a decode step of ``batch`` sequences."""
-    layer_s = decode_compute_s(hardware, model, workload, batch) / model.layers
-    if hardware.gpu:
-        return Foresight(experts.expert_bytes, expert_copy_s(hardware.gpu, experts, slots.chunk_bytes), layer_s, slots.chunk_bytes)
-    read_s = experts.expert_bytes / ssd_gbps(hardware, ssd.block_bytes, ssd.queue_depth) / GB
-    return Foresight(experts.expert_bytes, read_s, layer_s, ssd.block_bytes)
+@dataclass(frozen=True)
+class DecodeStep:
+    """One of ``batch`` sequences of a MoE model: what of its experts' way is worth going before their router has spoken."""
 
+    hardware: HardwareProfile
+    model: ModelSpec
+    experts: Experts
+    workload: Workload
+    batch: int
 
-def expert_prefetch(hardware: HardwareProfile, model: ModelSpec, workload: Workload, slots: ExpertSlots, ssd: SsdReads, batch: int) -> int:
-    """Experts of the coming layer that are worth fetching ahead: as many as a layer's compute hides, one where it hides a part, none where
-    it hides less than a piece, but all that are named where routers of further layers are asked, too. None where all are kept, or where a
-    batch touches nearly all, which then pass in order."""
-    experts = model.experts
-    if experts is None or (slots.vram_slots if hardware.gpu else slots.dram_slots) >= experts.units or visit(experts, batch).dense:
-        return 0
-    if experts.foreseen:
-        return experts.top_k
-    ahead = foresight(hardware, model, experts, workload, slots, ssd, batch)
-    return min(experts.top_k, max(1, int(ahead.hidden_bytes // experts.expert_bytes))) if ahead.pays else 0
+    def nearest(self, slots: ExpertSlots, ssd: SsdReads) -> Foresight:
+        """On the link that brings experts to where they are computed: to the device, or from the SSD without one."""
+        gpu = self.hardware.gpu
+        if gpu is None:
+            return self.reading(ssd, ssd.block_bytes)
+        return Foresight(self.experts.expert_bytes, expert_copy_s(gpu, self.experts, slots.chunk_bytes), self._layer_s, slots.chunk_bytes)
+
+    def reading(self, ssd: SsdReads, piece_bytes: int) -> Foresight:
+        """From the SSD, in pieces that are not given up once they have begun."""
+        read_s = self.experts.expert_bytes / ssd_gbps(self.hardware, ssd.block_bytes, ssd.queue_depth) / GB
+        return Foresight(self.experts.expert_bytes, read_s, self._layer_s, piece_bytes)
+
+    @property
+    def _layer_s(self) -> float:
+        return decode_compute_s(self.hardware, self.model, self.workload, self.batch) / self.model.layers
+
+    def worth_fetching(self, slots: int, ahead: Foresight) -> int:
+        """Experts of the coming layer, into a tier of ``slots``: as many as a layer's compute hides, one where it hides a part, none where
+        it hides less than a piece, but all that are named where routers of further layers are asked, too. None where all are kept, or where
+        a batch touches nearly all, which then pass in order."""
+        experts = self.experts
+        if slots >= experts.units or visit(experts, self.batch).dense:
+            return 0
+        if experts.foreseen:
+            return experts.top_k
+        return min(experts.top_k, max(1, int(ahead.hidden_bytes // experts.expert_bytes))) if ahead.pays else 0

@@ -51,7 +51,7 @@ def _experts(plan: Plan, slots: ExpertSlots, experts: Experts) -> Iterator[tuple
     kept = ", ".join(f"{kept_in_all(experts, n)} in {tier}" for tier, n, _ in rows)
     yield "  kept", kept, f"decode misses {', '.join(f'{share:.1%} in {tier}' for tier, _, share in rows)}"
     if gpu:
-        ahead = f"{slots.prefetch} ahead, {slots.in_flight} in flight"
+        ahead = f"{slots.prefetch} ahead, {slots.read_ahead} from the SSD, {slots.in_flight} in flight"
         yield "  copies", f"{_binary(slots.chunk_bytes)} chunks", ahead if slots.prefetch else "none ahead of the router"
 
 

@@ -193,7 +193,7 @@ class SimulatedExperts:
                     self._far[layer, expert] = self._pieces - coming.left
             self._far |= dict.fromkeys(((layer, e) for e in misses), 0)
         self._todo.extend((layer, e) for e in misses)
-        self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts), self._made.prefetch)
+        self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts), self._made.into_dram(self.card is not None))
 
     def ready(self) -> int | None:
         """An expert that compute can take now, the first of the visit's order."""

@@ -20,7 +20,7 @@ from planner.decisions import (
     VramWeights,
     WeightDecisions,
 )
-from planner.predict.foresight import expert_prefetch
+from planner.predict.foresight import DecodeStep
 from planner.predict.memory import kept_file_bytes
 from planner.rules.limits import LIMITS
 from planner.solver.formulation import Formulation
@@ -65,8 +65,12 @@ def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:
     slots = p.force.apply_to_experts(slots)
     if p.hardware.gpu:
         slots = replace(slots, chunk_bytes=program.experts.chunk_bytes)
+    step, gpu = DecodeStep(p.hardware, p.model, experts, p.workload, p.batch), p.hardware.gpu is not None
     if p.force.expert_prefetch is None:
-        slots = replace(slots, prefetch=expert_prefetch(p.hardware, p.model, p.workload, slots, ssd, p.batch))
+        nearest = slots.vram_slots if gpu else slots.dram_slots
+        slots = replace(slots, prefetch=step.worth_fetching(nearest, step.nearest(slots, ssd)))
+    if p.force.expert_read_ahead is None and gpu and slots.prefetch:
+        slots = replace(slots, read_ahead=step.worth_fetching(slots.dram_slots, step.reading(ssd, slots.chunk_bytes)))
     return slots
 
 

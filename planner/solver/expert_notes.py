@@ -10,7 +10,7 @@ from planner.moe.experts import kept_in_all
 from planner.moe.hits import default_source
 from planner.moe.misses import visit
 from planner.plan import Plan
-from planner.predict.foresight import foresight
+from planner.predict.foresight import DecodeStep
 from planner.units import show_bytes, show_seconds
 
 
@@ -34,7 +34,8 @@ def _hits(plan: Plan, d: Decisions, experts: Experts, curve: str | None) -> str:
 
 
 def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str:
-    ahead = foresight(plan.hardware, plan.model, experts, plan.workload, slots, d.weights.ssd, d.batch)
+    step = DecodeStep(plan.hardware, plan.model, experts, plan.workload, d.batch)
+    ahead = step.nearest(slots, d.weights.ssd)
     if (one := visit(experts, d.batch)).dense:
         return f"{d.batch} sequences visit {one.touched:.3g} of {experts.count} experts a layer: they pass in order, nothing is predicted"
     share = min(1.0, ahead.hidden_bytes / ahead.expert_bytes)
@@ -46,7 +47,12 @@ def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str
     if slots.prefetch and experts.foreseen:
         return f"{text}; routers asked beforehand name {experts.foreseen:.0%} of those missed a layer ahead, and some of further layers"
     if slots.prefetch:
-        return f"{text}: {slots.prefetch} of the coming layer {'is' if slots.prefetch == 1 else 'are'} fetched ahead; the rest is residency"
+        reading = ""
+        if plan.hardware.gpu and slots.dram_slots < experts.units:
+            read_s = step.reading(d.weights.ssd, slots.chunk_bytes).fetch_s
+            reading = f", {slots.read_ahead or 'none'} from the SSD, where each takes {show_seconds(read_s)}"
+        many = "is" if slots.prefetch == 1 else "are"
+        return f"{text}: {slots.prefetch} of the coming layer {many} fetched ahead{reading}; the rest is residency"
     if ahead.pays:
         return f"{text}: nothing is fetched ahead, since moe.prefetch=0"
     return f"{text}, less than a piece of {show_bytes(ahead.piece_bytes)}: prediction cannot pay, nothing is fetched ahead"

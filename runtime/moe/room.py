@@ -72,5 +72,5 @@ class ExpertHost:
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()
         self.dram = DramExperts(
-            room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight, decided.prefetch
+            room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight, decided.into_dram(self.vram_cache is not None)
         )

@@ -199,12 +199,13 @@ def test_an_edit_that_cannot_be_is_refused_by_its_key(old: str, new: str, compla
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("experts: {vram_slots: 0", "experts: {vram_slots: 3", "experts.vram_slots=3; allowed: 0 without a GPU"),
+        ("vram_slots: 0", "vram_slots: 3", "experts.vram_slots=3; allowed: 0 without a GPU"),
         ("dram_slots: 16", "dram_slots: 1", "experts.dram_slots=1; allowed: at least 3"),
         ("dram_slots: 16", "dram_slots: 17", "experts.dram_slots=17; allowed: at most 16"),
         ("policy: mix", "policy: mixed", "experts.policy=mixed: must be one of lru, .*did you mean mix"),
         ("prefetch: 0", "prefetch: 3", "experts.prefetch=3; allowed: 0 to 2"),
-        ("in_flight: 2, chunk", "in_flight: 0, chunk", "experts.in_flight=0; allowed: 1 to 8"),
+        ("read_ahead: 0", "read_ahead: 1", "experts.read_ahead=1; allowed: 0 without a GPU, where experts.prefetch"),
+        ("in_flight: 2\n  chunk", "in_flight: 0\n  chunk", "experts.in_flight=0; allowed: 1 to 8"),
         ("hit_rates: [0.0, ", "hit_rates: [0.5, ", "model.experts.hit_rates: 0.5 with no slot"),
         ("hit_rates: [0.0, ", "hit_rates: [", "model.experts.hit_rates: 4 figures; allowed: 5"),
         ("layers: [0, 1, 2, 3]", "layers: [0, 1, 2, 4]", r"model.experts.layers=\[0, 1, 2, 4\]: must ascend within 0 to 3"),

@@ -97,6 +97,7 @@ def test_a_forced_decision_is_kept_and_the_rest_is_solved_around_it(force, read)
         (Force(expert_vram_slots=1), ["force.expert_vram_slots=1", "allowed: at least 3", "set vram_slots=3"]),
         (Force(expert_dram_slots=129), ["force.expert_dram_slots=129", "allowed: at most 128"]),
         (Force(expert_prefetch=3), ["moe.prefetch=3", "allowed: 0 to 2"]),
+        (Force(expert_read_ahead=3), ["moe.read_ahead=3", "allowed: 0 to 2"]),
         (Force(expert_in_flight=9), ["moe.in_flight=9", "allowed: 1 to 8"]),
         (Force(expert_chunk_bytes=1), ["moe.chunk_bytes=1", "experts.chunk_bytes range"]),
     ],

@@ -95,7 +95,7 @@ def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, dram: str) -> No
     ("vram", "dram"), [("few", "few"), ("few", "all"), ("some", "few"), ("some", "some"), ("all", "all"), ("all", "none")]
 )
 def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, vram: str, dram: str) -> None:
-    got, facts = run(checkpoint, slots(checkpoint, vram, dram, prefetch=2), gpu=True)
+    got, facts = run(checkpoint, slots(checkpoint, vram, dram, prefetch=2, read_ahead=2), gpu=True)
     same(got, expect(checkpoint))
     assert (facts["vram"]["hit_rate"] == 1) == (vram == "all")
 
@@ -103,7 +103,7 @@ def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, vram: str, dra
 @pytest.mark.parametrize("policy", list(ExpertPolicyName))
 @pytest.mark.parametrize("gpu", [False, True])
 def test_no_policy_changes_what_is_said(checkpoint: Path, policy: ExpertPolicyName, gpu: bool) -> None:
-    experts = slots(checkpoint, "some" if gpu else None, "some", policy=policy, prefetch=1)
+    experts = slots(checkpoint, "some" if gpu else None, "some", policy=policy, prefetch=1, read_ahead=int(gpu))
     same(run(checkpoint, experts, gpu)[0], expect(checkpoint))
 
 
