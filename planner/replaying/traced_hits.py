@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.command.schema import MoeConfig
-from planner.decisions import ExpertPolicyName
+from planner.decisions import ExpertPolicyName, ExpertSlots
 from planner.errors import UserError
 from planner.model import Experts, ModelSpec
 from planner.moe.hits import default_hit_rates
@@ -16,18 +16,36 @@ if TYPE_CHECKING:
     from planner.moe.routing import Trace
 
 
-def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
-    """``model`` with the hits that ``cfg.policy`` has on ``cfg.traces``, and where they come from in words: None where no trace is given
-    and the known figures stand. Replays the trace once, for a policy that asks routers beforehand twice, and acts its beginning out in two
-    tiers, which takes up to 3 s more. Raises UserError for a trace of another model."""
+@dataclass(frozen=True)
+class Traced:
+    """``model`` with the hits of a policy, and ``source``, where they come from in words: None where the known figures stand."""
+
+    model: ModelSpec
+    source: str | None = None
+    trace: Trace | None = None
+
+    def in_slots(self, slots: ExpertSlots | None) -> ModelSpec:
+        """The model with what the trace says of both tiers of a plan, acted out in its own ``slots``: up to 2 s."""
+        experts = self.model.experts
+        if self.trace is None or experts is None or slots is None:
+            return self.model
+        from planner.replaying.two_tiers import second_tier_of
+
+        return replace(self.model, experts=replace(experts, second_tier=second_tier_of(experts, self.trace, slots)))
+
+
+def with_hits(model: ModelSpec, cfg: MoeConfig) -> Traced:
+    """``model`` with the hits that ``cfg.policy`` has on ``cfg.traces``, or the known ones where none is given. Replays the trace once, for
+    a policy that asks routers beforehand twice, and acts its beginning out in two tiers, which takes up to 3 s more. Raises UserError for
+    a trace of another model."""
     experts, policy = model.experts, cfg.policy or ExpertPolicyName.mix
     if experts is None:
         if cfg.traces is not None:
             raise UserError(f"moe.traces={cfg.traces}: {model.name} has no routed experts; drop it, or choose a MoE model")
-        return model, None
+        return Traced(model)
     if cfg.traces is None:
         known = replace(experts, hit_rates=default_hit_rates(experts.count, experts.top_k, policy))
-        return replace(model, experts=known), None
+        return Traced(replace(model, experts=known))
     from planner.replaying.replay import hit_curve
     from planner.replaying.two_tiers import second_tier
 
@@ -36,7 +54,7 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> tuple[ModelSpec, str | None]:
     rates = tuple(min(1.0, rate) for rate in hit_curve(trace, policy))
     told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(trace, policy))
     told = replace(told, second_tier=second_tier(told, trace, policy))
-    return replace(model, experts=told), f"{policy} on {path.name}"
+    return Traced(replace(model, experts=told), f"{policy} on {path.name}", trace)
 
 
 def _foreseen(trace: Trace, policy: ExpertPolicyName) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -36,17 +36,30 @@ def second_tier(experts: Experts, trace: Trace, policy: ExpertPolicyName) -> flo
     stands.
     """
     shape = replace(experts, layers=tuple(range(trace.layers)))
+    splits = [tuple(round(share * shape.units) + TRANSIT_SLOTS for share in shares) for shares in SPLITS]
+    return _weight(shape, trace, [ExpertSlots(*split, policy) for split in splits], SECOND_TIER)
+
+
+def second_tier_of(experts: Experts, trace: Trace, slots: ExpertSlots) -> float:
+    """The same for the very ``slots`` of a plan, where the trace has as many layers; the weight as it is where one tier has none or all."""
+    kept = [kept_in_all(experts, n) for n in (slots.vram_slots, slots.dram_slots)]
+    if trace.layers != len(experts.layers) or not 0 < min(kept) <= max(kept) < experts.units:
+        return experts.second_tier
+    return _weight(replace(experts, layers=tuple(range(trace.layers))), trace, [slots], experts.second_tier)
+
+
+def _weight(experts: Experts, trace: Trace, splits: Sequence[ExpertSlots], otherwise: float) -> float:
+    """With which the curve errs least about ``splits``; of weights that do alike the one nearest to ``otherwise``."""
     part = _beginning(trace, max(1, MOST_USES // (trace.layers * trace.top_k)))
-    curve = experts.hit_rates if part is trace else hit_curve(part, policy)
+    curve = experts.hit_rates if part is trace else hit_curve(part, splits[0].policy)
     weights = np.linspace(0, 1, 101)
     errors = np.zeros(len(weights))
-    for shares in SPLITS:
-        vram, dram = (round(share * shape.units) + TRANSIT_SLOTS for share in shares)
-        fewer, more = sorted(kept_in_all(shape, slots) / trace.layers for slots in (vram, dram))
-        found = 1 - missed_by_both(shape, ExpertSlots(vram, dram, policy), part)
+    for slots in splits:
+        fewer, more = sorted(kept_in_all(experts, n) / trace.layers for n in (slots.vram_slots, slots.dram_slots))
+        found = 1 - missed_by_both(experts, slots, part)
         errors += (np.interp(more + weights * fewer, range(len(curve)), curve) - found) ** 2
     best = weights[errors <= errors.min() + 1e-9]
-    return round(float(best[np.abs(best - SECOND_TIER).argmin()]), 2)
+    return round(float(best[np.abs(best - otherwise).argmin()]), 2)
 
 
 def missed_by_both(experts: Experts, slots: ExpertSlots, trace: Trace) -> float:

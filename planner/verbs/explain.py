@@ -18,6 +18,7 @@ from planner.explain.table import print_explanation, print_impossible
 from planner.output import write_at_once, write_json
 from planner.planfile import read_plan
 from planner.render.console import make_console
+from planner.replaying.traced_hits import Traced
 from planner.solver import impossible
 from planner.solver.impossible import Impossible, explain_impossible
 from planner.solver.infeasible import Infeasible
@@ -28,7 +29,7 @@ def explain_verb(cfg: ExplainConfig) -> None:
     """Explain and tell; the last line is one JSON document. Files are written when all is found."""
     check_share(cfg.step)
     given = read_plan(Path(cfg.plan)) if cfg.plan is not None else None
-    asked = _asked(cfg) if given is None else Asked(question_of(given))
+    asked = _asked(cfg) if given is None else Asked(question_of(given), Traced(given.model))
     with make_bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()) as bar:
         task = bar.add_task("solving again", total=None)
         try:

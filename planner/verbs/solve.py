@@ -19,7 +19,7 @@ from planner.predict.cost import predict
 from planner.render.console import make_console
 from planner.render.plan import print_plan
 from planner.render.summary import summary
-from planner.replaying.traced_hits import with_hits
+from planner.replaying.traced_hits import Traced, with_hits
 from planner.solver.expert_notes import expert_notes
 from planner.solver.kept_notes import reuse_notes
 from planner.solver.problem import Question
@@ -29,7 +29,9 @@ def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
     asked = read_question(cfg)
     plan = answer(asked.question, (*cfg.notes, *asked.notes))
-    return replace(plan, notes=(*plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.curve)))
+    model = asked.hits.in_slots(plan.decisions.experts)
+    plan = replace(plan, model=model, predicted=predict(plan.hardware, model, plan.workload, plan.decisions))
+    return replace(plan, notes=(*plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.hits.source)))
 
 
 def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:
@@ -46,11 +48,11 @@ def plan_of(question: Question, choice: Choice, notes: tuple[str, ...] = ()) -> 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question as the configuration has it. ``notes`` say by which runs its machine is corrected, ``curve``: whose hits."""
+    """A question as the configuration has it. ``notes`` say by which runs its machine is corrected, ``hits``: whose its model's are."""
 
     question: Question
+    hits: Traced
     notes: tuple[str, ...] = ()
-    curve: str | None = None
 
 
 def read_question(cfg: SolveConfig) -> Asked:
@@ -61,11 +63,11 @@ def read_question(cfg: SolveConfig) -> Asked:
     if workload.kept_tokens and hardware.gpu is None and not hardware.dram_copy_gbps:
         raise UserError("hardware.dram.copy_gbps=0: KV that is restored is copied in DRAM; set its rate, or workload.kept_tokens=0")
     force = Force.from_config(cfg.force, cfg.moe)
-    model, curve = with_hits(model, cfg.moe)
+    hits = with_hits(model, cfg.moe)
     calibrated: tuple[str, ...] = ()
     if cfg.calibration is CalibrationUse.own:
-        hardware, calibrated = with_calibration(hardware, model)
-    return Asked(Question(hardware, model, workload, force), calibrated, curve)
+        hardware, calibrated = with_calibration(hardware, hits.model)
+    return Asked(Question(hardware, hits.model, workload, force), hits, calibrated)
 
 
 def solve_plan(cfg: SolveConfig) -> None:

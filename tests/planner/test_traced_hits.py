@@ -20,7 +20,7 @@ from planner.moe.misses import misses
 from planner.plan import Plan
 from planner.policy.experts import make_expert_policy
 from planner.predict.cost import predict
-from planner.replaying.traced_hits import with_hits
+from planner.replaying.traced_hits import Traced, with_hits
 from planner.simulate.act import Simulation
 from planner.simulate.routings import TracedRouting
 from planner.solver.program import solve
@@ -41,10 +41,11 @@ def trace_file(directory: Path, choices: list[list[int]], phase: str = "decode",
 
 
 def test_without_a_trace_the_known_figures_of_the_policy_stand():
-    m, curve = with_hits(model(experts=8), MoeConfig(policy=ExpertPolicyName.lru))
-    assert m.experts.hit_rates == default_hit_rates(8, 2, ExpertPolicyName.lru) and curve is None
-    assert m.experts.second_tier == SECOND_TIER == 0.5
-    assert with_hits(model(), MoeConfig()) == (model(), None)
+    known = with_hits(model(experts=8), MoeConfig(policy=ExpertPolicyName.lru))
+    assert known.model.experts.hit_rates == default_hit_rates(8, 2, ExpertPolicyName.lru) and known.source is None
+    assert known.model.experts.second_tier == SECOND_TIER == 0.5
+    assert known.in_slots(ExpertSlots(10, 20)) == known.model
+    assert with_hits(model(), MoeConfig()) == Traced(model())
 
 
 def test_a_trace_gives_the_curve_and_the_plan_follows_it(tmp_path):
@@ -52,8 +53,9 @@ def test_a_trace_gives_the_curve_and_the_plan_follows_it(tmp_path):
     hardware, same, turns = machine(vram=GB), [[0, 1]] * 60, [[i % 8, (i + 1) % 8] for i in range(0, 120, 2)]
     steps = []
     for choices in (same, turns):
-        m, curve = with_hits(model(experts=8), MoeConfig(traces=trace_file(tmp_path, choices)))
-        assert not flaw(m.experts.hit_rates, 8) and curve == "mix on trace.jsonl"
+        traced = with_hits(model(experts=8), MoeConfig(traces=trace_file(tmp_path, choices)))
+        m = traced.model
+        assert not flaw(m.experts.hit_rates, 8) and traced.source == "mix on trace.jsonl"
         steps.append(predict(hardware, m, work(), solve(hardware, m, work())).decode_s_per_token)
     assert steps[0] < steps[1]
 
@@ -81,7 +83,7 @@ def test_a_trace_tells_what_routers_foresee_where_farther_ones_are_asked(layers,
     path.write_text("\n".join(map(json.dumps, rows)))
     m = model(layers, experts=8)
     told = {
-        (policy, prefetch): with_hits(m, MoeConfig(traces=str(path), policy=policy, prefetch=prefetch))[0].experts.foreseen
+        (policy, prefetch): with_hits(m, MoeConfig(traces=str(path), policy=policy, prefetch=prefetch)).model.experts.foreseen
         for policy in (ExpertPolicyName.lookahead, ExpertPolicyName.mix)
         for prefetch in (None, 0)
     }
@@ -106,8 +108,8 @@ def test_a_slot_of_the_smaller_tier_counts_for_half_at_least(in_vram, in_dram):
 
 
 def weight(directory: Path, choices: list[list[int]], policy: ExpertPolicyName, experts: int = 8) -> float:
-    m, _ = with_hits(model(experts=experts), MoeConfig(traces=trace_file(directory, choices), policy=policy))
-    return m.experts.second_tier
+    traced = with_hits(model(experts=experts), MoeConfig(traces=trace_file(directory, choices), policy=policy))
+    return traced.model.experts.second_tier
 
 
 def test_a_trace_tells_what_a_second_tier_adds(tmp_path):
@@ -150,6 +152,24 @@ def test_the_measured_weight_predicts_other_splits_no_worse_than_the_default(pol
         for known in errors:
             errors[known] += abs(misses(replace(m, experts=known), slots, 1, True).dram / (6 * 2) - missed) / 7
     assert errors[measured] <= (errors[experts] + 0.001 if policy is ExpertPolicyName.mix else 0.67 * errors[experts])
+
+
+@pytest.mark.parametrize("policy", [ExpertPolicyName.mix, ExpertPolicyName.lfu])
+def test_a_plan_misses_what_its_own_slots_miss_on_the_trace(policy, tmp_path):
+    """By the curve, with the weight as acted out in them."""
+    draw, odds = np.random.default_rng(2), np.array([40, 30, 20, 12, 8, 5, 3, 2]) / 120
+    path, rows = tmp_path / "layers.jsonl", []
+    for i in range(300):
+        experts = [draw.choice(8, 2, replace=False, p=odds).tolist() for _ in range(4)]
+        rows.append({"prompt": 0, "phase": "decode", "pos": i, "experts": experts})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    traced = with_hits(model(4, experts=8), MoeConfig(traces=str(path), policy=policy))
+    for vram, dram in ((11, 15), (14, 9), (7, 19)):
+        slots = ExpertSlots(vram, dram, policy)
+        missed = two_tiers.missed_by_both(traced.model.experts, slots, traced.trace)
+        assert misses(traced.in_slots(slots), slots, 1, True).dram / (4 * 2) == pytest.approx(missed, abs=0.003)
+    for vram, dram in ((32, 0), (3, 12), (12, 32)):
+        assert traced.in_slots(ExpertSlots(vram, dram, policy)) == traced.model
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
