@@ -1,16 +1,18 @@
 """Mixture of experts: each case beside the bound of its own process, and what hits buy.
 
-    python bench/moe.py work=/data/penstock out=moe.json [cases=none,hits,ahead,three,three_ahead,prefill,peer]
+    python bench/moe.py work=/data/penstock out=moe.json [cases=none,hits,ahead,prefill,three,three_ahead,three_again,peer]
         [model=mixtral8x7b] [layers=16] [vram=16GiB] [share=0.6] [slots=2] [new_tokens=96]
     python bench/moe.py work=bench-work out=moe.json cases=cpu
 
 The checkpoint has random weights and a router with a stated skew (bench/moe_routing.py): ``share`` of all uses go to ``slots`` experts a
 layer. `none`: no expert is kept in VRAM, all pass through. `hits`: as many as fit; a row tells what the hits bought of what their bytes
 say, where `none` ran before. `ahead`: the same with the coming layers' routers asked beforehand, which here are always right, since they
-look at nothing that blocks change: what foresight could gain at most. `three`: DRAM has slots for half of the experts; `three_ahead`: asked
-beforehand, too. `peer`: accelerate under the same budget. `cpu`: SSD and DRAM, a small geometry. Hits are predicted from a trace that an
-earlier run of other prompts recorded; each case teaches the rates that the next one is planned with (calibrate=true). Tokens are sampled,
-since the greedy ones of random weights repeat. Every run is a process of its own; means over steps, which differ by what they miss.
+look at nothing that blocks change: what foresight could gain at most. `three`: DRAM has slots for half of the experts; `three_ahead`:
+asked beforehand, too; `three_again`: `three` planned anew by what the runs before taught, since drives give less for minutes than for
+the seconds of a probe or of loading. `peer`: accelerate under the same budget. `cpu`: SSD and DRAM, a small geometry. Hits are predicted
+from a trace that an earlier run of other prompts recorded; each case teaches the rates that the next one is planned with
+(calibrate=true). Tokens are sampled, since the greedy ones of random weights repeat. Every run is a process of its own; means over
+steps, which differ by what they miss.
 """
 
 from __future__ import annotations
@@ -74,11 +76,13 @@ class Cases:
         yield from self._bought("ahead", "what hits and foresight buy")
 
     def three(self) -> Iterator[Row]:
-        yield from self._decode("three", "half of the experts in DRAM", f"force.expert_dram_slots={self._experts.units // 2}")
+        yield from self._decode("three", "half of the experts in DRAM", self._half_in_dram())
 
     def three_ahead(self) -> Iterator[Row]:
-        half = f"force.expert_dram_slots={self._experts.units // 2}"
-        yield from self._decode("three_ahead", "half in DRAM, routers asked", half, *FORESIGHT)
+        yield from self._decode("three_ahead", "half in DRAM, routers asked", self._half_in_dram(), *FORESIGHT)
+
+    def three_again(self) -> Iterator[Row]:
+        yield from self._decode("three_again", "half in DRAM, as runs taught", self._half_in_dram())
 
     def prefill(self) -> Iterator[Row]:
         """The median of four, and the first of a process."""
@@ -161,6 +165,9 @@ class Cases:
         what = f"{1 - moved[1] / moved[0]:.1%} fewer bytes"
         yield Row(case, what, saved, said, "s", saved / said, ">= 0.92", None, 0, 0)
 
+    def _half_in_dram(self) -> str:
+        return f"force.expert_dram_slots={self._experts.units // 2}"
+
     def _all_in_dram(self) -> list[str]:
         return [f"force.expert_dram_slots={self._experts.units}"]
 
@@ -196,14 +203,13 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     where = machine(bench.probe())
-    names = given.get("cases", "none,hits,ahead,three,three_ahead,prefill,peer").split(",")
+    names = given.get("cases", "none,hits,ahead,prefill,three,three_ahead,three_again,peer").split(",")
     shape = [f"model={given.get('model', 'mixtral8x7b')}", *(SMALL if names == ["cpu"] else [f"model.layers={given.get('layers', '16')}"])]
     vram = given.get("vram", "0" if names == ["cpu"] else "16GiB")
     whole = {key: int(given.get(key, default)) for key, default in (("slots", "2"), ("new_tokens", "96"))}
     cases = Cases(bench, shape, vram, float(given.get("share", "0.6")), **whole)
-    known: dict[str, Callable[[], Iterator[Row]]] = {
-        f.__name__: f for f in (cases.none, cases.hits, cases.ahead, cases.three, cases.three_ahead, cases.prefill, cases.peer, cases.cpu)
-    }
+    in_vram, half = (cases.none, cases.hits, cases.ahead, cases.prefill), (cases.three, cases.three_ahead, cases.three_again)
+    known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (*in_vram, *half, cases.peer, cases.cpu)}
     run_cases(chosen(",".join(names), known), where, Path(given["out"]) if "out" in given else None)
 
 

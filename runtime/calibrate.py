@@ -56,7 +56,8 @@ def calibrate(outcome: Outcome) -> dict[str, Any]:
     path, machine = calibration_path(plan.hardware), Machine.of(plan.hardware)
     fitted = fit(plan.hardware, plan.model, plan.workload, plan.decisions, measured(outcome))
     when = datetime.datetime.now().isoformat(" ", "minutes")
-    run = run_of(plan.hardware, plan.model, fitted, when, drive_of(outcome.job.checkpoint))
+    read_gb = sum(stages[Stage.ssd].bytes for stages in outcome.clock.phases.values() if Stage.ssd in stages) / GB
+    run = run_of(plan.hardware, plan.model, fitted, when, drive_of(outcome.job.checkpoint), read_gb)
     write_calibration(path, (read_calibration(path) or Calibration(machine)).with_run(run))
     rates = {str(figure): 1 / factor for figure, factor in fitted.slow.items()}
     return {"file": str(path), "of_profile": rates, **asdict(run)}

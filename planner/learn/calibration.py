@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from planner.probe.profile import profile_dir
 FORMAT = 1
 KEPT_RUNS = 20
 """The newest are kept."""
+LONG = 0.5
+"""Of what the run that read most has read: drives give more for half a minute than for several, so shorter runs do not tell of the rate."""
 _KEY = "penstock_calibration"
 _HEAD = """\
 # What `runtime run calibrate=true` measured on this machine; `planner solve` goes by it. Rates are those at the profile's best size of
@@ -62,6 +64,8 @@ class CalibratingRun:
     drive: str
     """See ``planner.drive``."""
     ssd_gbps: float | None = None
+    ssd_read_gb: float | None = None
+    """From the drive in the whole run."""
     h2d_gbps: float | None = None
     d2h_gbps: float | None = None
     dram_copy_gbps: float | None = None
@@ -110,15 +114,23 @@ class Calibration:
 
     def found(self, hardware: HardwareProfile, figure: Figure, geometry: str, drive: str) -> list[float]:
         """Factors of the seconds of ``figure`` over those of ``hardware``, one for each run that tells of it: for this geometry, where
-        the figure is a model's, and from this drive, where it is the SSD's."""
+        the figure is a model's, and from this drive and ``LONG`` enough, where it is the SSD's."""
         said = profile_figure(hardware, figure)
         runs = (run for run in self.runs if figure not in OF_MODEL or run.geometry == geometry)
-        values = (getattr(run, _FIELDS[figure]) for run in runs if figure is not Figure.ssd or drive == run.drive)
+        if figure is Figure.ssd:
+            runs = _long(run for run in self.runs if run.drive == drive and run.ssd_gbps is not None)
+        values = (getattr(run, _FIELDS[figure]) for run in runs)
         told = [value for value in values if value is not None and said]
         return [value / said if figure is Figure.page_lock else said / value for value in told]
 
     def with_run(self, run: CalibratingRun) -> Calibration:
         return replace(self, runs=(*self.runs, run)[-KEPT_RUNS:])
+
+
+def _long(runs: Iterable[CalibratingRun]) -> list[CalibratingRun]:
+    read = [(run, run.ssd_read_gb or 0.0) for run in runs]
+    most = max((gb for _, gb in read), default=0.0)
+    return [run for run, gb in read if gb >= LONG * most]
 
 
 def geometry_of(model: ModelSpec) -> str:
@@ -130,11 +142,11 @@ def geometry_of(model: ModelSpec) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
-def run_of(hardware: HardwareProfile, model: ModelSpec, fitted: Fitted, when: str, drive: str) -> CalibratingRun:
+def run_of(hardware: HardwareProfile, model: ModelSpec, fitted: Fitted, when: str, drive: str, read_gb: float) -> CalibratingRun:
     """``fitted``, which was found against ``hardware``, as absolute figures."""
     machine = slowed(hardware, fitted.slow)
     figures = {_FIELDS[figure]: profile_figure(machine, figure) for figure in fitted.slow}
-    rest = {"pass_s": fitted.pass_s, "start_s": fitted.start_s}
+    rest = {"ssd_read_gb": read_gb or None, "pass_s": fitted.pass_s, "start_s": fitted.start_s}
     return CalibratingRun(when, model.name, geometry_of(model), drive, **figures, **rest)
 
 

@@ -71,6 +71,19 @@ def test_rates_are_those_that_the_run_found() -> None:
     assert found.origin["ssd.read"].startswith("measured by 1 run")
 
 
+def test_of_the_ssd_long_runs_tell() -> None:
+    """Two that only loaded tell of half a minute; where no run says how much it read all count."""
+    hardware, loads = machine(), [run(ssd_gbps=gbps, ssd_read_gb=40.0) for gbps in (6.8, 6.6)]
+    for runs, gbps in (
+        ([*loads, run(ssd_gbps=3.5, ssd_read_gb=160.0)], 3.5),
+        ([*loads, run(ssd_gbps=3.5, ssd_read_gb=60.0)], 6.6),
+        ([*loads, run(h2d_gbps=27.5)], (6.8 * 6.6) ** 0.5),
+        ([run(ssd_gbps=gbps) for gbps in (6.8, 6.6, 3.5)], 6.6),
+    ):
+        keep(hardware, *runs)
+        assert max(p.gbps for p in with_calibration(hardware, model())[0].ssd_read) == pytest.approx(gbps)
+
+
 def test_of_several_runs_the_middle_counts_and_their_spread_is_known() -> None:
     hardware = machine()
     keep(hardware, *(run(ssd_gbps=rate) for rate in (6.9, 7.0, 7.1)))
