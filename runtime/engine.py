@@ -153,6 +153,9 @@ class Engine:
         longest = max(map(len, batch.prompts))
         for tokens in (1, longest) if self.copier else (1,):
             self.rehearse(replace(batch, prompts=[[0] * tokens] * len(batch.prompts)))
+        if self.copier and self.experts is not None:
+            with torch.inference_mode():
+                self.experts.warm_up(len(batch.prompts) * min(longest, batch.chunk_tokens))
 
     def finish_loading(self, progress: Progress) -> None:
         """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless told not to wait."""

@@ -78,6 +78,12 @@ class Sampler:
             probs = torch.zeros_like(probs).scatter_(-1, order, ranked)
         return torch.multinomial(probs, 1, generator=self._generator).squeeze(-1)
 
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Load the kernels that choosing from ``logits`` takes; what is drawn later does not depend on it."""
+        state = self._generator.get_state()
+        self(logits)
+        self._generator.set_state(state)
+
 
 class Sequences:
     """One batch on its way through ``model``: left-padded ids, their mask and positions, and the KV cache.

@@ -130,6 +130,9 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             startup.skip()
         engine.begin_loading()
         engine.warm_up(job.largest)
+        sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
+        rows, vocab = len(job.largest.prompts), job.plan.model.vocab
+        sampler.warm_up(torch.zeros(rows, vocab, dtype=engine.model.dtype, device=engine.device))
         startup.mark("rehearsal")
         engine.finish_loading(bar)
         if copier is not None:
@@ -139,7 +142,6 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         beside = ground.beside() | engine.loaded()
         take_planned(job.plan, job.device)
         vram = VramWatch(job.plan, job.device)
-        sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
         prefix = None
         if shape is not None:
             depth = job.plan.decisions.weights.ssd.queue_depth

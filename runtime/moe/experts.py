@@ -77,6 +77,10 @@ class Experts:
         for layer in self._layers:
             layer.feed(self._rehearsed)
 
+    def warm_up(self, tokens: int) -> None:
+        """Meet all kernels that a pass of a prompt's ``tokens`` may need, while computing from anywhere; layers are alike."""
+        self._layers[0].warm_up(tokens)
+
     def stream(self) -> None:
         """Compute from the tiers."""
         for layer in self._layers:

@@ -103,6 +103,17 @@ def test_sampling_draws_by_probability_at_its_temperature() -> None:
     assert torch.allclose(drawn(2.0, 1.0), torch.softmax(LOGITS / 2, -1), atol=0.03)
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_warming_up_changes_nothing_that_is_drawn(top_p: float) -> None:
+    draws = []
+    for warm in (False, True):
+        sampler = Sampler(Sampling(1.0, top_p, seed=1), CPU)
+        if warm:
+            sampler.warm_up(torch.zeros_like(LOGITS))
+        draws.append([sampler(LOGITS).tolist() for _ in range(20)])
+    assert draws[0] == draws[1]
+
+
 @pytest.mark.parametrize(("top_p", "kept"), [(1e-9, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.94, 3), (0.96, 4)])
 def test_top_p_keeps_the_fewest_likeliest_tokens_that_reach_it(top_p: float, kept: int) -> None:
     assert ((drawn(1.0, top_p, times=600) > 0).sum(-1) == kept).all()
