@@ -82,14 +82,15 @@ def measured(outcome: Outcome) -> Measured:
     whole = all(len(served.batch.prompts) == plan.decisions.batch for served in _served(outcome))
     prefill: dict[Stage, float] = {}
     decode: dict[Stage, float] = {}
+    step_s: float | None = None
     if whole and _alike(outcome):
         prefill = _seconds(outcome, prefills, prompts, typical)
     if whole and steps:
-        decode = _seconds(outcome, phases["decode"], steps, typical)
-        p = plan.predicted
-        for stage, said in ((Stage.ssd, p.ssd_bytes_per_token), (Stage.h2d, p.h2d_bytes_per_token)):
-            if stage in decode:
-                decode[stage] *= said * len(steps) / phases["decode"][stage].bytes
+        p, moved = plan.predicted, phases["decode"]
+        said = {Stage.ssd: p.ssd_bytes_per_token, Stage.h2d: p.h2d_bytes_per_token}
+        busy = _seconds(outcome, moved, steps, typical)
+        shares = {stage: said[stage] * len(steps) / moved[stage].bytes for stage in busy if stage in said}
+        decode, step_s = with_planned_bytes(busy, typical(steps), shares)
     beside = _beside(outcome)
     taken, cached = beside.get("fault_in", (0.0, 0)), beside.get("page_cache", (0.0, 0))
     read = beside.get("ssd", (0.0, 0))
@@ -97,13 +98,23 @@ def measured(outcome: Outcome) -> Measured:
         prefill=prefill,
         decode=decode,
         prefill_s=typical(prompts) if prefill else None,
-        decode_s=typical(steps) if decode else None,
+        decode_s=step_s if decode else None,
         load_s=outcome.load_s,
         cached=cached[1] / (cached[1] + read[1]) if cached[1] else 0.0,
         ssd_gbps=_gbps(read),
         dram_copy_gbps=_gbps(cached),
         pin_s_per_gb=(taken[0] + beside.get("page_lock", (0.0, 0))[0]) / taken[1] * GB if taken[1] >= LEAST_BYTES else None,
     )
+
+
+def with_planned_bytes(busy: Mapping[Stage, float], step_s: float, shares: Mapping[Stage, float]) -> tuple[dict[Stage, float], float]:
+    """Busy seconds of a step's stages, and the step's own, had links moved ``shares`` of what they moved. Few steps, or those behind a
+    prompt, miss more experts than steps do on average, and what these take is no time that stages do not explain: of the step it is
+    what the busiest link took for them."""
+    planned = {stage: seconds * shares.get(stage, 1.0) for stage, seconds in busy.items()}
+    links = [stage for stage in busy if stage in shares]
+    slowest = max(links, key=busy.__getitem__, default=None)
+    return planned, step_s if slowest is None else step_s - busy[slowest] + planned[slowest]
 
 
 def _seconds(

@@ -21,6 +21,7 @@ from planner.plan import Plan
 from planner.planfile import write_plan
 from planner.predict.cost import predict
 from planner.predict.stages import Stage
+from runtime.calibrate import with_planned_bytes
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk
@@ -145,6 +146,16 @@ def test_on_a_card_the_link_and_the_kv_that_streams_teach_their_rates(tmp_path: 
     assert {"h2d", "d2h", "weights", "page_lock"} <= set(told["of_profile"])
     hardware, _ = with_calibration(plan.hardware, plan.model)
     assert hardware.gpu.h2d.peak == pytest.approx(told["h2d_gbps"], rel=1e-3)
+
+
+def test_a_step_is_shorter_by_what_its_busiest_link_moved_beyond_the_plan() -> None:
+    """Of 0.125 s the link copied for 0.115, half as much again as planned."""
+    busy = {Stage.compute: 0.024, Stage.ssd: 0.05, Stage.h2d: 0.115}
+    planned, step_s = with_planned_bytes(busy, 0.125, {Stage.ssd: 0.5, Stage.h2d: 2 / 3})
+    assert planned == pytest.approx({Stage.compute: 0.024, Stage.ssd: 0.025, Stage.h2d: 0.115 * 2 / 3})
+    assert step_s == pytest.approx(0.01 + 0.115 * 2 / 3)
+    assert with_planned_bytes({Stage.compute: 0.02}, 0.03, {}) == ({Stage.compute: 0.02}, 0.03)
+    assert with_planned_bytes({Stage.h2d: 0.02}, 0.03, {Stage.h2d: 1.5})[1] == pytest.approx(0.04)
 
 
 def test_prompts_that_were_not_foreseen_teach_nothing_of_the_prefill(here: Desk, tmp_path: Path) -> None:
