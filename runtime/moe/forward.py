@@ -103,8 +103,8 @@ class LayerExperts:
             begin, end = bounds[expert - 1] if expert else 0, bounds[expert]
             rows = height(end - begin)
             first = min(begin, pairs - rows)
-            made = self._apply(hidden[order[first : first + rows] // top_k], parameters)
-            out[order[begin:end]] = made[begin - first : end - first]
+            taken = order[first : first + rows] // top_k
+            out[order[begin:end]] = self._apply(hidden[taken], parameters)[begin - first : end - first]
         return (out * weights.reshape(-1, 1)).view(len(hidden), top_k, -1).sum(dim=1)
 
     def _apply(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
