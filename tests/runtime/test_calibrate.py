@@ -63,7 +63,7 @@ def test_what_a_run_measured_is_what_the_next_plan_is_made_of(here: Desk, plan: 
     assert re.search(r"calibrated: .*ssd \d", out) and json.loads(out.splitlines()[-1])["report"]
     path = calibration_path(plan.hardware)
     (run,) = yaml.safe_load(path.read_text())["runs"]
-    assert {"ssd_gbps", "weights_gbps", "pass_s", "start_s", "drive", "when"} <= set(run)
+    assert {"ssd_gbps", "ssd_read_gb", "weights_gbps", "pass_s", "start_s", "drive", "when"} <= set(run)
     hardware, notes = with_calibration(plan.hardware, plan.model)
     assert max(p.gbps for p in hardware.ssd_read) == pytest.approx(report["calibration"]["ssd_gbps"], rel=1e-3)
     assert hardware.cpu_matvec_gbps == pytest.approx(report["calibration"]["weights_gbps"], rel=1e-3)
