@@ -25,11 +25,10 @@ def expert_rules(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> I
     yield from _expert_slots("dram_slots", slots.dram_slots, experts, None, everywhere)
     if not 0 <= slots.prefetch <= experts.top_k:
         yield out_of_range("experts.prefetch", slots.prefetch, 0, experts.top_k, ", the experts of one token")
-    if gpu is None and slots.read_ahead:
-        why = "allowed: 0 without a GPU, where experts.prefetch says what is read ahead; set it so"
-        yield BrokenRule("experts read ahead", f"experts.read_ahead={slots.read_ahead}; {why}")
-    elif not 0 <= slots.read_ahead <= experts.top_k:
-        yield out_of_range("experts.read_ahead", slots.read_ahead, 0, experts.top_k, ", the experts of one token")
+    most = experts.top_k if gpu else 0
+    if not 0 <= slots.read_ahead <= most:
+        why = ", the experts of one token" if gpu else " without a GPU, where experts.prefetch is what the SSD reads"
+        yield out_of_range("experts.read_ahead", slots.read_ahead, 0, most, why)
     if not 1 <= slots.in_flight <= LIMITS.expert_chunks:
         yield out_of_range("experts.in_flight", slots.in_flight, 1, LIMITS.expert_chunks)
     low, high = expert_chunk_range(hardware, experts)

@@ -71,6 +71,7 @@ BREAK_GPU: list[tuple[dict[str, Any], str]] = [
 BREAK_MOE: list[tuple[dict[str, Any], str]] = [
     ({"experts.dram_slots": 2}, "expert slots"),
     ({"experts.prefetch": 3}, "experts.prefetch range"),
+    ({"experts.read_ahead": 1}, "experts.read_ahead range"),
     ({"experts.in_flight": 0}, "experts.in_flight range"),
     ({"experts.chunk_bytes": 100}, "experts.chunk_bytes range"),
 ]
