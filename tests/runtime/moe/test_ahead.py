@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from planner.policy.experts import FarSight
 from planner.units import ALIGN
 from runtime.arena import Arena
 from runtime.device import Event
+from runtime.moe.card import CardExperts
 from runtime.moe.dram import DramExperts, slot_bytes
+from runtime.moe.host import ComputeClock
 from runtime.store.layout import Extent
 from tests.runtime.moe.tiers import (
     COUNT,
@@ -59,14 +62,27 @@ class Certain(Whims):
         return np.array([1.0, 0.9] + [0.0] * (COUNT - 2))
 
 
+def three_slots(policy: Whims, far: FarSight | None = None) -> ExpertCache:
+    """All for experts that pass through."""
+    return ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, policy, far=far)
+
+
+@contextmanager
+def on_slow_card(
+    layouts: dict, device: SlowCard, cache: ExpertCache, prefetch: int = 1, clock: ComputeClock | None = None, chunk_bytes: int = 2 * ALIGN
+) -> Iterator[tuple[CardExperts, DramExperts]]:
+    """A card of three slots over a DRAM that has every expert, both ready."""
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, 3, below, cache, device, prefetch, clock, chunk_bytes)
+        card.start()
+        yield card, below
+
+
 def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(layouts: dict) -> None:
     """Two chunks are queued at a time. The next layer wants another expert: its copy comes right behind them, and no third chunk does."""
     whole, chunk = 8 * ELEMENTS, 2 * ALIGN
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
     device = SlowCard()
-    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
-        card.start()
+    with on_slow_card(layouts, device, three_slots(Certain(0))) as (card, _):
         list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
         assert device.sizes == [whole, chunk, chunk]
         card.fetch_ahead()
@@ -83,11 +99,8 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
 
 def test_nothing_is_fetched_ahead_behind_the_end(layouts: dict) -> None:
     """Of what is named two chunks are queued. Then the stream ends, and the layers compute once more, to be timed."""
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
     device = SlowCard()
-    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 2)
-        card.start()
+    with on_slow_card(layouts, device, three_slots(Certain(0)), prefetch=2) as (card, below):
         list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
         queued = len(device.sizes)
         card.close()
@@ -100,12 +113,8 @@ def test_nothing_is_fetched_ahead_behind_the_end(layouts: dict) -> None:
 def test_a_prompts_next_layer_is_fetched_without_a_throttle_but_not_the_first_layer_of_the_next_pass(layouts: dict) -> None:
     """Slots are for three experts to pass: two of the next layer's are on their way at once, whole, and one is left for a demand."""
     whole, chunk = 8 * ELEMENTS, 2 * ALIGN
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
-    device = SlowCard()
-    every = Routing(np.array([range(COUNT)]), prompt=True)
-    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
-        card.start()
+    device, every = SlowCard(), Routing(np.array([range(COUNT)]), prompt=True)
+    with on_slow_card(layouts, device, three_slots(Certain(0))) as (card, _):
         list(card.visit(1, every))
         assert device.sizes[COUNT:] == [whole, whole]
         list(card.visit(2, every))
@@ -133,11 +142,8 @@ class Stopwatch(Clock):
 
 def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(layouts: dict) -> None:
     for over, awaited in ((0, 1), (10**6, 0)):
-        cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
         device, clock = SlowCard(), Stopwatch()
-        with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-            card = card_tier(layouts, 3, below, cache, device, 1, clock, 8 * ELEMENTS)
-            card.start()
+        with on_slow_card(layouts, device, three_slots(Certain(0)), clock=clock, chunk_bytes=8 * ELEMENTS) as (card, _):
             list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
             assert len(device.sizes) == 2 and len(clock.awaited) == 1
             device.over = over
@@ -148,7 +154,7 @@ def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(lay
 
 def test_computing_stands_still_while_the_host_waits_for_the_ssd(layouts: dict) -> None:
     """The copies themselves are over at once."""
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Certain(0))
+    cache = three_slots(Certain(0))
     device, clock = SlowCard(), Stopwatch()
     device.over = 10**6
     with dram_tier(layouts, 3, 0, cache, False) as below:
@@ -179,12 +185,9 @@ class Blind(Whims):
 
 
 def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(layouts: dict) -> None:
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(5))
     device = SlowCard()
     device.over = 10**6
-    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
-        card.start()
+    with on_slow_card(layouts, device, three_slots(Blind(0), Third(5))) as (card, _):
         list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
         assert card.stats.ahead == 1 and sum(device.sizes) == 2 * 8 * ELEMENTS
         list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
@@ -196,7 +199,7 @@ def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(
 
 def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> None:
     """DRAM has two experts of each layer: not the third of the first layer, but the first of the layer that is named."""
-    cache = ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, Blind(0), far=Third(0))
+    cache = three_slots(Blind(0), Third(0))
     device = SlowCard()
     with dram_tier(layouts, 2 * len(LAYERS) + 3, 0, cache, True) as below:
         card = card_tier(layouts, 3, below, cache, device, 1)
