@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from runtime.moe.modules import layers_with_experts  # noqa: E402
-from runtime.validate import load_unstreamed  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.runtime.engine.validate import load_unstreamed  # noqa: E402
+from penstock.runtime.experts.expert_modules import layers_with_experts  # noqa: E402
 
 KEYS = ("checkpoint", "prompt", "new_tokens", "seed")
 PROMPT = "Once upon a time there was a little dog who went to the park and found a ball."

@@ -13,21 +13,21 @@ from typing import Any
 
 import torch
 
-from planner.decisions import CachePolicy, Tier
-from planner.errors import UserError
-from planner.force import Force
-from planner.placement import Placement
-from planner.plan import Plan
-from planner.planfile import check_plan
-from planner.predict.cost import predict
-from planner.rules.limits import LIMITS
-from planner.units import GB, align_down
-from runtime.arena import Arena
-from runtime.device import CopyDevice
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, generate
-from runtime.model import open_skeleton
-from runtime.stages import StageClock
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import GB, align_down
+from penstock.planner.contract.decided.decisions import CachePolicy, Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.placement import Placement
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import check_plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.told.stage_clock import StageClock
 
 WARM_UP_TOKENS = 2
 LINK_COPIES, LINK_WINDOWS = 8, 15

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import UserError, nearest
-from planner.units import parse_bytes
+from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.measures import parse_bytes
 
 
 def given_keys(arguments: Iterable[str], known: Collection[str], beside: Collection[str] = ("draw",)) -> dict[str, str]:

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from bench.kv_rates import LAUNCHES, RATES, LaunchRate
 from bench.kv_rig import Pretended, Rig
-from planner.decisions import Tier
-from planner.units import GB
-from runtime.kv.index import INDEX
-from runtime.kv.prefix import Prefix
-from runtime.kv.record import checksum_of
-from runtime.kv.segments import SegmentFiles, aligned
-from runtime.kv.worth import Worth
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.runtime.kv.disk.page_index import INDEX
+from penstock.runtime.kv.disk.page_record import checksum_of
+from penstock.runtime.kv.disk.segments import SegmentFiles, aligned
+from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.kv.pages.worth import Worth
 
 
 @dataclass

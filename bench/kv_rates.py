@@ -11,9 +11,9 @@ from queue import SimpleQueue
 import torch
 
 from bench.kv_rig import Rig
-from planner.probe.layer import TinyDecoder
-from planner.units import GB
-from runtime.kv.segments import SegmentFiles
+from penstock.planner.common.measures import GB
+from penstock.planner.probe.layer_launch import TinyDecoder
+from penstock.runtime.kv.disk.segments import SegmentFiles
 
 
 def link_gbps(rig: Rig, nbytes: int) -> float:

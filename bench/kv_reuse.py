@@ -28,10 +28,10 @@ from rich.table import Table  # noqa: E402
 
 from bench.keys import given_of, read_names, read_values  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
-from planner.decisions import KvReuse  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from planner.planfile import check_plan, read_plan, write_plan  # noqa: E402
-from planner.units import show_bytes  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.common.measures import show_bytes  # noqa: E402
+from penstock.planner.contract.decided.decisions import KvReuse  # noqa: E402
+from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan  # noqa: E402
 
 PROCESSES = {"ttft": ("ttft",), "writeback": ("writeback",), "restart": ("fill", "restart")}
 """Of each case, one after the other; the last one measures."""

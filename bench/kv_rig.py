@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from planner.plan import Plan
-from runtime.cuda import open_cuda
-from runtime.device import CopyDevice
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, generate
-from runtime.kv.contiguous import Pair
-from runtime.kv.keeping import open_pages, page_shape
-from runtime.kv.pages import Tokens
-from runtime.kv.prefix import Prefix
-from runtime.kv.record import PageShape
-from runtime.kv.room import page_room
-from runtime.kv.writer import DiskWriter
-from runtime.model import import_model, open_skeleton
-from runtime.schema import ReuseConfig
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
+from penstock.runtime.kv.batch.contiguous import Pair
+from penstock.runtime.kv.disk.page_record import PageShape
+from penstock.runtime.kv.disk.page_writer import DiskWriter
+from penstock.runtime.kv.pages.keeping import open_pages, page_shape
+from penstock.runtime.kv.pages.page_room import page_room
+from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.kv.pages.prompt_pages import Tokens
+from penstock.runtime.memory.cuda import open_cuda
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.skeleton import import_model, open_skeleton
 
 ANY_RATE = 1e9
 """GB/s of a disk that is always worth reading from: the benchmark measures what a user's run might decline."""

@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, bound_row, machine, step_s, stream_row  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from planner.planfile import read_plan  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
 NEW = 10
 KEYS = ("work", "out", "cases", "model", "batch", "prompt", "resident", "streamed")
@@ -30,7 +30,7 @@ KEYS = ("work", "out", "cases", "model", "batch", "prompt", "resident", "streame
 PEER = """
 import json, sys, time, torch
 from transformers import AutoModelForCausalLM, DynamicCache
-from runtime.prompts import random_ids
+from penstock.runtime.asked.prompts import random_ids
 path, batch, prompt, new, chunk = sys.argv[1], *map(int, sys.argv[2:6])
 torch.backends.cuda.enable_cudnn_sdp(False)
 model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, device_map="cuda" if torch.cuda.is_available() else "cpu").eval()

@@ -267,9 +267,7 @@ def host(bench: Bench) -> Iterator[Row]:
         yield bound_row(f"CPU prefill 128, {name}", "1.2 GB, DRAM 40 %", report, "prefill_s", "")
 
 
-CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    f.__name__: f for f in (host, dram, start, prefill, batch, ssd, packed, tmpfs, three)
-}
+CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {f.__name__: f for f in (host, dram, start, prefill, batch, ssd, packed, tmpfs, three)}
 
 
 def machine(profile: dict) -> dict:

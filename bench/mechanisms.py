@@ -26,10 +26,10 @@ from rich.table import Table  # noqa: E402
 from bench.handicaps import CASES, Measured, measure  # noqa: E402
 from bench.keys import given_keys, read_names, read_values  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
-from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from planner.planfile import read_plan  # noqa: E402
-from planner.units import GB, show_bytes  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.common.measures import GB, show_bytes  # noqa: E402
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
+from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def do_row(name: str, plan_file: Path, checkpoint: Path, seed: int) -> Measured:
     """What the process of a row does."""
     import torch
 
-    from runtime.cuda import open_cuda
-    from runtime.generate import Batch
-    from runtime.prompts import random_ids
+    from penstock.runtime.asked.prompts import random_ids
+    from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.memory.cuda import open_cuda
 
     plan = read_plan(plan_file)
     device = torch.device("cuda", 0)

@@ -32,9 +32,9 @@ from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, bound_row, limit_of, link_limit, machine  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
 from bench.peers.run import Request, compare  # noqa: E402
-from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from planner.moe.experts import TRANSIT_SLOTS, fewest_slots  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
+from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots  # noqa: E402
 
 PROMPT, RECORDED = 128, 128
 """Tokens of a request; new ones of a request whose routings are recorded."""

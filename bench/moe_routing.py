@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_keys  # noqa: E402
-from planner.checkpoints.checkpoint import read_checkpoint  # noqa: E402
-from planner.checkpoints.safetensors_header import TensorEntry  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from runtime.store.parameters import DTYPES  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint  # noqa: E402
+from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry  # noqa: E402
+from penstock.runtime.store.parameters import DTYPES  # noqa: E402
 
 CODE = 24
 """Channels of an embedding that say which token it is."""

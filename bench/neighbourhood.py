@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from planner.decisions import CachePolicy, Decisions, Tier
-from planner.errors import UserError
-from planner.explain.explanation import question_of
-from planner.explain.neighbours import BATCH, candidates
-from planner.force import Force
-from planner.learn.simple import Choice
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.predict.memory import vram_use
-from planner.rules.check import broken_rules
-from planner.solver.problem import Question
-from planner.solver.program import solve
-from planner.verbs.solve import answer, plan_of
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import vram_use
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.explanation import question_of
+from penstock.planner.explain.neighbours import BATCH, candidates
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import solve
+from penstock.planner.solver.simple import Choice
+from penstock.planner.verbs.solve_verb import answer, plan_of
 
 OURS = "the plan"
 IN_VRAM_USE = ("context", "workspace", "norms", "kv", "activations", "guard")

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from planner.decisions import ExpertPolicyName
-from planner.moe.cache import LIKELY, ExpertCache, Routing
-from planner.policy.experts import ExpertPolicy, FarSight, make_expert_policy
-from planner.policy.experts.far import reach
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.expert_cache import LIKELY, ExpertCache, Routing
+from penstock.planner.contract.experts.policies import ExpertPolicy, FarSight, make_expert_policy
+from penstock.planner.contract.experts.policies.far import reach
 
 SHAPES = {"mixtral8x7b": (32, 8, 2), "qwen3-30b-a3b": (48, 128, 8)}
 """Model -> MoE layers, experts, top_k."""
@@ -39,9 +39,7 @@ def policy_visits(policy: ExpertPolicy) -> Callable[[int, Routing], None]:
     return visit
 
 
-def tier_visits(
-    policy: ExpertPolicy, layers: int, count: int, top_k: int, far: FarSight | None
-) -> Callable[[int, Routing], None]:
+def tier_visits(policy: ExpertPolicy, layers: int, count: int, top_k: int, far: FarSight | None) -> Callable[[int, Routing], None]:
     """All that a tier decides, in the engine's order."""
     cache = ExpertCache(dict.fromkeys(range(layers), count // 2), layers * count // 2 + top_k + 1, count, policy, far=far)
 

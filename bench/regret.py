@@ -41,8 +41,8 @@ from bench.link import Bench, machine  # noqa: E402
 from bench.neighbourhood import OURS, Point, neighbourhood, peers, sampled  # noqa: E402
 from bench.regret_report import document, draw, show  # noqa: E402
 from bench.worker import WARM_UP, Failed, Measured, Trial, Worker, infer_device_map, measure  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from planner.planfile import read_plan  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
 NUMBERS = {"repeats": 1, "steps": 2, "prompt": 1, "seed": 0, "batch": 1, "seconds": 1, "points": 1, "point_s": 1, "finals": 0}
 """Keys that are whole numbers, with the least of each."""

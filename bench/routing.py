@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.moe.routing import Phase, Trace
-from planner.moe.traces import trace_line
-from planner.policy.experts import AheadScores
+from penstock.planner.contract.experts.policies import AheadScores
+from penstock.planner.contract.experts.routing import Phase, Trace
+from penstock.planner.contract.experts.routing_files import trace_line
 
 TOPIC, WORD, DRIFT = 0.1, 0.4, 0.5
 """Variance of a token's hidden state that comes from each."""

@@ -25,16 +25,16 @@ sys.path.insert(0, str(ROOT))
 from bench.keys import given_of, read_names, read_values  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.moe import SMALL, favoured  # noqa: E402
-from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from planner.learn.corrections import Figure, slowed  # noqa: E402
-from planner.moe.experts import TRANSIT_SLOTS  # noqa: E402
-from planner.moe.traces import read_trace  # noqa: E402
-from planner.plan import Plan  # noqa: E402
-from planner.planfile import read_plan  # noqa: E402
-from planner.simulate.act import Simulation  # noqa: E402
-from planner.simulate.lanes import NS  # noqa: E402
-from planner.simulate.routings import TracedRouting  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
+from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS  # noqa: E402
+from penstock.planner.contract.experts.routing_files import read_trace  # noqa: E402
+from penstock.planner.contract.lessons.corrections import Figure, slowed  # noqa: E402
+from penstock.planner.contract.plan.plan import Plan  # noqa: E402
+from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
+from penstock.planner.simulate.act import Simulation  # noqa: E402
+from penstock.planner.simulate.lanes import NS  # noqa: E402
+from penstock.planner.simulate.routings import TracedRouting  # noqa: E402
 
 CASES: Mapping[str, tuple[str, ...]] = {
     "streamed": ("force.cap_layers=3",),

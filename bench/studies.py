@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from bench.handicaps import CASES
-from planner.units import show_bytes, show_seconds
+from penstock.planner.common.measures import show_bytes, show_seconds
 
 Document = Mapping[str, Any]
 SIGNS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, "=": operator.eq}

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.threads import wait_asleep
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.threads import wait_asleep
+from penstock.planner.contract.plan.plan import Plan
 
 WARM_UP = 1
 """Steps of each run that do not count, after the prefill, which has filled the caches."""
@@ -124,13 +124,13 @@ def measure(trial: Trial) -> Measured:
 
 
 def _measure(trial: Trial) -> Measured:
-    from runtime.cuda import find_device, free_vram, open_cuda, take_planned, told_when_vram_runs_out
-    from runtime.engine import Engine
-    from runtime.generate import Batch, Sampler, Sampling, generate
-    from runtime.host import EngineOptions
-    from runtime.memory import Free, free_dram, refuse_if_short
-    from runtime.model import import_model, open_skeleton
-    from runtime.prompts import random_ids
+    from penstock.runtime.asked.prompts import random_ids
+    from penstock.runtime.engine.engine import Engine
+    from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+    from penstock.runtime.engine.host_side import EngineOptions
+    from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, take_planned, told_when_vram_runs_out
+    from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
+    from penstock.runtime.model.skeleton import import_model, open_skeleton
 
     plan, work = trial.plan, trial.plan.workload
     device = find_device(plan)
@@ -149,7 +149,7 @@ def _measure(trial: Trial) -> Measured:
 
 def infer_device_map(checkpoint: Path, room: Mapping[int | str, int]) -> dict[str, int | str]:
     """accelerate's own choice for ``checkpoint`` on the meta device. UserError where accelerate is not installed."""
-    from runtime.model import build_skeleton
+    from penstock.runtime.model.skeleton import build_skeleton
 
     try:
         from accelerate import infer_auto_device_map

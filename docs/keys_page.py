@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import Any, get_type_hints
 
-from planner.cli import PROGRAM as PLANNER
-from planner.command.app import Program
-from planner.command.keys import Key, field_docs, keys_of, strip_none
-from runtime.cli import PROGRAM as RUNTIME
+from penstock.planner.cli import PROGRAM as PLANNER
+from penstock.planner.common.command.app import Program
+from penstock.planner.common.command.known_keys import Key, field_docs, keys_of, strip_none
+from penstock.runtime.cli import PROGRAM as RUNTIME
 
 HEAD = """\
 # Every key
 
-Written by `make keys` from the docstrings in `planner/command/schema.py`, `planner/command/verb_schema.py` and `runtime/schema.py`;
-change it there.
+Written by `make keys` from the docstrings in `planner/contract/config/config_schema.py`, `planner/verbs/verb_schema.py` and
+`runtime/asked/run_schema.py`; change it there.
 
 A key is set with `key=value`. A size may be written `6GiB`. Under `--multirun` a comma list tries each value. Keys with a dot belong to a
 section; sections that several verbs share are listed once, at the end.

@@ -1,7 +1,7 @@
 """Draws `tiers.png` of `concepts.md` beside itself, from the plan file of a dense model on a GPU. Needs matplotlib.
 
-    planner solve hardware=rtx5080 model=llama70b out=70b.yaml
-    python docs/tiers_picture.py 70b.yaml
+planner solve hardware=rtx5080 model=llama70b out=70b.yaml
+python docs/tiers_picture.py 70b.yaml
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from planner.decisions import Tier
-from planner.plan import Plan
-from planner.planfile import read_plan
-from planner.predict.memory import dram_slot_bytes, unit_vram_bytes
-from planner.predict.stages import Stage
-from planner.predict.tiers import Fill, fills
-from planner.units import GB, show_bytes, show_seconds
+from penstock.planner.common.measures import GB, show_bytes, show_seconds
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan
+from penstock.planner.contract.plan.tier_fill import Fill, fills
+from penstock.planner.contract.prices.memory_law import dram_slot_bytes, unit_vram_bytes
+from penstock.planner.contract.prices.stages import Stage
 
 INK, FAINT, PALE, LINE, FREE = "#1f2937", "#4b5563", "#f8fafc", "#94a3b8", "#ffffff"
 HOME = {Tier.vram: "#8ab4f0", Tier.dram: "#f6c177", Tier.ssd: "#8fcf9f"}

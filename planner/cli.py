@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hydra
 
-from planner.command.app import CONFIG, Program, Verb, job
-from planner.command.schema import SolveConfig
-from planner.command.verb_schema import (
+from penstock.planner.common.command.app import CONFIG, Program, Verb, job
+from penstock.planner.common.threads import wait_asleep
+from penstock.planner.contract.config.config_schema import SolveConfig
+from penstock.planner.verbs.verb_schema import (
     DiffConfig,
     DoctorConfig,
     ExplainConfig,
@@ -16,14 +17,13 @@ from planner.command.verb_schema import (
     ReportConfig,
     SimulateConfig,
 )
-from planner.threads import wait_asleep
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="probe")
 @job
 def probe(cfg: ProbeConfig) -> None:
     """measure this machine and keep what was found as a hardware profile"""
-    from planner.verbs.probe import probe_verb
+    from penstock.planner.verbs.probe_verb import probe_verb
 
     probe_verb(cfg.probe)
 
@@ -32,7 +32,7 @@ def probe(cfg: ProbeConfig) -> None:
 @job
 def solve(cfg: SolveConfig) -> None:
     """compute a plan for a model on a machine, and say what it will do"""
-    from planner.verbs.solve import solve_plan
+    from penstock.planner.verbs.solve_verb import solve_plan
 
     solve_plan(cfg)
 
@@ -41,7 +41,7 @@ def solve(cfg: SolveConfig) -> None:
 @job
 def explain(cfg: ExplainConfig) -> None:
     """say why a plan is as it is, what each resource and decision is worth, and what to buy next; or why no plan fits"""
-    from planner.verbs.explain import explain_verb
+    from penstock.planner.verbs.explain_verb import explain_verb
 
     explain_verb(cfg)
 
@@ -50,7 +50,7 @@ def explain(cfg: ExplainConfig) -> None:
 @job
 def diff(cfg: DiffConfig) -> None:
     """show where two plans differ: decisions, predictions, and what they assume"""
-    from planner.verbs.diff import diff_verb
+    from penstock.planner.verbs.diff_verb import diff_verb
 
     diff_verb(cfg)
 
@@ -59,7 +59,7 @@ def diff(cfg: DiffConfig) -> None:
 @job
 def doctor(cfg: DoctorConfig) -> int:
     """look at this machine: what stands in the way of a fast run, what to change and why"""
-    from planner.verbs.doctor import doctor_verb
+    from penstock.planner.verbs.doctor_verb import doctor_verb
 
     return doctor_verb(cfg)
 
@@ -68,7 +68,7 @@ def doctor(cfg: DoctorConfig) -> int:
 @job
 def replay(cfg: ReplayConfig) -> None:
     """act a routing trace out under expert policies, and compare what they keep and fetch with the best possible"""
-    from planner.verbs.replay import replay_verb
+    from penstock.planner.verbs.replay_verb import replay_verb
 
     replay_verb(cfg)
 
@@ -77,7 +77,7 @@ def replay(cfg: ReplayConfig) -> None:
 @job
 def export(cfg: ExportConfig) -> None:
     """write a plan for another engine, with what that engine cannot be told and what it costs"""
-    from planner.verbs.export import export_verb
+    from penstock.planner.verbs.export_verb import export_verb
 
     export_verb(cfg)
 
@@ -86,7 +86,7 @@ def export(cfg: ExportConfig) -> None:
 @job
 def report(cfg: ReportConfig) -> None:
     """gather plans and runs of a directory of sweeps into one table: CSV, JSON and a page with plots"""
-    from planner.verbs.report import report_verb
+    from penstock.planner.verbs.report_verb import report_verb
 
     report_verb(cfg)
 
@@ -95,7 +95,7 @@ def report(cfg: ReportConfig) -> None:
 @job
 def simulate(cfg: SimulateConfig) -> None:
     """act a plan out unit by unit: its loads, evictions and waits, and the seconds that come of them"""
-    from planner.verbs.simulate import simulate_verb
+    from penstock.planner.verbs.simulate_verb import simulate_verb
 
     simulate_verb(cfg)
 

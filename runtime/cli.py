@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hydra
 
-from planner.command.app import CONFIG, Program, Verb, job
-from runtime.kernels import keep_few_kernels
-from runtime.schema import BenchConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from penstock.planner.common.command.app import CONFIG, Program, Verb, job
+from penstock.runtime.asked.run_schema import BenchConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from penstock.runtime.memory.kernels import keep_few_kernels
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="run")
 @job
 def run(cfg: RunConfig) -> None:
     """generate text by a plan, and report predicted against measured"""
-    from runtime.verbs import run_verb
+    from penstock.runtime.tools.runtime_verbs import run_verb
 
     run_verb(cfg)
 
@@ -22,7 +22,7 @@ def run(cfg: RunConfig) -> None:
 @job
 def bench(cfg: BenchConfig) -> None:
     """measure a model with its weights in VRAM, in DRAM, and streamed from either or from the SSD"""
-    from runtime.verbs import bench_verb
+    from penstock.runtime.tools.runtime_verbs import bench_verb
 
     bench_verb(cfg)
 
@@ -31,7 +31,7 @@ def bench(cfg: BenchConfig) -> None:
 @job
 def pack(cfg: PackConfig) -> None:
     """rewrite a checkpoint as a packed store: units contiguous, aligned and checksummed"""
-    from runtime.verbs import pack_verb
+    from penstock.runtime.tools.runtime_verbs import pack_verb
 
     pack_verb(cfg)
 
@@ -40,7 +40,7 @@ def pack(cfg: PackConfig) -> None:
 @job
 def verify(cfg: VerifyConfig) -> None:
     """read a packed store and compare every unit with its checksum"""
-    from runtime.verbs import verify_verb
+    from penstock.runtime.tools.runtime_verbs import verify_verb
 
     verify_verb(cfg)
 
@@ -49,7 +49,7 @@ def verify(cfg: VerifyConfig) -> None:
 @job
 def kv(cfg: KvConfig) -> int:
     """list, verify or clear a directory of KV pages"""
-    from runtime.kv_verb import kv_verb
+    from penstock.runtime.tools.kv_verb import kv_verb
 
     return kv_verb(cfg)
 
@@ -58,7 +58,7 @@ def kv(cfg: KvConfig) -> int:
 @job
 def synth(cfg: SynthConfig) -> None:
     """make a checkpoint of a model's geometry with random weights"""
-    from runtime.verbs import synth_verb
+    from penstock.runtime.tools.runtime_verbs import synth_verb
 
     synth_verb(cfg)
 

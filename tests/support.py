@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.decisions import (
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.decisions import (
     CachePolicy,
     Decisions,
     DramWeights,
@@ -25,11 +25,11 @@ from planner.decisions import (
     VramWeights,
     WeightDecisions,
 )
-from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
-from planner.moe.experts import fewest_slots
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.workload import Objective, Workload
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.workload import Objective, Workload
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
 
 GPU = Gpu(
     name="a card",
@@ -131,9 +131,18 @@ def save_tiny(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
-        "vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": layers, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": tied, "eos_token_id": None,
-        "bos_token_id": None, "pad_token_id": 0,
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": 0,
     }
     moe = {
         "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},

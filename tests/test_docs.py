@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from planner.command.app import _grammar, _spelled_out
-from planner.command.keys import keys_of
-from planner.command.overrides import normalise
-from planner.command.schema import ForceConfig
-from planner.decisions import KvPages
-from planner.errors import UserError
-from runtime.moe.stats import TierStats
-from runtime.nvml import FIGURES
-from runtime.schema import ReuseConfig
+from penstock.planner.common.command.app import _grammar, _spelled_out
+from penstock.planner.common.command.known_keys import keys_of
+from penstock.planner.common.command.overrides import normalise
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import ForceConfig
+from penstock.planner.contract.decided.decisions import KvPages
+from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.experts.expert_stats import TierStats
+from penstock.runtime.memory.gpu_sampler import FIGURES
 from tests.cli import ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in

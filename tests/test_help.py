@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.command.app import Verb, _grammar, _spelled_out
-from planner.command.overrides import normalise
+from penstock.planner.common.command.app import Verb, _grammar, _spelled_out
+from penstock.planner.common.command.overrides import normalise
 from tests.cli import command
 
 VERBS = [(name, verb) for name in ("planner", "runtime") for verb in importlib.import_module(f"{name}.cli").PROGRAM.verbs]

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from planner.command.keys import keys_of
+from penstock.planner.common.command.known_keys import keys_of
 from tests.cli import ROOT, docs_script
 
 

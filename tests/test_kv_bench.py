@@ -13,11 +13,11 @@ import torch
 from bench.kv_cases import fill_store, measured_restart, measured_ttft, measured_writeback
 from bench.kv_reuse import ROWS, Request, run_case, show
 from bench.kv_rig import Rig, opened
-from planner.decisions import KvReuse
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.planfile import write_plan
-from runtime.device import CopyDevice
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import KvReuse
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.runtime.memory.device import CopyDevice
 from tests.cli import ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.support import decisions, plan_for, save_tiny, workload

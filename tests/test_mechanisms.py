@@ -14,10 +14,10 @@ import torch
 
 from bench.handicaps import CASES, Measured, huge_page_bytes, measure, residents_first, small_pages
 from bench.mechanisms import Request, Row, present, run_row
-from planner.decisions import Tier
-from planner.errors import UserError
-from planner.plan import Plan
-from runtime.generate import Batch
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.engine.generate import Batch
 from tests.runtime.fakes import LockingCopier
 from tests.support import decisions, plan_for, save_tiny
 

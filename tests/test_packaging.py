@@ -64,7 +64,7 @@ def test_the_wheel_holds_every_module_and_every_preset(wheel: Path) -> None:
 
 def test_expert_policies_are_compiled_into_the_wheel(installed: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(installed)}
-    code = "from planner.policy.experts.native import library; print(library()._name)"
+    code = "from penstock.planner.contract.experts.policies.native import library; print(library()._name)"
     result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(installed)

@@ -17,7 +17,7 @@ from bench.peers.peer import SYSTEMS, Job, Measured
 from bench.peers.run import Request, last_line, present, run_one
 from bench.peers.table import Ended, agreement, make_rows
 from bench.peers.timing import measure_model, weights_room_bytes
-from planner.errors import UserError
+from penstock.planner.common.errors import UserError
 from tests.support import save_tiny
 
 
@@ -28,8 +28,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(checkpoint: Path, folder: Path, system: str = "accelerate_dram", **changes: object) -> Job:
     values = {
-        "system": system, "checkpoint": str(checkpoint), "prompts": [[5, 6, 7, 8], [9, 10, 11, 12]], "new_tokens": 5, "vram_bytes": 0,
-        "context_bytes": 0, "dram_bytes": None, "folder": str(folder / system), "config_dir": str(folder),
+        "system": system,
+        "checkpoint": str(checkpoint),
+        "prompts": [[5, 6, 7, 8], [9, 10, 11, 12]],
+        "new_tokens": 5,
+        "vram_bytes": 0,
+        "context_bytes": 0,
+        "dram_bytes": None,
+        "folder": str(folder / system),
+        "config_dir": str(folder),
     }
     return Job(**{**values, **changes})
 
@@ -137,8 +144,15 @@ def test_the_document_is_shown_with_machine_versions_messages_and_a_picture(tmp_
     document = {
         "machine": {"gpu": "a card", "cores": 4, "dram_gb": 64.0, "date": "2026-01-01"},
         "versions": {"torch": "2.11.0", "airllm": "4.0.0"},
-        "work": {"checkpoint": "8b", "checkpoint_bytes": 16 * 10**9, "vram_bytes": 6 << 30, "dram_bytes": None, "batch": 1,
-                 "prompt_tokens": 2048, "new_tokens": 8},
+        "work": {
+            "checkpoint": "8b",
+            "checkpoint_bytes": 16 * 10**9,
+            "vram_bytes": 6 << 30,
+            "dram_bytes": None,
+            "batch": 1,
+            "prompt_tokens": 2048,
+            "new_tokens": 8,
+        },
         "rows": [asdict(row) for row in make_rows(ended)],
     }
     out = tmp_path / "peers.json"

@@ -16,10 +16,10 @@ from bench.neighbourhood import OURS, Point, neighbourhood, peers, sampled
 from bench.regret import USUAL, Regime, Study, steps_of
 from bench.regret_report import correlation, document, draw, verdict
 from bench.worker import Failed, Measured, Trial, Worker, infer_device_map, measure
-from planner.decisions import Tier
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.rules.check import broken_rules
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.rules.broken import broken_rules
 from tests.runtime.fakes import LockingCopier
 from tests.support import decisions, plan_for, save_tiny
 
@@ -183,8 +183,8 @@ def test_a_plan_for_a_card_is_measured_through_the_cards_own_side(
     card_plan: Plan, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copier = LockingCopier()
-    monkeypatch.setattr("runtime.cuda.find_device", lambda plan: torch.device("cpu"))
-    monkeypatch.setattr("runtime.cuda.open_cuda", lambda plan, device: copier)
+    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan: torch.device("cpu"))
+    monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", lambda plan, device: copier)
     for _ in range(2):
         assert measure(Trial(card_plan, checkpoint, 2, 0)).step_s > 0
     assert copier.aliased and copier.held == {}

@@ -30,9 +30,9 @@ from bench.link import Bench, machine  # noqa: E402
 from bench.peers.peer import SYSTEMS, Job, Measured  # noqa: E402
 from bench.peers.picture import draw  # noqa: E402
 from bench.peers.table import Ended, Row, describe, make_rows, show  # noqa: E402
-from planner.checkpoints.checkpoint import spec_from_checkpoint  # noqa: E402
-from planner.errors import UserError  # noqa: E402
-from runtime.prompts import random_ids  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
+from penstock.runtime.asked.prompts import random_ids  # noqa: E402
 
 GRACE_S = 10
 """Seconds between asking a process to end and ending it."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.peers.peer import SYSTEMS, Measured
-from planner.units import show_bytes
+from penstock.planner.common.measures import show_bytes
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from bench.peers.peer import Job, Measured
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 
 GUARD_BYTES = 256 << 20
 """Kept free on the card beside weights, KV and activations: cuBLAS's workspace and what the allocator cannot join."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planner.doctor.card import Card, card_findings
-from planner.doctor.disk import disk_findings
-from planner.doctor.finding import Finding, Verdict
-from planner.doctor.memory import memory_findings
-from planner.doctor.nodes import node_findings
-from planner.doctor.processor import processor_findings
+from penstock.planner.doctor.card_check import Card, card_findings
+from penstock.planner.doctor.disk_check import disk_findings
+from penstock.planner.doctor.finding import Finding, Verdict
+from penstock.planner.doctor.memory_check import memory_findings
+from penstock.planner.doctor.nodes import node_findings
+from penstock.planner.doctor.processor import processor_findings
 
 
 def examine(path: Path, card: Card, root: Path = Path("/")) -> tuple[Finding, ...]:

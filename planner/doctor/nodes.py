@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner.doctor.card import cards_on_the_bus
-from planner.doctor.finding import Finding, Verdict
-from planner.probe.cgroup import read_text
+from penstock.planner.common.cgroup import read_text
+from penstock.planner.doctor.card_check import cards_on_the_bus
+from penstock.planner.doctor.finding import Finding, Verdict
 
 
 def node_findings(root: Path = Path("/")) -> Iterator[Finding]:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from planner.doctor.finding import Finding, Verdict
-from planner.probe.cgroup import read_text
-from planner.probe.memory import usable_cores
+from penstock.planner.common.cgroup import read_text
+from penstock.planner.common.host_memory import usable_cores
+from penstock.planner.doctor.finding import Finding, Verdict
 
 SLOW = ("powersave", "conservative", "ondemand", "userspace")
 """Governors that hold clocks down, where the driver does not choose them itself."""

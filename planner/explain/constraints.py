@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.decisions import Tier
-from planner.explain.margins import Margin
-from planner.plan import Plan
-from planner.predict.launches import issue_s
-from planner.predict.stages import Stage
-from planner.predict.tiers import fills
-from planner.render.stages import STAGES
-from planner.rules.limits import LIMITS
-from planner.solver.menu import MENUS
-from planner.units import show_bytes, show_seconds
+from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.tier_fill import fills
+from penstock.planner.contract.prices.launches import issue_s
+from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.explain.margins import Margin
+from penstock.planner.render.stage_names import STAGES
+from penstock.planner.solver.menu import MENUS
 
 NEARLY = 0.98
 """A stage that is busy for this share of its phase would hold it up next."""

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from planner.errors import UserError
-from planner.explain.constraints import Constraint, constraints, launches_bind
-from planner.explain.margins import NOTICEABLE, Margin, best_buy, margins
-from planner.explain.neighbours import Neighbour, candidates, neighbours
-from planner.explain.resources import resources
-from planner.force import Force
-from planner.learn.simple import Choice, Gain, choose
-from planner.plan import Plan
-from planner.rules.check import broken_rules
-from planner.solver.problem import Question
-from planner.solver.program import Optimum, nearest_first, optimum
-from planner.units import show_seconds
-from planner.verbs.solve import plan_of
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_seconds
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.constraints import Constraint, constraints, launches_bind
+from penstock.planner.explain.margins import NOTICEABLE, Margin, best_buy, margins
+from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
+from penstock.planner.explain.resources import resources
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import Optimum, nearest_first, optimum
+from penstock.planner.solver.simple import Choice, Gain, choose
+from penstock.planner.verbs.solve_verb import plan_of
 
 WORSE = 0.0075
 """A plan that is predicted to take longer than the program's own by this share was changed: the program gives up 0.5 % itself."""
@@ -76,13 +76,13 @@ def explain(
 
     Costs two solves a resource and two a decision, three times as many a decision of the simple plan, whose neighbours are simple ones,
     too; about a second in all for a dense model. ``advance`` is told of (done, all) steps.
-    Raises ``planner.solver.infeasible.Infeasible`` where no plan fits.
+    Raises ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
     """
     choice = choose(question)
     own, base = plan_of(question, choice), optimum(question)
     assert base is not None
-    broken = () if given is None else tuple(
-        rule.message for rule in broken_rules(given.hardware, given.model, given.workload, given.decisions)
+    broken = (
+        () if given is None else tuple(rule.message for rule in broken_rules(given.hardware, given.model, given.workload, given.decisions))
     )
     plan = own if given is None or broken else given
     changed = plan.predicted.total_s / own.predicted.total_s - 1 > WORSE

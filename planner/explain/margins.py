@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.explain.resources import Resource, resources
-from planner.model import ModelSpec
-from planner.predict.memory import unit_dram_bytes
-from planner.solver.problem import Question
-from planner.solver.program import Optimum, optimum
-from planner.units import GB
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.prices.memory_law import unit_dram_bytes
+from penstock.planner.explain.resources import Resource, resources
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import Optimum, optimum
 
 NOTICEABLE = 5e-4
 """Least share of the best time that counts as a gain or a loss: below it, two solves are taken as equal."""

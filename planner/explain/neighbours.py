@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.decisions import CachePolicy, Decisions, Tier
-from planner.errors import UserError
-from planner.force import Force
-from planner.moe.experts import fewest_slots
-from planner.rules.limits import LIMITS
-from planner.solver.menu import MENUS, batch_menu
-from planner.solver.problem import Question
-from planner.solver.program import Optimum, optimum
-from planner.workload import Objective
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.menu import MENUS, batch_menu
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import Optimum, optimum
 
 BATCH = "workload.batch"
 

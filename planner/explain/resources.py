@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner.hardware import Curve, Gpu, HardwareProfile
-from planner.units import GB
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
 
 
 @dataclass(frozen=True)

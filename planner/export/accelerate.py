@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.decisions import Tier
-from planner.export.exported import Exported, Losses, Lost, Request, Target, json_text
-from planner.export.otherwise import (
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.export.exported import Exported, Losses, Lost, Request, Target, json_text
+from penstock.planner.export.otherwise import (
     Step,
     expert_tiers,
     h2d_s,
@@ -27,7 +28,6 @@ from planner.export.otherwise import (
     tables_outside_bytes,
     weights_outside_bytes,
 )
-from planner.plan import Plan
 
 
 def device_map(plan: Plan) -> dict[str, int | str]:
@@ -96,35 +96,52 @@ def _slower_h2d(plan: Plan, step: Step) -> Step | None:
 
 def _lost(plan: Plan, own: Step) -> Iterator[Lost]:
     w, more = plan.decisions.weights, _more_bytes(plan)
-    yield Lost(f"{w.vram.slots} ring slots, copies {w.vram.prefetch_distance} units ahead of compute",
-               "a module's weights are copied when it computes, and nothing overlaps", replace(own, overlapped=False).tokens_per_s)
+    yield Lost(
+        f"{w.vram.slots} ring slots, copies {w.vram.prefetch_distance} units ahead of compute",
+        "a module's weights are copied when it computes, and nothing overlaps",
+        replace(own, overlapped=False).tokens_per_s,
+    )
     slower = _slower_h2d(plan, own)
-    yield Lost("page-locked DRAM", "weights are copied from memory that is not page-locked", slower and slower.tokens_per_s,
-               "" if slower else "hardware.gpu.h2d_pageable_gbps was not measured")
+    yield Lost(
+        "page-locked DRAM",
+        "weights are copied from memory that is not page-locked",
+        slower and slower.tokens_per_s,
+        "" if slower else "hardware.gpu.h2d_pageable_gbps was not measured",
+    )
     if more:
-        yield Lost(f"LM head in {w.head_blocks} blocks, embedding rows looked up in {w.embedding}",
-                   "a module moves whole: what lies outside VRAM is copied for each token",
-                   replace(own, h2d_s=own.h2d_s + h2d_s(plan, more)).tokens_per_s)
+        yield Lost(
+            f"LM head in {w.head_blocks} blocks, embedding rows looked up in {w.embedding}",
+            "a module moves whole: what lies outside VRAM is copied for each token",
+            replace(own, h2d_s=own.h2d_s + h2d_s(plan, more)).tokens_per_s,
+        )
     yield from _always(plan, own)
 
 
 def _lost_on_cpu(plan: Plan, own: Step) -> Iterator[Lost]:
     c = plan.decisions.weights.dram
-    yield Lost(f"DRAM cache, reads {c.prefetch_distance} layers ahead",
-               "a module's weights are read when it computes, and nothing overlaps",
-               replace(own, overlapped=False).tokens_per_s)
+    yield Lost(
+        f"DRAM cache, reads {c.prefetch_distance} layers ahead",
+        "a module's weights are read when it computes, and nothing overlaps",
+        replace(own, overlapped=False).tokens_per_s,
+    )
     yield from _always(plan, own)
 
 
 def _always(plan: Plan, own: Step) -> Iterator[Lost]:
     kv = plan.decisions.kv
     if plan.model.experts:
-        yield Lost("slots that keep the experts in use", "a layer's experts are one tensor: they lie still, and move all together",
-                   _still(plan, own).tokens_per_s)
+        yield Lost(
+            "slots that keep the experts in use",
+            "a layer's experts are one tensor: they lie still, and move all together",
+            _still(plan, own).tokens_per_s,
+        )
     if (plan.hardware.gpu and kv.dram_pages) or kv.ssd_pages:
         yield Lost("KV outside the compute device", "KV lies where the attention computes", None, "it does not fit there")
-    yield Lost(f"batch {plan.decisions.batch}, {plan.decisions.prefill_chunk_tokens} prompt tokens a pass, kept KV",
-               "whoever calls `generate` chooses, and keeps none", planned(plan).tokens_per_s)
+    yield Lost(
+        f"batch {plan.decisions.batch}, {plan.decisions.prefill_chunk_tokens} prompt tokens a pass, kept KV",
+        "whoever calls `generate` chooses, and keeps none",
+        planned(plan).tokens_per_s,
+    )
 
 
 def _together(plan: Plan, own: Step) -> Step:

@@ -17,9 +17,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from planner.errors import UserError
-from planner.export.exported import Exported, Losses, Lost, Request, Target, json_text
-from planner.export.otherwise import (
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.export.exported import Exported, Losses, Lost, Request, Target, json_text
+from penstock.planner.export.otherwise import (
     Step,
     expert_tiers,
     h2d_s,
@@ -31,8 +33,6 @@ from planner.export.otherwise import (
     still_experts,
     weights_outside_bytes,
 )
-from planner.plan import Plan
-from planner.units import show_bytes
 
 NVME_PATH = "PATH_ON_THE_SSD"
 """What the file says where no directory was named."""
@@ -107,8 +107,11 @@ def _lost(plan: Plan) -> Iterator[Lost]:
     if on_nvme(plan):
         stay = placement.h2d_bytes_per_pass - placement.ssd_bytes_per_pass
         read = replace(own, ssd_s=ssd_s(plan, placement.h2d_bytes_per_pass), routed_s=0.0 if plan.model.experts is None else own.routed_s)
-        yield Lost(f"{show_bytes(stay)} of weights stay in DRAM, the rest comes from the SSD",
-                   "one place for all outside VRAM: the SSD", read.tokens_per_s)
+        yield Lost(
+            f"{show_bytes(stay)} of weights stay in DRAM, the rest comes from the SSD",
+            "one place for all outside VRAM: the SSD",
+            read.tokens_per_s,
+        )
     if plan.model.experts:
         moved = still_experts(plan, whole_layers=True)
         layers = sum(tier != "vram" for tier in expert_tiers(plan).values())
@@ -117,11 +120,18 @@ def _lost(plan: Plan) -> Iterator[Lost]:
         yield Lost("slots that keep the experts in use", f"all experts of {layers} layers move with each step", still.tokens_per_s)
     if head_outside_bytes(plan):
         more = max(0, head_outside_bytes(plan) - head_streamed_bytes(plan))
-        yield Lost(f"LM head in {plan.decisions.weights.head_blocks} blocks", "it moves in one piece, and needs that much VRAM at once",
-                   replace(own, h2d_s=own.h2d_s + h2d_s(plan, more)).tokens_per_s)
+        yield Lost(
+            f"LM head in {plan.decisions.weights.head_blocks} blocks",
+            "it moves in one piece, and needs that much VRAM at once",
+            replace(own, h2d_s=own.h2d_s + h2d_s(plan, more)).tokens_per_s,
+        )
     if outside:
-        yield Lost("residents spread evenly", "the first parameters of the model persist, so copies come in a run", None,
-                   "how far prefetching evens that out is not in the planner")
+        yield Lost(
+            "residents spread evenly",
+            "the first parameters of the model persist, so copies come in a run",
+            None,
+            "how far prefetching evens that out is not in the planner",
+        )
     if kv.dram_pages or kv.ssd_pages or kv.reuse.dram_pages or kv.reuse.ssd_bytes:
         yield Lost("KV outside VRAM, kept KV", "KV is the model's own, in VRAM; none is kept", None, "prompts are computed anew")
 

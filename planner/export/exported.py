@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.plan import Plan
+from penstock.planner.contract.plan.plan import Plan
 
 WIDTH = 120
 """Columns of a comment."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.errors import UserError
-from planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
-from planner.export.otherwise import gpu_compute_s, kv_too_large
-from planner.plan import Plan
-from planner.predict.memory import kept_page_bytes, vram_use
-from planner.units import show_bytes
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import kept_page_bytes, vram_use
+from penstock.planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
+from penstock.planner.export.otherwise import gpu_compute_s, kv_too_large
 
 _IN_RING = ("residents", "ring", "experts", "embedding", "norms")
 """Items of VRAM that hold weights."""
@@ -75,11 +75,18 @@ def _lost(plan: Plan, short: int) -> Iterator[Lost]:
         fits = plan.decisions.batch / gpu_compute_s(plan) if short <= 0 else None
         yield Lost("weights stream from DRAM and SSD", "all weights lie in VRAM", fits, "" if fits else "they do not fit this card")
     if kv.dram_pages or kv.ssd_pages:
-        yield Lost(f"{kv.dram_pages} KV pages of running sequences in DRAM, {kv.ssd_pages} on the SSD",
-                   "KV of running sequences lies in VRAM; what has no room waits", None, "how long requests wait is not in the plan")
+        yield Lost(
+            f"{kv.dram_pages} KV pages of running sequences in DRAM, {kv.ssd_pages} on the SSD",
+            "KV of running sequences lies in VRAM; what has no room waits",
+            None,
+            "how long requests wait is not in the plan",
+        )
     if kv.reuse.ssd_bytes and not kv.reuse.dram_pages:
-        yield Lost("kept KV on the SSD without a copy in DRAM", "pages reach the disk through the cache in DRAM, here of one page",
-                   plan.predicted.decode_tokens_per_s)
+        yield Lost(
+            "kept KV on the SSD without a copy in DRAM",
+            "pages reach the disk through the cache in DRAM, here of one page",
+            plan.predicted.decode_tokens_per_s,
+        )
 
 
 LIGHTLLM = Target("lightllm", "LightLLM's launch command, for the tiers of KV", "lightllm.sh", _export)

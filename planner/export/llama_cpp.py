@@ -14,9 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from planner.decisions import Tier
-from planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
-from planner.export.otherwise import (
+from penstock.planner.common.measures import GB, show_bytes
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import kept_page_bytes
+from penstock.planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
+from penstock.planner.export.otherwise import (
     Step,
     cpu_compute_s,
     expert_tiers,
@@ -25,10 +29,6 @@ from planner.export.otherwise import (
     still_experts,
     weights_outside_bytes,
 )
-from planner.moe.misses import visit
-from planner.plan import Plan
-from planner.predict.memory import kept_page_bytes
-from planner.units import GB, show_bytes
 
 
 def _export(request: Request) -> Exported:
@@ -75,8 +75,11 @@ def _placement(plan: Plan) -> Iterator[Flag]:
         yield Flag("-ot", f"{_layers(range(first, first + partial))}{kind}_.*=CPU", f"{partial} of these layers keep only {stays} in VRAM")
     still = [i for i in _experts_in_ram(plan) if i >= first]
     if still:
-        yield Flag("-ot", f"{_layers(still)}ffn_(gate|up|down)_exps.*=CPU",
-                   f"VRAM has room for the routed experts of {len(expert_tiers(plan)) - len(_experts_in_ram(plan))} layers")
+        yield Flag(
+            "-ot",
+            f"{_layers(still)}ffn_(gate|up|down)_exps.*=CPU",
+            f"VRAM has room for the routed experts of {len(expert_tiers(plan)) - len(_experts_in_ram(plan))} layers",
+        )
 
 
 def head_in_vram(plan: Plan) -> bool:
@@ -136,21 +139,37 @@ def _lost(plan: Plan) -> Iterator[Lost]:
     own, d, placement = planned(plan), plan.decisions, plan.placement
     outside = placement.h2d_bytes_per_pass + still_experts(plan, whole_layers=True).outside_vram
     if plan.hardware.gpu and outside:
-        yield Lost(f"{show_bytes(outside)} of weights stream to the GPU", "the CPU computes them where they lie",
-                   _computed(plan, own).tokens_per_s)
+        yield Lost(
+            f"{show_bytes(outside)} of weights stream to the GPU", "the CPU computes them where they lie", _computed(plan, own).tokens_per_s
+        )
     if _beyond_dram(plan):
         link_or_compute = replace(own, h2d_s=0.0, compute_s=max(own.h2d_s, own.compute_s), routed_s=0.0)
-        yield Lost("a DRAM cache that reads ahead, the rest kept still",
-                   "the file is mapped: the kernel reads what is missing when it is needed", _mapped(plan, link_or_compute).tokens_per_s)
+        yield Lost(
+            "a DRAM cache that reads ahead, the rest kept still",
+            "the file is mapped: the kernel reads what is missing when it is needed",
+            _mapped(plan, link_or_compute).tokens_per_s,
+        )
     if plan.model.experts:
-        yield Lost("slots that keep the experts in use", "experts lie still, by layer; the CPU computes those outside VRAM", None,
-                   "counted in the figure for what streams" if plan.hardware.gpu else "the CPU computes them either way")
+        yield Lost(
+            "slots that keep the experts in use",
+            "experts lie still, by layer; the CPU computes those outside VRAM",
+            None,
+            "counted in the figure for what streams" if plan.hardware.gpu else "the CPU computes them either way",
+        )
     if d.kv.dram_pages or d.kv.ssd_pages:
-        yield Lost(f"{d.kv.vram_pages} KV pages in VRAM, {d.kv.dram_pages} in DRAM, {d.kv.ssd_pages} on the SSD",
-                   "all KV lies in DRAM, and the CPU computes attention over it", None, "the planner has no rate for this")
+        yield Lost(
+            f"{d.kv.vram_pages} KV pages in VRAM, {d.kv.dram_pages} in DRAM, {d.kv.ssd_pages} on the SSD",
+            "all KV lies in DRAM, and the CPU computes attention over it",
+            None,
+            "the planner has no rate for this",
+        )
     if d.kv.reuse.ssd_bytes:
-        yield Lost(f"{show_bytes(d.kv.reuse.ssd_bytes)} of kept KV on the SSD, restored by itself",
-                   "slots are saved and restored by request (POST /slots/N?action=save)", None, "who asks for it is not in the plan")
+        yield Lost(
+            f"{show_bytes(d.kv.reuse.ssd_bytes)} of kept KV on the SSD, restored by itself",
+            "slots are saved and restored by request (POST /slots/N?action=save)",
+            None,
+            "who asks for it is not in the plan",
+        )
 
 
 LLAMA_CPP = Target("llama.cpp", "llama-server's -ngl, -ot and cache flags", "llama.cpp.sh", _export)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.decisions import Decisions, Tier
-from planner.moe.misses import visit
-from planner.placement import split
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.predict.memory import kv_page_bytes
-from planner.predict.stages import Stage, decode_compute_s, ssd_gbps
-from planner.rules.check import broken_rules
-from planner.units import GB, show_bytes
+from penstock.planner.common.measures import GB, show_bytes
+from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.placement import split
+from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import kv_page_bytes
+from penstock.planner.contract.prices.stages import Stage, decode_compute_s, ssd_gbps
+from penstock.planner.contract.rules.broken import broken_rules
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from planner.export.accelerate import ACCELERATE
-from planner.export.deepspeed import DEEPSPEED
-from planner.export.env import ENV
-from planner.export.exported import Target
-from planner.export.lightllm import LIGHTLLM
-from planner.export.llama_cpp import LLAMA_CPP
-from planner.export.vllm import VLLM
+from penstock.planner.export.accelerate import ACCELERATE
+from penstock.planner.export.deepspeed import DEEPSPEED
+from penstock.planner.export.exported import Target
+from penstock.planner.export.lightllm import LIGHTLLM
+from penstock.planner.export.llama_cpp import LLAMA_CPP
+from penstock.planner.export.vllm import VLLM
+from penstock.planner.export.wsm_env import ENV
 
 TARGETS: tuple[Target, ...] = (ENV, LIGHTLLM, ACCELERATE, LLAMA_CPP, VLLM, DEEPSPEED)
-"""One for each of ``planner.command.verb_schema.TargetName``."""
+"""One for each of ``penstock.planner.verbs.verb_schema.TargetName``."""
 
 
 def find_target(name: str) -> Target:

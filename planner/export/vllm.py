@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.errors import UserError
-from planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
-from planner.export.otherwise import (
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import kept_page_bytes, kv_page_bytes
+from penstock.planner.export.exported import Exported, Flag, Losses, Lost, Request, Target, path_flag, script
+from penstock.planner.export.otherwise import (
     Step,
     gpu_compute_s,
     h2d_s,
@@ -27,9 +30,6 @@ from planner.export.otherwise import (
     tables_outside_bytes,
     weights_outside_bytes,
 )
-from planner.plan import Plan
-from planner.predict.memory import kept_page_bytes, kv_page_bytes
-from planner.units import show_bytes
 
 BLOCKS = (16, 32, 64, 128)
 """Tokens of a block that vLLM's CUDA attention takes."""
@@ -117,19 +117,32 @@ def _lost(plan: Plan) -> Iterator[Lost]:
         speed = replace(own, ssd_s=0.0).tokens_per_s if fits else None
         yield Lost("weights that stay on the SSD", "all weights lie in VRAM and DRAM", speed, "" if fits else "they do not fit")
     if plan.placement.streamed_units or plan.model.experts:
-        yield Lost(f"{w.vram.slots} ring slots, copies ahead of compute",
-                   "kernels read over the link while they compute, nothing is copied ahead",
-                   _read(plan, own).tokens_per_s)
+        yield Lost(
+            f"{w.vram.slots} ring slots, copies ahead of compute",
+            "kernels read over the link while they compute, nothing is copied ahead",
+            _read(plan, own).tokens_per_s,
+        )
         yield Lost("residents spread evenly", "the first parameters are offloaded until the size is reached", own.tokens_per_s)
     if tables_outside_bytes(plan):
-        yield Lost("LM head or embedding table outside VRAM", "only layers can lie there: more of them do, in the tables' place",
-                   _layers_alone(plan, own).tokens_per_s)
+        yield Lost(
+            "LM head or embedding table outside VRAM",
+            "only layers can lie there: more of them do, in the tables' place",
+            _layers_alone(plan, own).tokens_per_s,
+        )
     if plan.model.experts:
-        yield Lost("slots that keep the experts in use", "experts lie still; visited ones outside VRAM are read each time", None,
-                   "counted in the figure for the ring")
+        yield Lost(
+            "slots that keep the experts in use",
+            "experts lie still; visited ones outside VRAM are read each time",
+            None,
+            "counted in the figure for the ring",
+        )
     if kv.dram_pages or kv.ssd_pages:
-        yield Lost(f"{kv.dram_pages} KV pages of running sequences in DRAM, {kv.ssd_pages} on the SSD",
-                   "KV of running sequences lies in VRAM; those without room wait", None, "how long is not in the plan")
+        yield Lost(
+            f"{kv.dram_pages} KV pages of running sequences in DRAM, {kv.ssd_pages} on the SSD",
+            "KV of running sequences lies in VRAM; those without room wait",
+            None,
+            "how long is not in the plan",
+        )
     if kv.reuse.ssd_bytes:
         yield Lost(f"{show_bytes(kv.reuse.ssd_bytes)} of kept KV on the SSD", "the native backend keeps it in DRAM only", own.tokens_per_s)
     if _block(kv.page_tokens) != kv.page_tokens:

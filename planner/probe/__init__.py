@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.probe.profile import profile_dir, write_profile
+from penstock.planner.contract.config.profile_files import profile_dir, write_profile
 
 if TYPE_CHECKING:
-    from planner.probe.measure import probe
-    from planner.probe.table import profile_table
+    from penstock.planner.probe.measure import probe
+    from penstock.planner.probe.profile_table import profile_table
 
 __all__ = ["probe", "profile_dir", "profile_table", "write_profile"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "probe":
-        from planner.probe.measure import probe
+        from penstock.planner.probe.measure import probe
 
         return probe
     if name == "profile_table":
-        from planner.probe.table import profile_table
+        from penstock.planner.probe.profile_table import profile_table
 
         return profile_table
     raise AttributeError(f"module {__name__} has no attribute {name}")

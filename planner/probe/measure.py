@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from planner.command.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
-from planner.command.verb_schema import ProbeSettings
-from planner.errors import UserError
-from planner.interrupt import import_torch, terminate_as_interrupt
-from planner.probe.cpu import measure_cpu
-from planner.probe.dram import Arena, mlock
-from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
-from planner.probe.gpu import BUSY_CHUNK, Gpu, host_register
-from planner.probe.layer import measure_launch
-from planner.probe.memory import last_level_cache_bytes, memory_facts, usable_cores
-from planner.probe.meter import FULL, QUICK, Meter, Shares
-from planner.probe.scratch import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
-from planner.probe.ssd import Buffers, ReadLoad, fill_scratch, read_sampler
-from planner.probe.sweep import best_point, sweep, table
-from planner.units import show_bytes
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.host_memory import last_level_cache_bytes, memory_facts, usable_cores
+from penstock.planner.common.interrupt import import_torch, terminate_as_interrupt
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
+from penstock.planner.contract.given.findings import CannotMeasure, Figure, Findings, unmeasured
+from penstock.planner.probe.best_block import best_point, sweep, table
+from penstock.planner.probe.clocked import FULL, QUICK, Meter, Shares
+from penstock.planner.probe.cpu_rates import measure_cpu
+from penstock.planner.probe.dram_rates import Arena, mlock
+from penstock.planner.probe.gpu_rates import BUSY_CHUNK, Gpu, host_register
+from penstock.planner.probe.layer_launch import measure_launch
+from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
+from penstock.planner.probe.ssd_rates import Buffers, ReadLoad, fill_scratch, read_sampler
+from penstock.planner.verbs.verb_schema import ProbeSettings
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""
@@ -220,7 +220,9 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
         ssd=SsdConfig(read=rows("ssd.read"), write_gbps=number("ssd.write_gbps")),
         dram=DramConfig(number("dram.copy_gbps"), number("dram.read_gbps"), number("dram.pin_s_per_gb")),
         cpu=CpuConfig(int(number("cpu.cores")), number("cpu.matvec_gbps"), number("cpu.dense_tflops")),
-        gpu=None if gpu is None else GpuConfig(
+        gpu=None
+        if gpu is None
+        else GpuConfig(
             name=gpu.name,
             context_bytes=gpu.context_bytes,
             dense_tflops=number("gpu.dense_tflops"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.hardware import HardwareProfile
-from planner.units import show_bytes
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.given.hardware import HardwareProfile
 
 
 def assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:

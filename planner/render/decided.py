@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.decisions import ExpertSlots, Tier
-from planner.model import Experts
-from planner.moe.experts import kept_in_all
-from planner.plan import Plan
-from planner.predict.reuse import held, kept_set
-from planner.predict.stages import ssd_gbps
-from planner.units import show_bytes
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
+from penstock.planner.contract.experts.expert_slots import kept_in_all
+from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.reuse import held, kept_set
+from penstock.planner.contract.prices.stages import ssd_gbps
 
 
 def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:

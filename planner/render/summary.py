@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from planner.decisions import Decisions
-from planner.plan import Plan
-from planner.predict.tiers import fills
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.tier_fill import fills
 
 
 def summary(plan: Plan, out: str) -> dict[str, object]:

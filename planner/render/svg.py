@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from planner.predict.memory import LEFT_ALONE
-from planner.predict.step import Lane
-from planner.predict.tiers import Fill
-from planner.units import show_bytes, show_seconds
+from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.contract.plan.tier_fill import Fill
+from penstock.planner.contract.prices.memory_law import LEFT_ALONE
+from penstock.planner.render.step_lanes import Lane
 
 WIDTH = 720
 """Units across a picture; the page scales it to its own width."""

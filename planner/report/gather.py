@@ -11,11 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from planner.command.overrides import key_of, unquoted
-from planner.command.sweeps import POINT, SWEEP_CONFIG, read_point
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.planfile import read_plan
+from penstock.planner.common.command.overrides import key_of, unquoted
+from penstock.planner.common.command.sweep_folders import POINT, SWEEP_CONFIG, read_point
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan
 
 SILENT = "ended without a word: it was killed, or is still at work"
 """What is said of a point that left nothing."""
@@ -161,4 +161,3 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
-

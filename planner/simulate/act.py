@@ -7,25 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.policy import make_policy
-from planner.policy.slots import CacheStats
-from planner.policy.turns import Turns
-from planner.predict.contention import contention
-from planner.predict.stages import Traffic, h2d_gbps, ssd_gbps, traffic
-from planner.simulate.dram import SimulatedDram
-from planner.simulate.experts import SimulatedExperts, TierCounts
-from planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
-from planner.simulate.kv import LANES, CardKv, HostKv, open_kv
-from planner.simulate.lanes import NS, Lanes, Work, ns
-from planner.simulate.record import Record
-from planner.simulate.ring import SimulatedRing
-from planner.simulate.routings import DrawnRouting, Routings
-from planner.simulate.sums import Sums
-from planner.simulate.work import Pass, Passes, passes_of
-from planner.timeline.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
-from planner.units import GB
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import GB
+from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.policy import make_policy
+from penstock.planner.contract.policy.layer_slots import CacheStats
+from penstock.planner.contract.policy.turns import Turns
+from penstock.planner.contract.prices.contention import contention
+from penstock.planner.contract.prices.stages import Traffic, h2d_gbps, ssd_gbps, traffic
+from penstock.planner.simulate.dram_lane import SimulatedDram
+from penstock.planner.simulate.events import Record
+from penstock.planner.simulate.expert_lane import SimulatedExperts, TierCounts
+from penstock.planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
+from penstock.planner.simulate.kv_lane import LANES, CardKv, HostKv, open_kv
+from penstock.planner.simulate.lanes import NS, Lanes, Work, ns
+from penstock.planner.simulate.ring_lane import SimulatedRing
+from penstock.planner.simulate.routings import DrawnRouting, Routings
+from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
+from penstock.planner.simulate.sums import Sums
 
 AHEAD_PASSES = 2
 """At the end of a run of equal passes so many are acted out where KV streams: by then KV moves for the passes that follow, of which there

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.rules.rule import BrokenRule
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.rules.rule import BrokenRule
 
 BENDS = (
     "hwm = cap + k, 3 <= k <= 10",

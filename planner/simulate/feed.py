@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.placement import Unit
-from planner.simulate.dram import SimulatedDram
-from planner.simulate.ring import SimulatedRing
-from planner.timeline.trace import H2D, SSD
+from penstock.planner.common.timeline.spans import H2D, SSD
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.simulate.dram_lane import SimulatedDram
+from penstock.planner.simulate.ring_lane import SimulatedRing
 
 
 class HostFeed:

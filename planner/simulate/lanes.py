@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from planner.predict.contention import Contention
-from planner.timeline.trace import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.common.timeline.spans import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.contract.prices.contention import Contention
 
 WHOLE = 1 << 20
 """The speed of a lane that has its link for itself. Work is nanoseconds times this."""

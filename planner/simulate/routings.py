@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.model import Experts
-from planner.moe.cache import Routing
-from planner.moe.routing import Trace
-from planner.policy.experts import AheadScores
+from penstock.planner.contract.experts.expert_cache import Routing
+from penstock.planner.contract.experts.policies import AheadScores
+from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.contract.given.model import Experts
 
 
 class Routings(Protocol):
@@ -65,4 +65,3 @@ class TracedRouting:
         if self._scores is not None and place < self._trace.layers - 1:
             ahead = self._scores[rows, place].mean(0)[None]
         return Routing(self._trace.experts[rows, place].astype(np.intp), prompt and tokens > 1, ahead)
-

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.policy.slots import CacheStats
-from planner.simulate.record import Record
+from penstock.planner.contract.policy.layer_slots import CacheStats
+from penstock.planner.simulate.events import Record
 
 ADDED = ("hits", "misses", "loads", "evictions_out_of_window", "evictions_in_window", "shrinks", "waits", "accesses")
 """Of ``CacheStats``, what adds up."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pulp
 
-from planner.decisions import (
+from penstock.planner.contract.decided.decisions import (
     CachePolicy,
     Decisions,
     DramWeights,
@@ -20,11 +20,11 @@ from planner.decisions import (
     VramWeights,
     WeightDecisions,
 )
-from planner.predict.foresight import DecodeStep
-from planner.predict.memory import kept_file_bytes
-from planner.rules.limits import LIMITS
-from planner.solver.formulation import Formulation
-from planner.solver.menu import MENUS
+from penstock.planner.contract.prices.foresight import DecodeStep
+from penstock.planner.contract.prices.memory_law import kept_file_bytes
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.formulation import Formulation
+from penstock.planner.solver.menu import MENUS
 
 
 def decisions_of(program: Formulation) -> Decisions:
@@ -40,9 +40,7 @@ def decisions_of(program: Formulation) -> Decisions:
         policy=p.policy,
         embedding=Tier.vram if _count(program.embed_in_vram) else Tier.dram,
         head_blocks=program.head_blocks,
-        vram=VramWeights(
-            ResidentUnits(_count(program.attn), _count(program.ffn), _count(program.head)), slots, distance if gpu else 0
-        ),
+        vram=VramWeights(ResidentUnits(_count(program.attn), _count(program.ffn), _count(program.head)), slots, distance if gpu else 0),
         dram=_dram_counts(program),
         ssd=SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
         h2d=H2dCopies(chunk.chunk_bytes, MENUS.in_flight if force.in_flight is None else force.in_flight),

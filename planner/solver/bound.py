@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from planner.moe.misses import visit
-from planner.predict.cost import objective_weights
-from planner.predict.memory import OVERHEADS, dram_workspace_bytes
-from planner.predict.reuse import kept_set
-from planner.predict.stages import decode_compute_s, expert_copy_s
-from planner.solver.menu import chunk_menu, pass_menu, ssd_menu
-from planner.solver.pages import page_menu
-from planner.solver.problem import Problem
-from planner.units import GB
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.prices.cost import objective_weights
+from penstock.planner.contract.prices.memory_law import OVERHEADS, dram_workspace_bytes
+from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s
+from penstock.planner.solver.menu import chunk_menu, pass_menu, ssd_menu
+from penstock.planner.solver.page_menu import page_menu
+from penstock.planner.solver.problem import Problem
 
 
 def bound_s(problem: Problem) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.decisions import Decisions, ExpertSlots
-from planner.model import Experts
-from planner.moe.experts import kept_in_all
-from planner.moe.hits import default_source
-from planner.moe.misses import visit
-from planner.plan import Plan
-from planner.predict.foresight import DecodeStep
-from planner.units import show_bytes, show_seconds
+from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots
+from penstock.planner.contract.experts.expert_hits import default_source
+from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.experts.expert_slots import kept_in_all
+from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.foresight import DecodeStep
 
 
 def expert_notes(plan: Plan, curve: str | None) -> Iterator[str]:

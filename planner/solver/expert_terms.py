@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import pulp
 
-from planner.decisions import ExpertSlots, Tier
-from planner.moe.experts import TRANSIT_SLOTS, fewest_slots
-from planner.moe.misses import Visit, visit
-from planner.predict.contention import Contention
-from planner.predict.memory import expert_dram_bytes, expert_vram_bytes
-from planner.predict.routed import PAUSE_AT, Routed, behind_last
-from planner.predict.stages import expert_copy_s
-from planner.solver.linear import MB, LinearProgram
-from planner.solver.menu import SsdChoice, expert_chunk_bytes
-from planner.solver.problem import Problem
-from planner.units import GB
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
+from penstock.planner.contract.experts.expert_misses import Visit, visit
+from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
+from penstock.planner.contract.prices.contention import Contention
+from penstock.planner.contract.prices.memory_law import expert_dram_bytes, expert_vram_bytes
+from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
+from penstock.planner.contract.prices.stages import expert_copy_s
+from penstock.planner.solver.linear import MB, LinearProgram
+from penstock.planner.solver.menu import SsdChoice, expert_chunk_bytes
+from penstock.planner.solver.problem import Problem
 
 
 class ExpertTerms:
@@ -146,9 +146,7 @@ class ExpertTerms:
             yield vram, dram, 1 - self._vram_more
         yield dram, vram, self._vram_more
 
-    def _lines(
-        self, missed: pulp.LpVariable, one: Visit, kept: pulp.LpAffineExpression, unless: pulp.LpAffineExpression | int = 0
-    ) -> None:
+    def _lines(self, missed: pulp.LpVariable, one: Visit, kept: pulp.LpAffineExpression, unless: pulp.LpAffineExpression | int = 0) -> None:
         """``missed`` is at least each line of the curve, which is exact, since it is convex; any, where ``unless`` is 1."""
         layers = len(self.experts.layers) if self.experts else 0
         for none, each in one.lines:

@@ -12,21 +12,27 @@ from itertools import product
 
 import pulp
 
-from planner.decisions import CachePolicy, Tier
-from planner.placement import head_block_bytes, head_blocks, ring_classes
-from planner.predict.contention import contention
-from planner.predict.cost import objective_weights
-from planner.predict.memory import OVERHEADS, dram_workspace_bytes, ssd_in_place_bytes, unit_dram_bytes, unit_vram_bytes
-from planner.predict.reuse import kept_set
-from planner.predict.stages import decode_compute_s, earlier_kv, kv_fill, lookup_s, prompt_fill
-from planner.rules.limits import LIMITS
-from planner.solver.expert_terms import ExpertTerms
-from planner.solver.kept_terms import KeptTerms
-from planner.solver.kv_terms import KvTerms
-from planner.solver.linear import GB_IN_MB, MB, LinearProgram
-from planner.solver.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
-from planner.solver.pages import page_menu
-from planner.solver.problem import Problem
+from penstock.planner.contract.decided.decisions import CachePolicy, Tier
+from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, ring_classes
+from penstock.planner.contract.prices.contention import contention
+from penstock.planner.contract.prices.cost import objective_weights
+from penstock.planner.contract.prices.memory_law import (
+    OVERHEADS,
+    dram_workspace_bytes,
+    ssd_in_place_bytes,
+    unit_dram_bytes,
+    unit_vram_bytes,
+)
+from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.contract.prices.stages import decode_compute_s, earlier_kv, kv_fill, lookup_s, prompt_fill
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.expert_terms import ExpertTerms
+from penstock.planner.solver.kept_terms import KeptTerms
+from penstock.planner.solver.kv_terms import KvTerms
+from penstock.planner.solver.linear import GB_IN_MB, MB, LinearProgram
+from penstock.planner.solver.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
+from penstock.planner.solver.page_menu import page_menu
+from penstock.planner.solver.problem import Problem
 
 CAPACITY_MARGIN_MB = 4096 / MB
 """Kept free of each capacity for the solver's integrality tolerance; a page is also what capacities are really given in."""
@@ -268,7 +274,7 @@ class Formulation(LinearProgram):
         self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
 
     def _capacities(self) -> None:
-        """The three capacities, from the items of ``planner.predict.memory``. Slacks are in MB."""
+        """The three capacities, from the items of ``penstock.planner.contract.prices.memory_law``. Slacks are in MB."""
         p, model = self.problem, self.problem.model
         activations = pulp.lpSum(bit * (c.activation_bytes / MB) for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
         staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.decisions import Tier
-from planner.solver.infeasible import SLACK_WEIGHTS, Infeasible, Mend, alternatives, capacity, raised, shortages
-from planner.solver.linear import MB
-from planner.solver.problem import Problem, Question
-from planner.solver.program import Optimum, optimum
-from planner.units import GB
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.solver.infeasible import SLACK_WEIGHTS, Infeasible, Mend, alternatives, capacity, raised, shortages
+from penstock.planner.solver.linear import MB
+from penstock.planner.solver.problem import Problem, Question
+from penstock.planner.solver.program import Optimum, optimum
 
 
 @dataclass(frozen=True)

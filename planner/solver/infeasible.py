@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import pulp
 
-from planner.decisions import Tier
-from planner.errors import UserError
-from planner.force import Force
-from planner.hardware import HardwareProfile
-from planner.solver.formulation import Formulation
-from planner.solver.linear import MB
-from planner.solver.menu import MENUS
-from planner.solver.problem import Problem
-from planner.units import GB
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.solver.formulation import Formulation
+from penstock.planner.solver.linear import MB
+from penstock.planner.solver.menu import MENUS
+from penstock.planner.solver.problem import Problem
 
 
 @dataclass(frozen=True)

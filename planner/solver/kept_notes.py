@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.force import Force
-from planner.plan import Plan
-from planner.predict.reuse import held, kept_set
-from planner.rules.limits import LIMITS
-from planner.solver.pages import told
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.reuse import held, kept_set
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.page_menu import told
 
 
 def reuse_notes(plan: Plan, force: Force) -> Iterator[str]:

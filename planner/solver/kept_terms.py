@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import pulp
 
-from planner.decisions import Tier
-from planner.predict.memory import OVERHEADS
-from planner.predict.reuse import Restoring, kept_set, restoring
-from planner.predict.stages import Stage
-from planner.rules.limits import LIMITS
-from planner.solver.linear import MB, LinearProgram
-from planner.solver.menu import SsdChoice
-from planner.solver.pages import PageChoice
-from planner.solver.problem import Problem
-from planner.units import ALIGN
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.prices.memory_law import OVERHEADS
+from penstock.planner.contract.prices.reuse import Restoring, kept_set, restoring
+from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.linear import MB, LinearProgram
+from penstock.planner.solver.menu import SsdChoice
+from penstock.planner.solver.page_menu import PageChoice
+from penstock.planner.solver.problem import Problem
 
 
 class KeptTerms:

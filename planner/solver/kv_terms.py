@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pulp
 
-from planner.decisions import Tier
-from planner.predict.memory import OVERHEADS
-from planner.predict.stages import h2d_gbps
-from planner.rules.limits import LIMITS
-from planner.solver.linear import GB_IN_MB, MB, LinearProgram
-from planner.solver.pages import PageChoice
-from planner.solver.problem import Problem
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.prices.memory_law import OVERHEADS
+from penstock.planner.contract.prices.stages import h2d_gbps
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.linear import GB_IN_MB, MB, LinearProgram
+from penstock.planner.solver.page_menu import PageChoice
+from penstock.planner.solver.problem import Problem
 
 
 class KvTerms:

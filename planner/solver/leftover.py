@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.decisions import Decisions, KvReuse, Tier
-from planner.hardware import HardwareProfile
-from planner.model import ModelSpec
-from planner.predict.cost import predict
-from planner.predict.memory import dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, ssd_need, vram_use
-from planner.predict.reuse import KeptSet, kept_set, pays
-from planner.predict.stages import Prefill
-from planner.rules.check import broken_rules
-from planner.workload import Workload
+from penstock.planner.contract.decided.decisions import Decisions, KvReuse, Tier
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, ssd_need, vram_use
+from penstock.planner.contract.prices.reuse import KeptSet, kept_set, pays
+from penstock.planner.contract.prices.stages import Prefill
+from penstock.planner.contract.rules.broken import broken_rules
 
 
 def keep_more(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Decisions:

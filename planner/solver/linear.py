@@ -41,9 +41,7 @@ class LinearProgram:
         """``quantity``, at most ``most``, times the factor of the bit that is set."""
         return self.dot(self.shares(name, bits, quantity, most), factors)
 
-    def shares(
-        self, name: str, bits: Sequence[pulp.LpVariable], quantity: pulp.LpAffineExpression, most: float
-    ) -> list[pulp.LpVariable]:
+    def shares(self, name: str, bits: Sequence[pulp.LpVariable], quantity: pulp.LpAffineExpression, most: float) -> list[pulp.LpVariable]:
         """One copy of ``quantity`` per choice, zero where the choice is not taken, so that products stay tight."""
         parts = [self.amount(f"{name}_{i}") for i in range(len(bits))]
         for part, bit in zip(parts, bits, strict=True):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from planner.errors import UserError
-from planner.force import Force
-from planner.hardware import HardwareProfile
-from planner.model import ModelSpec
-from planner.placement import head_block_bytes, head_blocks
-from planner.predict.memory import activation_bytes, card_activation_bytes
-from planner.predict.reuse import KeptSet
-from planner.predict.stages import decode_compute_s, h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
-from planner.rules.limits import LIMITS
-from planner.units import ALIGN, GB, align_up
-from planner.workload import Workload
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN, GB, align_up
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.memory_law import activation_bytes, card_activation_bytes
+from penstock.planner.contract.prices.reuse import KeptSet
+from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
+from penstock.planner.contract.rules.limits import LIMITS
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,7 @@ def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float) -> bool:
     return all(a <= b * (1 + tolerance) for a, b in zip(one.s_per_gb, other.s_per_gb, strict=True))
 
 
-def pass_menu(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int, kept: KeptSet
-) -> list[PassChoice]:
+def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int, kept: KeptSet) -> list[PassChoice]:
     """Prefill pass sizes: the whole prompt, then halves of it; each from the prompt's first token on, and from where eighths of its shared
     prefix end."""
     prompt = workload.prompt_tokens

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.decisions import CachePolicy
-from planner.force import Force
-from planner.hardware import HardwareProfile
-from planner.model import ModelSpec
-from planner.workload import Workload
+from penstock.planner.contract.decided.decisions import CachePolicy
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 
 import pulp
 
-from planner.decisions import CachePolicy, Decisions
-from planner.force import Force
-from planner.hardware import HardwareProfile
-from planner.model import ModelSpec
-from planner.predict.cost import objective_weights
-from planner.rules.check import broken_rules
-from planner.solver.answer import decisions_of
-from planner.solver.bound import bound_s
-from planner.solver.check import check_request
-from planner.solver.formulation import Formulation
-from planner.solver.infeasible import why_infeasible
-from planner.solver.leftover import keep_more
-from planner.solver.linear import MB
-from planner.solver.menu import batch_menu, ring_menu
-from planner.solver.problem import Problem, Question
-from planner.workload import Objective, Workload
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Objective, Workload
+from penstock.planner.contract.prices.cost import objective_weights
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.answer import decisions_of
+from penstock.planner.solver.bound import bound_s
+from penstock.planner.solver.forced_rules import check_request
+from penstock.planner.solver.formulation import Formulation
+from penstock.planner.solver.infeasible import why_infeasible
+from penstock.planner.solver.leftover import keep_more
+from penstock.planner.solver.linear import MB
+from penstock.planner.solver.menu import batch_menu, ring_menu
+from penstock.planner.solver.problem import Problem, Question
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Optimum:
     decode_s: float
     """One decode step: a token for each sequence of the batch."""
     total_s: float
-    """What is minimised: see ``planner.predict.cost.objective_weights``."""
+    """What is minimised: see ``penstock.planner.contract.prices.cost.objective_weights``."""
 
     @property
     def token_s(self) -> float:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from planner.placement import Unit
-from runtime.store.errors import StoreError
-from runtime.store.layout import Extent, TensorLayout, UnitLayout
-from runtime.store.manifest import MANIFEST
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.store.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.store.manifest import MANIFEST
+from penstock.runtime.store.store_errors import StoreError
 
 __all__ = ["Extent", "Store", "StoreError", "TensorLayout", "UnitLayout", "open_store"]
 
@@ -41,8 +41,8 @@ def open_store(path: Path, model: torch.nn.Module) -> Store:
     ``model``, usually on the meta device, says which parameters there are and their shapes and dtypes. UserError, in one
     line, when the store is damaged or is not this model's.
     """
-    from runtime.store.inplace import InPlaceStore
-    from runtime.store.packed import PackedStore
+    from penstock.runtime.store.inplace import InPlaceStore
+    from penstock.runtime.store.packed import PackedStore
 
     if (path / MANIFEST).exists():
         return PackedStore.open(path, model)

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from planner.errors import UserError
+from penstock.planner.common.errors import UserError
 
 SYS_DEV = Path("/sys/dev/block")
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.store.errors import StoreError
+from penstock.runtime.store.store_errors import StoreError
 
 
 class OpenFile:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from planner.checkpoints.checkpoint import read_checkpoint
-from planner.errors import UserError
-from planner.placement import Unit
-from runtime.store.layout import Parameter, Source, UnitLayout, lay_in_place
-from runtime.store.names import part_of, pieces_of
-from runtime.store.parameters import DTYPES, Slot, model_slots, tied_names
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.store.layout import Parameter, Source, UnitLayout, lay_in_place
+from penstock.runtime.store.parameters import DTYPES, Slot, model_slots, tied_names
+from penstock.runtime.store.tensor_parts import part_of, pieces_of
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from planner.units import ALIGN, align_down, align_up
-from runtime.store.names import Piece
+from penstock.planner.common.measures import ALIGN, align_down, align_up
+from penstock.runtime.store.tensor_parts import Piece
 
 PARAMETER_ALIGN = 256
 """Alignment in bytes of a parameter that the store may place freely: what CUDA's allocator gives and its kernels like best."""

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import xxhash
 
-from planner.errors import UserError
-from planner.units import ALIGN
-from runtime.store.errors import StoreError
-from runtime.store.layout import Extent, TensorLayout, UnitLayout
-from runtime.store.parameters import DTYPE_NAMES, DTYPES
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.store.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.store.parameters import DTYPE_NAMES, DTYPES
+from penstock.runtime.store.store_errors import StoreError
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"

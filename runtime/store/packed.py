@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from planner.errors import UserError
-from planner.placement import Unit
-from runtime.store.layout import UnitLayout
-from runtime.store.manifest import Manifest, Section, read_manifest
-from runtime.store.parameters import Slot, model_slots
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.store.layout import UnitLayout
+from penstock.runtime.store.manifest import Manifest, Section, read_manifest
+from penstock.runtime.store.parameters import Slot, model_slots
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,26 @@ from types import MappingProxyType
 
 import torch
 
-from planner.errors import UserError
-from planner.placement import Unit
-from runtime.moe.modules import expert_parameters, experts_module
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.experts.expert_modules import expert_parameters, experts_module
 
-DTYPES: Mapping[str, torch.dtype] = MappingProxyType({
-    "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
-})
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "BF16": torch.bfloat16,
+        "F16": torch.float16,
+        "F32": torch.float32,
+        "F64": torch.float64,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "U8": torch.uint8,
+        "I8": torch.int8,
+        "I16": torch.int16,
+        "I32": torch.int32,
+        "I64": torch.int64,
+        "BOOL": torch.bool,
+    }
+)
 """safetensors' dtype names that a store can serve."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
 

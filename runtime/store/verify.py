@@ -9,10 +9,10 @@ from typing import Any
 
 import xxhash
 
-from planner.errors import UserError
-from runtime.store.errors import StoreError
-from runtime.store.manifest import MANIFEST, read_manifest
-from runtime.store.reader import ReadPool
+from penstock.planner.common.errors import UserError
+from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.manifest import MANIFEST, read_manifest
+from penstock.runtime.store.store_errors import StoreError
 
 READ_THREADS = 4
 """Reads in flight while verifying."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from planner.hardware import Curve, Gpu, HardwareProfile, SsdPoint
-from planner.model import Experts, ModelSpec
-from planner.moe.hits import default_hit_rates
-from planner.workload import Objective, Workload
+from penstock.planner.contract.experts.expert_hits import default_hit_rates
+from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.workload import Objective, Workload
 
 MB = 10**6
 GB = 10**9
@@ -38,9 +38,7 @@ def model(
     vocab, hidden = 1000, 1024
     table = table // vocab * vocab
     head = 0 if tied else table
-    return ModelSpec(
-        "small", "llama", (attn,) * layers, (ffn,) * layers, MB, table, head, tied, vocab, hidden, 1024, 256, 4096, 2, routed
-    )
+    return ModelSpec("small", "llama", (attn,) * layers, (ffn,) * layers, MB, table, head, tied, vocab, hidden, 1024, 256, 4096, 2, routed)
 
 
 def work(**change: Any) -> Workload:

@@ -17,8 +17,8 @@ PROGRAM = """
 import sys, hydra
 from dataclasses import dataclass, field
 from omegaconf import MISSING
-from planner.command.app import Program, Verb, job
-from planner.errors import UserError
+from penstock.planner.common.command.app import Program, Verb, job
+from penstock.planner.common.errors import UserError
 
 @dataclass
 class Config:

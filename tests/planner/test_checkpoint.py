@@ -15,9 +15,9 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.checkpoints.checkpoint import read_checkpoint, spec_from_checkpoint
-from planner.checkpoints.tensor_names import classify
-from planner.errors import UserError
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint, spec_from_checkpoint
+from penstock.planner.contract.checkpoint.tensor_names import classify
 from tests.planner.test_geometry import spec_bytes
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "models"
@@ -75,18 +75,22 @@ def edit_config(directory: Path, **changes) -> None:
 
 
 class TestReading:
-    @pytest.mark.parametrize("sizes", [
-        dict(tie_word_embeddings=False),
-        dict(tie_word_embeddings=True),
-        dict(tie_word_embeddings=False, shard="20KB"),
-        dict(model_type="qwen3", tie_word_embeddings=True),
-        dict(model_type="mistral", tie_word_embeddings=False),
-        dict(model_type="gemma2", tie_word_embeddings=True),
-        dict(model_type="gemma3_text", tie_word_embeddings=True),
-        dict(model_type="phi3", tie_word_embeddings=False, pad_token_id=0, eos_token_id=1),
-        dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False),
-        dict(model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[0], shard="20KB"),
-    ], ids=lambda sizes: " ".join(f"{k}={v}" for k, v in sizes.items()))
+    @pytest.mark.parametrize(
+        "sizes",
+        [
+            dict(tie_word_embeddings=False),
+            dict(tie_word_embeddings=True),
+            dict(tie_word_embeddings=False, shard="20KB"),
+            dict(model_type="qwen3", tie_word_embeddings=True),
+            dict(model_type="mistral", tie_word_embeddings=False),
+            dict(model_type="gemma2", tie_word_embeddings=True),
+            dict(model_type="gemma3_text", tie_word_embeddings=True),
+            dict(model_type="phi3", tie_word_embeddings=False, pad_token_id=0, eos_token_id=1),
+            dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False),
+            dict(model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, mlp_only_layers=[0], shard="20KB"),
+        ],
+        ids=lambda sizes: " ".join(f"{k}={v}" for k, v in sizes.items()),
+    )
     def test_every_tensor_is_counted_once_in_its_unit(self, tmp_path, sizes):
         directory = save(tmp_path, **sizes)
         spec, stored = spec_from_checkpoint(directory), tensors_of(directory)
@@ -148,7 +152,7 @@ class TestReading:
 
     def test_neither_torch_nor_numpy_is_imported(self, llama):
         code = (
-            "import sys; from pathlib import Path; from planner.checkpoints.checkpoint import spec_from_checkpoint\n"
+            "import sys; from pathlib import Path; from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint\n"
             f"spec_from_checkpoint(Path({str(llama)!r}))\n"
             "print([m for m in ('torch', 'transformers', 'numpy', 'safetensors') if m in sys.modules])"
         )
@@ -209,9 +213,16 @@ class TestBadFiles:
         shutil.copy(second, first)
         refused(directory, rf"{first.name}: tensor .* is missing")
 
-    @pytest.mark.parametrize("index", [
-        b"{", b"{}", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}', b'{"weight_map": {"a": "../b.safetensors"}}',
-    ])
+    @pytest.mark.parametrize(
+        "index",
+        [
+            b"{",
+            b"{}",
+            b'{"weight_map": []}',
+            b'{"weight_map": {"a": 1}}',
+            b'{"weight_map": {"a": "../b.safetensors"}}',
+        ],
+    )
     def test_a_damaged_index(self, copy, index):
         (copy / "model.safetensors").unlink()
         (copy / "model.safetensors.index.json").write_bytes(index)
@@ -271,10 +282,14 @@ class TestRandomDamage:
             assert len(damaged[:cut]) == len(whole)
 
     @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(config=st.dictionaries(
-        st.sampled_from([*SIZES, "text_config", "num_experts", "tie_word_embeddings", "quantization_config", "kv_lora_rank"]),
-        st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3), max_leaves=3),
-    ))
+    @given(
+        config=st.dictionaries(
+            st.sampled_from([*SIZES, "text_config", "num_experts", "tie_word_embeddings", "quantization_config", "kv_lora_rank"]),
+            st.recursive(
+                st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3), max_leaves=3
+            ),
+        )
+    )
     def test_no_config_raises_anything_but_a_user_error(self, copy, llama, config):
         original = json.loads((llama / "config.json").read_text())
         (copy / "config.json").write_text(json.dumps(original | config))
@@ -313,12 +328,15 @@ class TestPackedStore:
         (packed / "manifest.json").write_text(text.replace("BF16", "F16"))
         refused(packed, "checksum does not match")
 
-    @pytest.mark.parametrize("body, says", [
-        ({"penstock_pack": 2}, "penstock_pack is '2', this version reads 1"),
-        ({}, "penstock_pack is 'None'"),
-        ({"penstock_pack": 1}, "needs tensors and the source's digest"),
-        ({"penstock_pack": 1, "digest": "d", "tensors": {"a": {}}}, "tensor 'a' needs nbytes, shape and dtype"),
-    ])
+    @pytest.mark.parametrize(
+        "body, says",
+        [
+            ({"penstock_pack": 2}, "penstock_pack is '2', this version reads 1"),
+            ({}, "penstock_pack is 'None'"),
+            ({"penstock_pack": 1}, "needs tensors and the source's digest"),
+            ({"penstock_pack": 1, "digest": "d", "tensors": {"a": {}}}, "tensor 'a' needs nbytes, shape and dtype"),
+        ],
+    )
     def test_a_manifest_that_lacks_something_is_refused(self, packed, body, says):
         self.write(packed, body)
         refused(packed, says)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.checkpoints.spec import TensorInfo, spec_from_tensors
-from planner.checkpoints.tensor_names import FUSED, TensorRole, classify
-from planner.errors import UserError
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_spec import TensorInfo, spec_from_tensors
+from penstock.planner.contract.checkpoint.tensor_names import FUSED, TensorRole, classify
 
 SIZES = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=64
@@ -14,26 +14,29 @@ SIZES = dict(
 
 
 class TestNames:
-    @pytest.mark.parametrize("name, role", [
-        ("model.layers.7.self_attn.q_proj.weight", TensorRole("attn", 7, stack="model.")),
-        ("layers.7.self_attn.q_norm.weight", TensorRole("attn", 7)),
-        ("model.language_model.layers.0.mlp.up_proj.weight", TensorRole("ffn", 0, stack="model.language_model.")),
-        ("model.layers.1.block_sparse_moe.experts.3.w1.weight", TensorRole("ffn", 1, 3, "model.")),
-        ("model.layers.1.mlp.experts.gate_up_proj", TensorRole("ffn", 1, FUSED, "model.")),
-        ("model.layers.1.mlp.shared_experts.up_proj.weight", TensorRole("ffn", 1, stack="model.")),
-        ("model.layers.1.mlp.gate.weight", TensorRole("ffn", 1, stack="model.")),
-        ("model.layers.1.feed_forward.w1.weight", TensorRole("ffn", 1, stack="model.")),
-        ("model.layers.1.input_layernorm.weight", TensorRole("norm", 1, stack="model.")),
-        ("model.norm.weight", TensorRole("norm")),
-        ("model.embed_tokens.weight", TensorRole("embed")),
-        ("lm_head.weight", TensorRole("head")),
-        ("language_model.lm_head.weight", TensorRole("head")),
-        ("model.vision_tower.encoder.layers.0.self_attn.q_proj.weight", TensorRole("ignored")),
-        ("visual.blocks.0.mlp.up.weight", TensorRole("ignored")),
-        ("model.multi_modal_projector.linear.weight", TensorRole("ignored")),
-        ("model.layers.0.self_attn.rotary_emb.inv_freq", TensorRole("ignored")),
-        ("transformer.h.0.attn.c_attn.weight", TensorRole("norm")),
-    ])
+    @pytest.mark.parametrize(
+        "name, role",
+        [
+            ("model.layers.7.self_attn.q_proj.weight", TensorRole("attn", 7, stack="model.")),
+            ("layers.7.self_attn.q_norm.weight", TensorRole("attn", 7)),
+            ("model.language_model.layers.0.mlp.up_proj.weight", TensorRole("ffn", 0, stack="model.language_model.")),
+            ("model.layers.1.block_sparse_moe.experts.3.w1.weight", TensorRole("ffn", 1, 3, "model.")),
+            ("model.layers.1.mlp.experts.gate_up_proj", TensorRole("ffn", 1, FUSED, "model.")),
+            ("model.layers.1.mlp.shared_experts.up_proj.weight", TensorRole("ffn", 1, stack="model.")),
+            ("model.layers.1.mlp.gate.weight", TensorRole("ffn", 1, stack="model.")),
+            ("model.layers.1.feed_forward.w1.weight", TensorRole("ffn", 1, stack="model.")),
+            ("model.layers.1.input_layernorm.weight", TensorRole("norm", 1, stack="model.")),
+            ("model.norm.weight", TensorRole("norm")),
+            ("model.embed_tokens.weight", TensorRole("embed")),
+            ("lm_head.weight", TensorRole("head")),
+            ("language_model.lm_head.weight", TensorRole("head")),
+            ("model.vision_tower.encoder.layers.0.self_attn.q_proj.weight", TensorRole("ignored")),
+            ("visual.blocks.0.mlp.up.weight", TensorRole("ignored")),
+            ("model.multi_modal_projector.linear.weight", TensorRole("ignored")),
+            ("model.layers.0.self_attn.rotary_emb.inv_freq", TensorRole("ignored")),
+            ("transformer.h.0.attn.c_attn.weight", TensorRole("norm")),
+        ],
+    )
     def test_a_name_says_the_unit(self, name, role):
         assert classify(name) == role
 
@@ -72,31 +75,35 @@ class TestTensors:
         fused = {f"model.layers.{i}.mlp.experts.gate_up_proj": TensorInfo(4 * 100, (4, 50), "BF16") for i in range(3)}
         assert self.spec(layer_tensors(3) | fused, num_experts=4, num_experts_per_tok=1).experts.expert_bytes == 100
 
-    @pytest.mark.parametrize("change, config, says", [
-        ({"model.layers.1.self_attn.k_proj.weight": None}, {}, "layer 1 has no self_attn, found input_layernorm, mlp"),
-        ({"model.layers.2.mlp.up_proj.weight": None}, {}, "layer 2 has no mlp"),
-        ({"model.embed_tokens.weight": None}, {}, "embed_tokens.weight is missing"),
-        ({}, {"num_hidden_layers": 4}, "layer 3 is missing and config.json says num_hidden_layers is 4"),
-        ({}, {"num_hidden_layers": 2}, "has tensors of layer 2 and config.json says num_hidden_layers is 2"),
-        ({}, {"num_hidden_layers": 0}, "num_hidden_layers"),
-        ({}, {"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
-        ({}, {"num_hidden_layers": None}, "num_hidden_layers is missing"),
-        ({}, {"hidden_size": 33}, "hidden_size is 33 and embed_tokens.weight has 32"),
-        ({}, {"vocab_size": 65}, "vocab_size is 65"),
-        ({}, {"head_dim": 16}, "different models"),
-        ({}, {"intermediate_size": None}, "intermediate_size is missing"),
-        ({}, {"tie_word_embeddings": False}, "lm_head.weight is missing"),
-        ({}, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \('gptq'\) is not supported"),
-        ({}, {"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model.encoder.layers.0.self_attn.k_proj.weight": TensorInfo(2, (1,), "BF16")}, {}, "needs one stack of decoder layers"),
-        ({"model.layers.0.mlp.up_proj.weight": TensorInfo(8, (8,), "F8_E4M3")}, {}, r"'model.layers.0.mlp.up_proj.weight' is F8_E4M3"),
-        ({"model.layers.0.mlp.qweight": TensorInfo(8, (2,), "I32")}, {}, r"'model.layers.0.mlp.qweight' is I32"),
-        ({"model.layers.0.mlp.experts.0.w1.weight": TensorInfo(2, (1,), "BF16")}, {}, "the checkpoint has experts"),
-        (
-            {"model.layers.0.mlp.experts.0.w1.weight": TensorInfo(2, (1,), "BF16")}, {"num_experts": 2, "num_experts_per_tok": 1},
-            "layer 0 expert 1 is missing",
-        ),
-    ])
+    @pytest.mark.parametrize(
+        "change, config, says",
+        [
+            ({"model.layers.1.self_attn.k_proj.weight": None}, {}, "layer 1 has no self_attn, found input_layernorm, mlp"),
+            ({"model.layers.2.mlp.up_proj.weight": None}, {}, "layer 2 has no mlp"),
+            ({"model.embed_tokens.weight": None}, {}, "embed_tokens.weight is missing"),
+            ({}, {"num_hidden_layers": 4}, "layer 3 is missing and config.json says num_hidden_layers is 4"),
+            ({}, {"num_hidden_layers": 2}, "has tensors of layer 2 and config.json says num_hidden_layers is 2"),
+            ({}, {"num_hidden_layers": 0}, "num_hidden_layers"),
+            ({}, {"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
+            ({}, {"num_hidden_layers": None}, "num_hidden_layers is missing"),
+            ({}, {"hidden_size": 33}, "hidden_size is 33 and embed_tokens.weight has 32"),
+            ({}, {"vocab_size": 65}, "vocab_size is 65"),
+            ({}, {"head_dim": 16}, "different models"),
+            ({}, {"intermediate_size": None}, "intermediate_size is missing"),
+            ({}, {"tie_word_embeddings": False}, "lm_head.weight is missing"),
+            ({}, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \('gptq'\) is not supported"),
+            ({}, {"is_encoder_decoder": True}, "encoder-decoder"),
+            ({"model.encoder.layers.0.self_attn.k_proj.weight": TensorInfo(2, (1,), "BF16")}, {}, "needs one stack of decoder layers"),
+            ({"model.layers.0.mlp.up_proj.weight": TensorInfo(8, (8,), "F8_E4M3")}, {}, r"'model.layers.0.mlp.up_proj.weight' is F8_E4M3"),
+            ({"model.layers.0.mlp.qweight": TensorInfo(8, (2,), "I32")}, {}, r"'model.layers.0.mlp.qweight' is I32"),
+            ({"model.layers.0.mlp.experts.0.w1.weight": TensorInfo(2, (1,), "BF16")}, {}, "the checkpoint has experts"),
+            (
+                {"model.layers.0.mlp.experts.0.w1.weight": TensorInfo(2, (1,), "BF16")},
+                {"num_experts": 2, "num_experts_per_tok": 1},
+                "layer 0 expert 1 is missing",
+            ),
+        ],
+    )
     def test_what_cannot_be_run_is_refused(self, change, config, says):
         tensors = {name: info for name, info in (layer_tensors(3) | change).items() if info is not None}
         with pytest.raises(UserError, match=says):

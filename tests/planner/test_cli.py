@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.cli import PROGRAM
+from penstock.planner.cli import PROGRAM
 from tests.cli import ROOT, command, refusal
 
 SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
@@ -69,7 +69,7 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     code = (
         "import sys, atexit; sys.argv = ['planner', 'solve', 'hardware=rtx5080', 'model=llama8b'];"
         "atexit.register(lambda: print(sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'transformers'})));"
-        "from planner.cli import main; main()"
+        "from penstock.planner.cli import main; main()"
     )
     env = {"PYTHONPATH": str(ROOT), "PENSTOCK_CONFIG_DIR": str(tmp_path / "none"), "PATH": "/usr/bin:/bin"}
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
@@ -269,7 +269,7 @@ def test_completion_installs_for_the_program_by_name(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
-    program = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -c 'from planner.cli import main; main()'"
+    program = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} -c 'from penstock.planner.cli import main; main()'"
     pipe = f"{program} solve hardware=rtx5080 model=llama8b | head -n 1"
     result = subprocess.run(["bash", "-c", pipe], cwd=tmp_path, capture_output=True, text=True)
     assert result.stderr == ""
@@ -280,7 +280,7 @@ def on_terminal(*arguments: str, cwd: Path) -> str:
     import os
     import pty
 
-    code = "import sys; sys.argv[0] = 'planner'; from planner.cli import main; main()"
+    code = "import sys; sys.argv[0] = 'planner'; from penstock.planner.cli import main; main()"
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     env.pop("NO_COLOR", None)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.hardware import SsdPoint
-from planner.predict.contention import Contention, contention
+from penstock.planner.contract.given.hardware import SsdPoint
+from penstock.planner.contract.prices.contention import Contention, contention
 from tests.planner.small import gpu, machine
 
 SHARES = st.floats(0, 0.95)

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from planner.decisions import Tier
-from planner.force import Force
-from planner.hardware import SsdPoint
-from planner.placement import place
-from planner.predict.cost import load_s, objective_weights, predict
-from planner.predict.launches import issue_s
-from planner.predict.memory import activation_bytes, dram_use, used_bytes, vram_use
-from planner.predict.stages import (
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.given.hardware import SsdPoint
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.prices.cost import load_s, objective_weights, predict
+from penstock.planner.contract.prices.launches import issue_s
+from penstock.planner.contract.prices.memory_law import activation_bytes, dram_use, used_bytes, vram_use
+from penstock.planner.contract.prices.stages import (
     Stage,
     earlier_kv,
     elementwise_bytes_per_token,
@@ -21,8 +22,7 @@ from planner.predict.stages import (
     weight_pass_s,
     weight_read_s,
 )
-from planner.solver.program import solve
-from planner.workload import Objective
+from penstock.planner.solver.program import solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
 FAST_SSD = (SsdPoint(2**24, 8, 50.0),)

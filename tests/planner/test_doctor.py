@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from planner.doctor import card as card_module
-from planner.doctor.card import Card, card_findings, cards_on_the_bus, torch_cuda
-from planner.doctor.disk import disk_findings
-from planner.doctor.examination import document, examine
-from planner.doctor.finding import Finding, Verdict
-from planner.doctor.memory import memory_findings
-from planner.doctor.nodes import node_findings
-from planner.doctor.processor import processor_findings
-from planner.probe.nvml import Driver, NvmlGpu
+from penstock.planner.doctor import card_check as card_module
+from penstock.planner.doctor.card_check import Card, card_findings, cards_on_the_bus, torch_cuda
+from penstock.planner.doctor.disk_check import disk_findings
+from penstock.planner.doctor.examination import document, examine
+from penstock.planner.doctor.finding import Finding, Verdict
+from penstock.planner.doctor.memory_check import memory_findings
+from penstock.planner.doctor.nodes import node_findings
+from penstock.planner.doctor.processor import processor_findings
+from penstock.planner.probe.driver import Driver, NvmlGpu
 from tests.cli import command, refusal
 
 NO_CARD = Card(None, {}, "NVML: Driver Not Loaded")
@@ -129,8 +129,8 @@ def test_direct_reads_are_tried_on_a_file_and_on_a_directory_and_nothing_is_left
 
 
 def test_a_directory_that_may_not_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planner.doctor import disk
-    from planner.probe.findings import CannotMeasure
+    from penstock.planner.contract.given.findings import CannotMeasure
+    from penstock.planner.doctor import disk_check as disk
 
     def refuse(directory: Path) -> None:
         raise CannotMeasure("no scratch file: Permission denied")
@@ -142,7 +142,7 @@ def test_a_directory_that_may_not_be_written_is_no_failure(tmp_path: Path, monke
 
 def test_little_room_is_told_but_a_checkpoint_may_lie_on_a_full_or_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for nbytes, verdict in ((0, "fair"), (10**9, "fair"), (10**12, "good")):
-        monkeypatch.setattr("planner.doctor.disk.free_bytes", lambda path, nbytes=nbytes: nbytes)
+        monkeypatch.setattr("penstock.planner.doctor.disk_check.free_bytes", lambda path, nbytes=nbytes: nbytes)
         assert named(disk_findings(tmp_path, tmp_path), "free space").verdict == verdict
     stats = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([*stats[:8], os.ST_RDONLY, *stats[9:]]))
@@ -240,7 +240,7 @@ def test_torchs_cuda_is_read_without_importing_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys; from planner.doctor.card import torch_cuda; print(torch_cuda(), 'torch' in sys.modules)"
+    code = "import sys; from penstock.planner.doctor.card_check import torch_cuda; print(torch_cuda(), 'torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == f"{torch_cuda()} False"
 
@@ -257,10 +257,10 @@ def test_doctor_tells_each_finding_ends_with_json_and_leaves_nothing(tmp_path: P
 
 
 def test_what_stops_a_run_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from planner.command.verb_schema import DoctorConfig
-    from planner.verbs.doctor import doctor_verb
+    from penstock.planner.verbs.doctor_verb import doctor_verb
+    from penstock.planner.verbs.verb_schema import DoctorConfig
 
-    monkeypatch.setattr("planner.doctor.disk.free_bytes", lambda path: 0)
+    monkeypatch.setattr("penstock.planner.doctor.disk_check.free_bytes", lambda path: 0)
     assert doctor_verb(DoctorConfig(path=str(tmp_path), out=str(tmp_path / "d.json"))) == 1
     assert "1 of" in capsys.readouterr().out and json.loads((tmp_path / "d.json").read_text())["stops"] == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from planner.drive import drive_of
+from penstock.planner.common.drive import drive_of
 
 
 def test_a_drive_is_its_device_file_system_and_size(tmp_path: Path) -> None:

@@ -9,25 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.command.schema import ForceConfig, MoeConfig
-from planner.decisions import ExpertPolicyName, ExpertSlots, Tier
-from planner.force import Force
-from planner.hardware import Curve, SsdPoint
-from planner.model import Experts
-from planner.moe.experts import fewest_slots, kept_in_all, kept_slots
-from planner.moe.hits import default_hit_rates, flaw
-from planner.moe.misses import misses, visit
-from planner.plan import Plan
-from planner.predict.cost import load_s, predict
-from planner.predict.launches import issue_s
-from planner.predict.memory import activation_bytes, arena_bytes, dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
-from planner.predict.routed import Routed, pause
-from planner.predict.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
-from planner.rules.check import broken_rules
-from planner.solver.expert_notes import expert_notes
-from planner.solver.menu import expert_chunk_bytes
-from planner.solver.program import search, solve
-from planner.units import align_up
+from penstock.planner.common.measures import align_up
+from penstock.planner.contract.config.config_schema import ForceConfig, MoeConfig
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots, Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.experts.expert_hits import default_hit_rates, flaw
+from penstock.planner.contract.experts.expert_misses import misses, visit
+from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_in_all, kept_slots
+from penstock.planner.contract.given.hardware import Curve, SsdPoint
+from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import load_s, predict
+from penstock.planner.contract.prices.launches import issue_s
+from penstock.planner.contract.prices.memory_law import (
+    activation_bytes,
+    arena_bytes,
+    dram_use,
+    expert_dram_bytes,
+    expert_vram_bytes,
+    vram_use,
+)
+from penstock.planner.contract.prices.routed import Routed, pause
+from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.expert_notes import expert_notes
+from penstock.planner.solver.menu import expert_chunk_bytes
+from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
 MIXTRAL = Experts(8, 2, 352_321_536, tuple(range(32)), default_hit_rates(8, 2))
@@ -57,12 +64,15 @@ class TestCurve:
         assert not flaw(rates, count)
         assert all(rate * top_k <= n + 1e-9 for n, rate in enumerate(rates))
 
-    @pytest.mark.parametrize("rates, says", [
-        ((0.0, 1.0), "2 figures; allowed: 5"),
-        ((0.1, 0.4, 0.6, 0.8, 1.0), "0.1 with no slot"),
-        ((0.0, 0.5, 0.4, 0.8, 1.0), "0.4 with 2 slots, 0.5 with 1"),
-        ((0.0, 0.1, 0.5, 0.8, 1.0), "slot 2 finds 0.4 more"),
-    ])
+    @pytest.mark.parametrize(
+        "rates, says",
+        [
+            ((0.0, 1.0), "2 figures; allowed: 5"),
+            ((0.1, 0.4, 0.6, 0.8, 1.0), "0.1 with no slot"),
+            ((0.0, 0.5, 0.4, 0.8, 1.0), "0.4 with 2 slots, 0.5 with 1"),
+            ((0.0, 0.1, 0.5, 0.8, 1.0), "slot 2 finds 0.4 more"),
+        ],
+    )
     def test_what_is_no_curve_is_told(self, rates, says):
         assert says in flaw(rates, 4)
 

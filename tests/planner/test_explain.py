@@ -7,28 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from planner.command.schema import SolveConfig, WorkloadConfig
-from planner.decisions import Decisions, ExpertPolicyName
-from planner.errors import UserError
-from planner.explain.constraints import Grip
-from planner.explain.explanation import Explanation, advice, check_share, document, explain, question_of
-from planner.explain.margins import margins, step_of
-from planner.explain.neighbours import candidates, neighbours
-from planner.explain.resources import ALL, resources
-from planner.explain.table import print_explanation, print_impossible
-from planner.force import Force
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.predict.memory import unit_dram_bytes
-from planner.predict.step import ROUTERS, lanes
-from planner.render.stages import STAGES
-from planner.solver.impossible import document as document_of_impossible
-from planner.solver.impossible import explain_impossible
-from planner.solver.infeasible import Infeasible
-from planner.solver.problem import Question
-from planner.solver.program import optimum, search, solve
-from planner.verbs.solve import answer, read_question
-from planner.workload import Objective
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
+from penstock.planner.contract.decided.decisions import Decisions, ExpertPolicyName
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import unit_dram_bytes
+from penstock.planner.explain.constraints import Grip
+from penstock.planner.explain.explain_table import print_explanation, print_impossible
+from penstock.planner.explain.explanation import Explanation, advice, check_share, document, explain, question_of
+from penstock.planner.explain.margins import margins, step_of
+from penstock.planner.explain.neighbours import candidates, neighbours
+from penstock.planner.explain.resources import ALL, resources
+from penstock.planner.render.stage_names import STAGES
+from penstock.planner.render.step_lanes import ROUTERS, lanes
+from penstock.planner.solver.impossible import document as document_of_impossible
+from penstock.planner.solver.impossible import explain_impossible
+from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import optimum, search, solve
+from penstock.planner.verbs.solve_verb import answer, read_question
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset
@@ -83,7 +83,7 @@ def test_a_machine_with_more_of_a_resource_has_so_much_of_it_and_no_other_change
 
 
 def test_a_faster_link_keeps_the_share_that_the_other_one_takes_from_it() -> None:
-    from planner.predict.contention import contention
+    from penstock.planner.contract.prices.contention import contention
 
     hardware = machine(gpu=replace(machine().gpu, ssd_while_h2d_gbps=4.0))
     for resource in resources(hardware):

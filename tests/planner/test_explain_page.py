@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.explain.explanation import Explanation, explain
-from planner.explain.page import explanation_page, impossible_page
-from planner.predict.tiers import fills
-from planner.render.svg import change_picture, tiers_picture
-from planner.solver.impossible import explain_impossible
-from planner.solver.infeasible import Infeasible
-from planner.solver.problem import Question
-from planner.verbs.solve import answer
+from penstock.planner.contract.plan.tier_fill import fills
+from penstock.planner.explain.explain_page import explanation_page, impossible_page
+from penstock.planner.explain.explanation import Explanation, explain
+from penstock.planner.render.svg import change_picture, tiers_picture
+from penstock.planner.solver.impossible import explain_impossible
+from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.problem import Question
+from penstock.planner.verbs.solve_verb import answer
 from tests.planner.browser import ask, screenshot
 from tests.planner.small import GB, MB, machine, model, work
 
@@ -96,14 +96,20 @@ def test_bars_of_change_are_in_proportion_and_no_plan_is_said() -> None:
 
 
 def test_a_browser_shows_the_pictures_the_tables_and_the_advice(page: Path, explained: Explanation, tmp_path: Path) -> None:
-    found = json.loads(ask(page, tmp_path / "profile", """
+    found = json.loads(
+        ask(
+            page,
+            tmp_path / "profile",
+            """
         const boxes = [...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect());
         const free = [...document.querySelectorAll('svg')[0].querySelectorAll('rect.free')].map(r => r.getBoundingClientRect().width);
         return JSON.stringify({
             title: document.title, heads: [...document.querySelectorAll('h2')].map(h => h.textContent),
             pictures: boxes.map(b => [b.width, b.height]), rows: document.querySelectorAll('table tr').length,
             buy: document.querySelector('p.buy').textContent, wide: document.documentElement.scrollWidth <= window.innerWidth,
-            free: free, loaded: performance.getEntriesByType('resource').length });"""))
+            free: free, loaded: performance.getEntriesByType('resource').length });""",
+        )
+    )
     assert found["title"] == "small on small"
     assert found["heads"][0] == "What to buy next" and len(found["heads"]) == 6
     assert len(found["pictures"]) == 3 and all(width > 300 and height > 50 for width, height in found["pictures"])
@@ -118,7 +124,11 @@ def test_text_stands_out_from_the_background_in_both_schemes(dark: bool, page: P
     if dark:
         text = page.read_text(encoding="utf-8")
         page.write_text(text.replace("@media (prefers-color-scheme: dark)", "@media all"), encoding="utf-8")
-    worst = json.loads(ask(page, tmp_path / "profile", """
+    worst = json.loads(
+        ask(
+            page,
+            tmp_path / "profile",
+            """
         const light = c => { const f = c.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
             .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2]; };
         const back = getComputedStyle(document.body).backgroundColor;
@@ -127,7 +137,9 @@ def test_text_stands_out_from_the_background_in_both_schemes(dark: bool, page: P
         const drawn = [...document.querySelectorAll('svg text:not(.in)')].map(e => against(getComputedStyle(e).fill, back));
         const inside = [...document.querySelectorAll('svg text.in')].map(e => {
             const fill = getComputedStyle(e.previousElementSibling).fill; return against(getComputedStyle(e).fill, fill); });
-        return JSON.stringify([back, Math.min(...texts), Math.min(...drawn), Math.min(...inside)]);"""))
+        return JSON.stringify([back, Math.min(...texts), Math.min(...drawn), Math.min(...inside)]);""",
+        )
+    )
     back, *contrasts = worst
     assert (back == "rgb(20, 24, 29)") is dark
     assert min(contrasts) >= 4.5, worst

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from planner.command.verb_schema import TargetName
-from planner.command.wsm import TABLE, read_environment
-from planner.decisions import CachePolicy, KvReuse, Tier
-from planner.errors import UserError
-from planner.export.env import keys_of_plan, variables
-from planner.export.exported import Exported, Request
-from planner.export.otherwise import expert_tiers, tables_outside_bytes, weights_outside_bytes
-from planner.export.targets import TARGETS, find_target
-from planner.force import Force
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.predict.memory import kept_page_bytes
-from planner.solver.program import solve
+from penstock.planner.common.command.wsm import TABLE, read_environment
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import CachePolicy, KvReuse, Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import kept_page_bytes
+from penstock.planner.export.exported import Exported, Request
+from penstock.planner.export.otherwise import expert_tiers, tables_outside_bytes, weights_outside_bytes
+from penstock.planner.export.targets import TARGETS, find_target
+from penstock.planner.export.wsm_env import keys_of_plan, variables
+from penstock.planner.solver.program import solve
+from penstock.planner.verbs.verb_schema import TargetName
 from tests.cli import ROOT, command, refusal
 from tests.planner.small import GB, MB, machine, model, work
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner.decisions import ExpertSlots
-from planner.export.exported import Request
-from planner.export.targets import find_target
+from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.export.exported import Request
+from penstock.planner.export.targets import find_target
 from tests.support import decisions, plan_for, save_tiny
 
 accelerate = pytest.importorskip("accelerate")

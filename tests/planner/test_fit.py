@@ -8,16 +8,16 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.decisions import Decisions
-from planner.errors import UserError
-from planner.hardware import Curve, HardwareProfile
-from planner.learn.corrections import Figure, slowed
-from planner.learn.fit import MOST, Fitted, Measured, fit
-from planner.model import ModelSpec
-from planner.predict.cost import load_s, predict
-from planner.predict.stages import Stage, ssd_gbps
-from planner.solver.program import search, solve
-from planner.workload import Workload
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.hardware import Curve, HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.fit import MOST, Fitted, Measured, fit
+from penstock.planner.contract.prices.cost import load_s, predict
+from penstock.planner.contract.prices.stages import Stage, ssd_gbps
+from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
 FACTORS = st.floats(0.25, 4.0)

@@ -7,18 +7,18 @@ from functools import cache
 
 import pytest
 
-from planner.decisions import Decisions
-from planner.hardware import HardwareProfile
-from planner.learn.corrections import Figure, slowed
-from planner.learn.fit import Measured, fit
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.predict.stages import Stage, ssd_gbps
-from planner.simulate.act import Options, Simulation
-from planner.simulate.told import Told
-from planner.solver.problem import Question
-from planner.solver.program import solve
-from planner.timeline.trace import COMPUTE, EXPERTS, H2D, KV, PASS, SSD, Span
+from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS, H2D, KV, PASS, SSD, Span
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.fit import Measured, fit
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.stages import Stage, ssd_gbps
+from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.outcome import Told
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_fit import taught
 

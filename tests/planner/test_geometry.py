@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from planner.checkpoints.tensor_names import classify
-from planner.command.schema import ModelConfig
-from planner.errors import UserError
-from planner.geometry import hf_config_dict, spec_from_geometry
-from planner.model import Experts, ModelSpec
-from planner.moe.hits import default_hit_rates
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.tensor_names import classify
+from penstock.planner.contract.config.config_schema import ModelConfig
+from penstock.planner.contract.config.geometry import hf_config_dict, spec_from_geometry
+from penstock.planner.contract.experts.expert_hits import default_hit_rates
+from penstock.planner.contract.given.model import Experts, ModelSpec
 
 LLAMA = ModelConfig(name="x", model_type="llama", layers=3, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=100)
 MIXTRAL = dataclasses.replace(LLAMA, model_type="mixtral", ffn=0, experts=4, top_k=2, expert_ffn=48)
@@ -93,24 +93,27 @@ def test_the_rope_of_the_original_reaches_the_config():
     assert hf_config_dict(LLAMA)["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"model_type": "lama"}, r"model\.model_type='lama'.*did you mean llama"),
-    ({"model_type": "gemma3"}, r"model\.model_type='gemma3': allowed are llama.*model=hf model\.checkpoint=DIR"),
-    ({"model_type": ""}, r"set model\.checkpoint=DIR"),
-    ({"layers": 0}, r"model\.layers=0"),
-    ({"layers": None}, r"model\.layers=None"),
-    ({"hidden": 0}, r"model\.hidden=0"),
-    ({"ffn": -1}, r"model\.ffn=-1"),
-    ({"vocab": 0}, r"model\.vocab=0"),
-    ({"kv_heads": 3}, r"model\.kv_heads=3: must divide model\.heads=4"),
-    ({"kv_heads": 8}, r"model\.kv_heads=8: must divide"),
-    ({"head_dim": 15}, r"model\.head_dim=15: must be even"),
-    ({"dtype_bytes": 1}, r"model\.dtype_bytes=1"),
-    ({"experts": 8}, r"a llama model has no experts"),
-    ({"qk_norm": True}, r"model\.qk_norm=true: a llama model has qk_norm false"),
-    ({"model_type": "qwen2"}, r"model\.qkv_bias=false: a qwen2 model has qkv_bias true"),
-    ({"model_type": "mixtral"}, r"model\.experts=0"),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"model_type": "lama"}, r"model\.model_type='lama'.*did you mean llama"),
+        ({"model_type": "gemma3"}, r"model\.model_type='gemma3': allowed are llama.*model=hf model\.checkpoint=DIR"),
+        ({"model_type": ""}, r"set model\.checkpoint=DIR"),
+        ({"layers": 0}, r"model\.layers=0"),
+        ({"layers": None}, r"model\.layers=None"),
+        ({"hidden": 0}, r"model\.hidden=0"),
+        ({"ffn": -1}, r"model\.ffn=-1"),
+        ({"vocab": 0}, r"model\.vocab=0"),
+        ({"kv_heads": 3}, r"model\.kv_heads=3: must divide model\.heads=4"),
+        ({"kv_heads": 8}, r"model\.kv_heads=8: must divide"),
+        ({"head_dim": 15}, r"model\.head_dim=15: must be even"),
+        ({"dtype_bytes": 1}, r"model\.dtype_bytes=1"),
+        ({"experts": 8}, r"a llama model has no experts"),
+        ({"qk_norm": True}, r"model\.qk_norm=true: a llama model has qk_norm false"),
+        ({"model_type": "qwen2"}, r"model\.qkv_bias=false: a qwen2 model has qkv_bias true"),
+        ({"model_type": "mixtral"}, r"model\.experts=0"),
+    ],
+)
 def test_a_geometry_that_cannot_be_is_refused_naming_the_field(change, says):
     for use in (spec_from_geometry, hf_config_dict):
         with pytest.raises(UserError, match=says) as error:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.decisions import KvReuse
-from planner.rules.check import broken_rules
-from planner.solver.program import solve
+from penstock.planner.contract.decided.decisions import KvReuse
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.program import solve
 from tests.planner.small import MB, machine, model, work
 
 SPILLING = work(batch=16, requests=16, prompt_tokens=4096, kv_spill=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import planner.learn.learned
-from planner.command.schema import SolveConfig, WorkloadConfig
-from planner.errors import UserError
-from planner.force import Force
-from planner.hardware import BY_HAND, HardwareProfile
-from planner.learn.calibration import (
+import penstock.planner.contract.lessons.learned
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import BY_HAND, HardwareProfile
+from penstock.planner.contract.lessons.calibration import (
     KEPT_RUNS,
     CalibratingRun,
     Calibration,
@@ -23,15 +23,15 @@ from planner.learn.calibration import (
     read_calibration,
     write_calibration,
 )
-from planner.learn.corrections import Figure, slowed
-from planner.learn.interval import intervals
-from planner.learn.learned import with_calibration
-from planner.learn.simple import SAME, Gain, choose, gain
-from planner.learn.spread import LEAST, USUAL, spread, spread_of_runs
-from planner.predict.cost import predict
-from planner.solver.problem import Question
-from planner.solver.program import nearest_first, solve
-from planner.verbs.solve import answer, read_question
+from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.interval import intervals
+from penstock.planner.contract.lessons.learned import with_calibration
+from penstock.planner.contract.lessons.spread import LEAST, USUAL, spread, spread_of_runs
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import nearest_first, solve
+from penstock.planner.solver.simple import SAME, Gain, choose, gain
+from penstock.planner.verbs.solve_verb import answer, read_question
 from tests.planner.small import GB, gpu, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset
@@ -116,11 +116,11 @@ def test_compute_is_of_one_geometry_and_links_are_of_all() -> None:
 def test_another_drive_has_a_rate_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hardware, there = machine(), replace(model(), checkpoint=str(tmp_path))
     keep(hardware, run(ssd_gbps=3.5, h2d_gbps=27.5))
-    monkeypatch.setattr(planner.learn.learned, "drive_of", lambda path: "/dev/b, xfs, 2 TB")
+    monkeypatch.setattr(penstock.planner.contract.lessons.learned, "drive_of", lambda path: "/dev/b, xfs, 2 TB")
     found, notes = with_calibration(hardware, there)
     assert found.ssd_read == hardware.ssd_read and found.gpu.h2d.peak == 27.5
     assert DRIVE in notes[1] and "/dev/b" in notes[1]
-    monkeypatch.setattr(planner.learn.learned, "drive_of", lambda path: DRIVE)
+    monkeypatch.setattr(penstock.planner.contract.lessons.learned, "drive_of", lambda path: DRIVE)
     assert with_calibration(hardware, there)[0].ssd_read != hardware.ssd_read
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from planner.command.keys import keys_of
-from planner.command.overrides import Grammar, normalise, quote
-from planner.errors import UserError
+from penstock.planner.common.command.known_keys import keys_of
+from penstock.planner.common.command.overrides import Grammar, normalise, quote
+from penstock.planner.common.errors import UserError
 
 
 @dataclass

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from planner.decisions import ExpertPolicyName
-from planner.explain.explanation import explain
-from planner.export.otherwise import planned
-from planner.force import Force
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.predict.step import EACH_PASS, ROUTERS, lanes
-from planner.simulate.act import Options, Simulation
-from planner.simulate.told import Told
-from planner.solver.problem import Question
-from planner.solver.program import optimum, search, solve
-from planner.workload import Objective
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.explain.explanation import explain
+from penstock.planner.export.otherwise import planned
+from penstock.planner.render.step_lanes import EACH_PASS, ROUTERS, lanes
+from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.outcome import Told
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import optimum, search, solve
 from tests.planner.small import GB, MB, machine, model, work
 
 PASS_S = 0.25

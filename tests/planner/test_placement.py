@@ -4,16 +4,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.decisions import CachePolicy, DramWeights, H2dCopies, ResidentUnits, SsdReads, Tier, VramWeights, WeightDecisions
-from planner.placement import even, place, split
+from penstock.planner.contract.decided.decisions import (
+    CachePolicy,
+    DramWeights,
+    H2dCopies,
+    ResidentUnits,
+    SsdReads,
+    Tier,
+    VramWeights,
+    WeightDecisions,
+)
+from penstock.planner.contract.decided.placement import even, place, split
 from tests.planner.small import MB, model
 
 
 def weights(attn=0, ffn=0, head=0, blocks=1, cap=0, hwm=3, policy=CachePolicy.pinned, embedding=Tier.dram, slots=4):
     resident = cap if policy is CachePolicy.pinned else 0
     return WeightDecisions(
-        policy, embedding, blocks, VramWeights(ResidentUnits(attn, ffn, head), slots, slots - 2),
-        DramWeights(cap, hwm, hwm, resident), SsdReads(2**20, 2, 2**21), H2dCopies(2**24, 2),
+        policy,
+        embedding,
+        blocks,
+        VramWeights(ResidentUnits(attn, ffn, head), slots, slots - 2),
+        DramWeights(cap, hwm, hwm, resident),
+        SsdReads(2**20, 2, 2**21),
+        H2dCopies(2**24, 2),
     )
 
 

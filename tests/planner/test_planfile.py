@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.command.schema import ModelConfig
-from planner.decisions import KvReuse
-from planner.errors import UserError
-from planner.force import Force
-from planner.geometry import spec_from_geometry
-from planner.model import ModelSpec
-from planner.plan import Plan
-from planner.planfile import check_plan, read_plan, write_plan
-from planner.predict.contention import contention
-from planner.predict.cost import predict
-from planner.solver.program import solve
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import ModelConfig
+from penstock.planner.contract.config.geometry import spec_from_geometry
+from penstock.planner.contract.decided.decisions import KvReuse
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
+from penstock.planner.contract.prices.contention import contention
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.solver.program import solve
 from tests.support import machine, workload
 
 LLAMA = ModelConfig(name="small", model_type="llama", layers=6, hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, vocab=1000)
@@ -142,8 +142,17 @@ def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:
     assert set(data["weights"]["h2d"]) == {"chunk_bytes", "in_flight"}
     assert set(data["kv"]) == {"page_tokens", "vram_pages", "dram_pages", "ssd_pages"}
     assert set(data["predicted"]) >= {
-        "ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "bottleneck_prefill", "bottleneck_decode",
-        "ssd_bytes_per_token", "h2d_bytes_per_token", "vram_bytes", "dram_bytes", "ssd_bytes",
+        "ttft_s",
+        "prefill_s",
+        "decode_s_per_token",
+        "decode_tokens_per_s",
+        "bottleneck_prefill",
+        "bottleneck_decode",
+        "ssd_bytes_per_token",
+        "h2d_bytes_per_token",
+        "vram_bytes",
+        "dram_bytes",
+        "ssd_bytes",
     }
     assert data["model"]["attn_bytes"] == plan.model.attn_bytes[0]
     assert data["hardware"]["origin"] == plan.hardware.origin

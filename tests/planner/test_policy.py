@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.placement import split
-from planner.policy import Load, PinnedPolicy, RollingPolicy
+from penstock.planner.contract.decided.placement import split
+from penstock.planner.contract.policy import Load, PinnedPolicy, RollingPolicy
 
 
 @dataclass

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from planner.command.resolve import hardware_from, model_from
-from planner.command.schema import HardwareConfig, ModelConfig
-from planner.errors import UserError
-from planner.geometry import hf_config_dict, spec_from_geometry
-from planner.hardware import HardwareProfile
-from planner.predict.cost import predict
-from planner.rules.check import broken_rules
-from planner.solver.program import solve
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import HardwareConfig, ModelConfig
+from penstock.planner.contract.config.geometry import hf_config_dict, spec_from_geometry
+from penstock.planner.contract.config.resolve import hardware_from, model_from
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.program import solve
 from tests.planner.test_geometry import meta_bytes, spec_bytes
 from tests.support import workload
 

@@ -14,19 +14,32 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from planner.command.schema import HardwareConfig
-from planner.command.verb_schema import ProbeSettings
-from planner.errors import UserError
-from planner.probe import measure, probe, scratch, ssd
-from planner.probe.dram import Arena, Lock
-from planner.probe.findings import CannotMeasure, Figure, Findings, unmeasured
-from planner.probe.meter import QUICK, Meter
-from planner.verbs.probe import probe_verb
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import HardwareConfig
+from penstock.planner.contract.given.findings import CannotMeasure, Figure, Findings, unmeasured
+from penstock.planner.probe import measure, probe
+from penstock.planner.probe import scratch_file as scratch
+from penstock.planner.probe import ssd_rates as ssd
+from penstock.planner.probe.clocked import QUICK, Meter
+from penstock.planner.probe.dram_rates import Arena, Lock
+from penstock.planner.verbs.probe_verb import probe_verb
+from penstock.planner.verbs.verb_schema import ProbeSettings
 
 MIB = 2**20
 TINY = dataclasses.replace(
-    QUICK, total_s=1.0, dram_s=0.01, cpu_s=0.02, gpu_s=0.01, write_s=1.0, read_least_s=0.3, together_s=0.05, sample_s=0.02,
-    arena_bytes=128 * MIB, scratch_bytes=8 * MIB, ssd_blocks=(MIB // 4, MIB), ssd_depths=(1, 2),
+    QUICK,
+    total_s=1.0,
+    dram_s=0.01,
+    cpu_s=0.02,
+    gpu_s=0.01,
+    write_s=1.0,
+    read_least_s=0.3,
+    together_s=0.05,
+    sample_s=0.02,
+    arena_bytes=128 * MIB,
+    scratch_bytes=8 * MIB,
+    ssd_blocks=(MIB // 4, MIB),
+    ssd_depths=(1, 2),
 )
 
 
@@ -56,8 +69,19 @@ def test_every_figure_has_an_origin_and_the_profile_fits_the_schema(disk):
     found = measured(disk)
     assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HardwareConfig), OmegaConf.structured(found))) == found
     assert {(block, depth) for block, depth, _ in found.ssd.read} <= {(b, d) for b in TINY.ssd_blocks for d in TINY.ssd_depths}
-    for path in ("dram_bytes", "ssd_bytes", "ssd.read", "ssd.write_gbps", "dram.copy_gbps", "dram.read_gbps", "dram.pin_s_per_gb",
-                 "cpu.cores", "cpu.matvec_gbps", "cpu.dense_tflops", "layer_launch_s"):
+    for path in (
+        "dram_bytes",
+        "ssd_bytes",
+        "ssd.read",
+        "ssd.write_gbps",
+        "dram.copy_gbps",
+        "dram.read_gbps",
+        "dram.pin_s_per_gb",
+        "cpu.cores",
+        "cpu.matvec_gbps",
+        "cpu.dense_tflops",
+        "layer_launch_s",
+    ):
         value = OmegaConf.select(OmegaConf.structured(found), path)
         assert value and found.origin[path].startswith("measured 2"), path
     assert list(disk.iterdir()) == []

@@ -9,13 +9,13 @@ import types
 import pytest
 import torch
 
-from planner.probe import gpu as module
-from planner.probe import layer
-from planner.probe.dram import Arena, Lock
-from planner.probe.findings import CannotMeasure
-from planner.probe.gpu import Gpu
-from planner.probe.layer import TinyDecoder, measure_launch
-from planner.probe.nvml import NvmlGpu, nvml_gpus
+from penstock.planner.contract.given.findings import CannotMeasure
+from penstock.planner.probe import gpu_rates as module
+from penstock.planner.probe import layer_launch as layer
+from penstock.planner.probe.dram_rates import Arena, Lock
+from penstock.planner.probe.driver import NvmlGpu, nvml_gpus
+from penstock.planner.probe.gpu_rates import Gpu
+from penstock.planner.probe.layer_launch import TinyDecoder, measure_launch
 
 MIB = 2**20
 NO_LOCK = Lock("none", lambda *_: None, lambda *_: None)
@@ -102,10 +102,16 @@ def false_nvml(**changed) -> types.ModuleType:
     fake = types.ModuleType("pynvml")
     fake.NVMLError = type("NVMLError", (Exception,), {})
     usual = dict(
-        nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=lambda i: i,
-        nvmlDeviceGetMemoryInfo=lambda h: types.SimpleNamespace(total=80, used=5), nvmlDeviceGetUUID=lambda h: b"GPU-a",
-        nvmlDeviceGetName=lambda h: "H100", nvmlDeviceGetCurrPcieLinkGeneration=lambda h: 4,
-        nvmlDeviceGetCurrPcieLinkWidth=lambda h: 16, nvmlDeviceGetMaxPcieLinkGeneration=lambda h: 5,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda i: i,
+        nvmlDeviceGetMemoryInfo=lambda h: types.SimpleNamespace(total=80, used=5),
+        nvmlDeviceGetUUID=lambda h: b"GPU-a",
+        nvmlDeviceGetName=lambda h: "H100",
+        nvmlDeviceGetCurrPcieLinkGeneration=lambda h: 4,
+        nvmlDeviceGetCurrPcieLinkWidth=lambda h: 16,
+        nvmlDeviceGetMaxPcieLinkGeneration=lambda h: 5,
         nvmlDeviceGetMaxPcieLinkWidth=lambda h: 16,
     )
     for name, value in {**usual, **changed}.items():

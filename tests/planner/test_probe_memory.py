@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe.cgroup import cpu_quota, groups, memory_limit
-from planner.probe.memory import MARGIN_LEAST_BYTES, MemoryFacts, last_level_cache_bytes, memory_facts
+from penstock.planner.common.cgroup import cpu_quota, groups, memory_limit
+from penstock.planner.common.host_memory import MARGIN_LEAST_BYTES, MemoryFacts, last_level_cache_bytes, memory_facts
 
 GIB = 2**30
 
@@ -26,39 +26,48 @@ def facts(**changed: object) -> MemoryFacts:
 
 
 def test_the_lowest_version_2_limit_of_all_ancestors_counts(tmp_path):
-    root = write(tmp_path, {
-        "proc/self/cgroup": "0::/a/b\n",
-        "proc/self/mountinfo": "25 1 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-        "sys/fs/cgroup/a/b/memory.max": "max\n",
-        "sys/fs/cgroup/a/memory.max": f"{8 * GIB}\n",
-        "sys/fs/cgroup/a/memory.current": f"{3 * GIB}\n",
-        "sys/fs/cgroup/a/memory.stat": f"anon 5\ninactive_file {GIB}\n",
-    })
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "proc/self/mountinfo": "25 1 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/a/b/memory.max": "max\n",
+            "sys/fs/cgroup/a/memory.max": f"{8 * GIB}\n",
+            "sys/fs/cgroup/a/memory.current": f"{3 * GIB}\n",
+            "sys/fs/cgroup/a/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+        },
+    )
     assert memory_limit(root) == (8 * GIB, 6 * GIB)
 
 
 def test_a_version_1_limit_is_found_through_the_mounted_root_of_a_container(tmp_path):
-    root = write(tmp_path, {
-        "proc/self/cgroup": "4:memory:/docker/abc\n2:cpu,cpuacct:/docker/abc\n",
-        "proc/self/mountinfo": (
-            "30 1 0:1 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
-            "31 1 0:2 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu,cpuacct\n"
-        ),
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4 * GIB}\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-    })
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/docker/abc\n2:cpu,cpuacct:/docker/abc\n",
+            "proc/self/mountinfo": (
+                "30 1 0:1 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+                "31 1 0:2 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu,cpuacct\n"
+            ),
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4 * GIB}\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    )
     assert memory_limit(root) == (4 * GIB, 3 * GIB)
     assert cpu_quota(root) == 1.5
 
 
 def test_the_kernels_huge_number_is_no_limit(tmp_path):
-    root = write(tmp_path, {
-        "proc/self/cgroup": "4:memory:/\n",
-        "proc/self/mountinfo": "30 1 0:1 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    })
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/\n",
+            "proc/self/mountinfo": "30 1 0:1 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
     assert memory_limit(root) == (None, None)
 
 
@@ -102,13 +111,16 @@ def test_a_machine_with_nothing_free_leaves_nothing_and_no_negative_number():
 
 
 def test_the_facts_are_read_from_the_kernels_files(tmp_path):
-    root = write(tmp_path, {
-        "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {30 * GIB // 1024} kB\n",
-        "proc/cpuinfo": "flags\t\t: fpu hypervisor\n",
-        "sys/devices/system/memory/block_size_bytes": "8000000\n",
-        "sys/devices/system/memory/memory0/state": "online\n",
-        "sys/devices/system/memory/memory1/state": "offline\n",
-    })
+    root = write(
+        tmp_path,
+        {
+            "proc/meminfo": f"MemTotal: {32 * GIB // 1024} kB\nMemAvailable: {30 * GIB // 1024} kB\n",
+            "proc/cpuinfo": "flags\t\t: fpu hypervisor\n",
+            "sys/devices/system/memory/block_size_bytes": "8000000\n",
+            "sys/devices/system/memory/memory0/state": "online\n",
+            "sys/devices/system/memory/memory1/state": "offline\n",
+        },
+    )
     assert memory_facts(root) == facts(blocks_bytes=2 * 0x8000000)
 
 

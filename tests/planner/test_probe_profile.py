@@ -10,18 +10,24 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from planner.command.schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
-from planner.errors import UserError
-from planner.probe.profile import profile_dir, write_profile
-from planner.probe.table import profile_table
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
+from penstock.planner.contract.config.profile_files import profile_dir, write_profile
+from penstock.planner.probe.profile_table import profile_table
 
 
 def profile(gpu: bool = False) -> HardwareConfig:
     return HardwareConfig(
-        name="local", vram_bytes=0, dram_bytes=10, ssd_bytes=20,
-        ssd=SsdConfig([[1048576, 4, 1.25]], 0.0), dram=DramConfig(20.0, 22.0, 0.3), cpu=CpuConfig(2, 14.0, 0.16),
+        name="local",
+        vram_bytes=0,
+        dram_bytes=10,
+        ssd_bytes=20,
+        ssd=SsdConfig([[1048576, 4, 1.25]], 0.0),
+        dram=DramConfig(20.0, 22.0, 0.3),
+        cpu=CpuConfig(2, 14.0, 0.16),
         gpu=GpuConfig("a GPU", 5, 1.0, 0.5, 2.0, [[262144, 20.0]], [[262144, 19.0]], 7.0, 50.0, 45.0) if gpu else None,
-        layer_launch_s=3e-4, origin={"ssd.write_gbps": "not measured: no room in [x]", "ssd.read": "measured 2026-11-21: O_DIRECT"},
+        layer_launch_s=3e-4,
+        origin={"ssd.write_gbps": "not measured: no room in [x]", "ssd.read": "measured 2026-11-21: O_DIRECT"},
     )
 
 
@@ -86,10 +92,12 @@ def test_the_table_shows_the_grid_and_says_why_a_figure_is_missing():
 
 
 def test_importing_the_package_loads_neither_torch_nor_rich():
-    code = "import sys, planner.probe.profile; print([m for m in ('torch', 'rich', 'omegaconf') if m in sys.modules])"
+    code = (
+        "import sys, penstock.planner.contract.config.profile_files; print([m for m in ('torch', 'rich', 'omegaconf') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 def test_the_measuring_module_imports_without_torch():
-    code = "import sys; sys.modules['torch'] = None; import planner.probe.measure, planner.probe.gpu, planner.probe.cpu"
+    code = "import sys; sys.modules['torch'] = None; from penstock.planner.probe import measure, gpu_rates, cpu_rates"
     subprocess.run([sys.executable, "-c", code], check=True)

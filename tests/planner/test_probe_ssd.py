@@ -11,11 +11,12 @@ import time
 
 import pytest
 
-from planner.probe import scratch, ssd
-from planner.probe.findings import CannotMeasure
-from planner.probe.scratch import Cursor, Target, existing_files, file_system, scratch_bytes, scratch_file
-from planner.probe.ssd import SPREAD_BYTES, Buffers, ReadLoad, fill_scratch
-from planner.probe.sweep import best_point, next_point, sweep, table
+from penstock.planner.contract.given.findings import CannotMeasure
+from penstock.planner.probe import scratch_file as scratch
+from penstock.planner.probe import ssd_rates as ssd
+from penstock.planner.probe.best_block import best_point, next_point, sweep, table
+from penstock.planner.probe.scratch_file import Cursor, Target, existing_files, file_system, scratch_bytes, scratch_file
+from penstock.planner.probe.ssd_rates import SPREAD_BYTES, Buffers, ReadLoad, fill_scratch
 
 KIB, MIB = 2**10, 2**20
 
@@ -107,6 +108,7 @@ def test_a_disk_that_fills_up_while_writing_is_measured_on_what_was_written(tmp_
 
 def test_a_disk_that_is_full_at_once_says_so(tmp_path, small, monkeypatch):
     with scratch_file(tmp_path) as (fd, direct):
+
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -213,7 +215,7 @@ def test_the_table_holds_the_median_of_each_point_in_order():
 
 
 def test_a_table_of_rates_is_made_monotone_without_moving_what_already_is() -> None:
-    from planner.probe.smooth import monotone, pool_violators
+    from penstock.planner.probe.smooth import monotone, pool_violators
 
     assert pool_violators([1.0, 3.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0]) == [1.0, 2.5, 2.5, 4.0]
     rising = {(1, 1): 1.0, (1, 2): 2.0, (4, 1): 1.5, (4, 2): 3.0}

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from planner.decisions import CachePolicy, Tier
-from planner.errors import UserError
-from planner.force import Force
-from planner.predict.cost import predict
-from planner.predict.memory import kv_page_bytes, ssd_need
-from planner.predict.stages import Stage
-from planner.rules.check import broken_rules
-from planner.solver.infeasible import Infeasible
-from planner.solver.program import search, solve
-from planner.workload import Objective
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import CachePolicy, Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import kv_page_bytes, ssd_need
+from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, machine, model, work
 
 STREAMING = machine(vram=GB, dram=GB)

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.decisions import Decisions, KvPages, ResidentUnits, Tier
-from planner.hardware import Curve, SsdPoint
-from planner.moe.experts import fewest_slots
-from planner.placement import head_blocks
-from planner.predict.cost import predict
-from planner.predict.memory import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
-from planner.rules.check import broken_rules
-from planner.solver.infeasible import Infeasible
-from planner.solver.program import search, solve
-from planner.workload import Objective
+from penstock.planner.contract.decided.decisions import Decisions, KvPages, ResidentUnits, Tier
+from penstock.planner.contract.decided.placement import head_blocks
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.hardware import Curve, SsdPoint
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.program import search, solve
 from tests.planner.small import MB, gpu, machine, model, work
 
 SLOWER = 1.005 * (1 + 1e-6)

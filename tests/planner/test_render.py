@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from planner.force import Force
-from planner.hardware import SsdPoint
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.render.plan import print_plan
-from planner.solver.kept_notes import reuse_notes
-from planner.solver.program import solve
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import SsdPoint
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.render.plan_text import print_plan
+from penstock.planner.solver.kept_notes import reuse_notes
+from penstock.planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
 
 

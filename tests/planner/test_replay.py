@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.routing import Size, made_up_trace
-from planner.decisions import ExpertPolicyName
-from planner.moe.routing import Trace
-from planner.policy.experts import make_expert_policy
-from planner.replaying.comparison import BELADY, compare
-from planner.replaying.replay import Prefetch, hit_curve, replay, replay_belady
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies import make_expert_policy
+from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.replay.comparison import BELADY, compare
+from penstock.planner.replay.replayed import Prefetch, hit_curve, replay, replay_belady
 
 FED = [name for name in ExpertPolicyName if make_expert_policy(name, 1, 2, 1).needs_ahead is None]
 
@@ -23,7 +23,10 @@ FED = [name for name in ExpertPolicyName if make_expert_policy(name, 1, 2, 1).ne
 def traced(experts: list[list[list[int]]], count: int, decode: list[bool] | None = None) -> Trace:
     """[tokens][layers][top_k] of one prompt."""
     return Trace(
-        np.array(experts, np.int16), np.zeros(len(experts), np.int64), np.array(decode or [True] * len(experts)), count,
+        np.array(experts, np.int16),
+        np.zeros(len(experts), np.int64),
+        np.array(decode or [True] * len(experts)),
+        count,
     )
 
 

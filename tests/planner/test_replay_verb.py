@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.moe.routing import Phase
-from planner.moe.traces import trace_line
-from planner.policy.experts import AheadScores
+from penstock.planner.contract.experts.policies import AheadScores
+from penstock.planner.contract.experts.routing import Phase
+from penstock.planner.contract.experts.routing_files import trace_line
 from tests.cli import command, refusal
 from tests.conftest import SHARED
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from planner.command.sweeps import SWEEP_CONFIG, Point, write_point
-from planner.errors import UserError
-from planner.planfile import write_plan
-from planner.report.gather import SILENT, gather
-from planner.report.scatter import Axis, Mark, pareto, scatter
-from planner.report.table import as_rows, columns
+from penstock.planner.common.command.sweep_folders import SWEEP_CONFIG, Point, write_point
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.report.gather import SILENT, gather
+from penstock.planner.report.report_table import as_rows, columns
+from penstock.planner.report.scatter import Axis, Mark, pareto, scatter
 from tests.cli import command, refusal
 from tests.planner.small import GB, machine, model
 from tests.planner.test_export import plan_of

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.decisions import KvPages, KvReuse, Tier
-from planner.force import Force
-from planner.hardware import Curve, SsdPoint
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.predict.memory import arena_bytes, dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, vram_use
-from planner.predict.reuse import KeptSet, held, kept_set, restoring
-from planner.rules.check import broken_rules
-from planner.solver.infeasible import Infeasible
-from planner.solver.program import search, solve
-from planner.workload import Objective
+from penstock.planner.contract.decided.decisions import KvPages, KvReuse, Tier
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import Curve, SsdPoint
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import arena_bytes, dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, vram_use
+from penstock.planner.contract.prices.reuse import KeptSet, held, kept_set, restoring
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
 from tests.planner.test_program_properties import SLOWER, every_decision, machines, models
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.decisions import Tier
-from planner.placement import head_blocks
-from planner.rules.check import broken_rules
-from planner.rules.limits import LIMITS
-from planner.solver.program import solve
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.placement import head_blocks
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
 
 MACHINE, MODEL, WORK = machine(vram=GB, dram=GB), model(16), work()

@@ -14,20 +14,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.force import Force
-from planner.plan import Plan
-from planner.planfile import read_plan, write_plan
-from planner.predict.contention import Contention
-from planner.predict.cost import predict
-from planner.predict.head_start import head_start
-from planner.predict.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
-from planner.rules.check import broken_rules
-from planner.simulate.act import Acted, Options, Simulation
-from planner.simulate.lanes import NS, Lanes, Work
-from planner.simulate.told import Told
-from planner.simulate.work import passes_of
-from planner.solver.program import solve
-from planner.timeline.trace import COMPUTE, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.common.timeline.spans import COMPUTE, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.contention import Contention
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.head_start import head_start
+from penstock.planner.contract.prices.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.simulate.act import Acted, Options, Simulation
+from penstock.planner.simulate.lanes import NS, Lanes, Work
+from penstock.planner.simulate.outcome import Told
+from penstock.planner.simulate.simulated_work import passes_of
+from penstock.planner.solver.program import solve
 from tests.cli import ROOT, command, refusal
 from tests.planner import small
 
@@ -139,9 +139,7 @@ def test_compute_of_all_units_of_all_passes_is_that_of_the_closed_form(case: str
     assert Prefill(plan.hardware, plan.model, plan.workload, plan.decisions).stages()[Stage.compute] >= whole
 
 
-@given(
-    st.floats(0, 0.6), st.floats(0, 0.6), st.integers(10**6, 10**9), st.integers(10**6, 10**9)
-)
+@given(st.floats(0, 0.6), st.floats(0, 0.6), st.integers(10**6, 10**9), st.integers(10**6, 10**9))
 def test_reads_and_copies_that_begin_together_end_when_the_closed_form_says(ssd: float, h2d: float, read: int, copy: int) -> None:
     both = Contention(ssd, h2d)
     if both.h2d / (1 - both.ssd) > 1 or both.ssd / (1 - both.h2d) > 1:
@@ -222,7 +220,7 @@ def test_a_plan_file_is_acted_out_without_torch_and_drawn(tmp_path: Path) -> Non
     code = (
         "import sys, atexit; sys.argv = ['planner', 'simulate', 'plan=plan.yaml', 'trace=sim.json'];"
         "atexit.register(lambda: print(sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'transformers', 'runtime'})));"
-        "from planner.cli import main; main()"
+        "from penstock.planner.cli import main; main()"
     )
     import subprocess
     import sys

@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 import yaml
 
-from planner.command.sweeps import LAUNCHERS, check_launcher, read_points
-from planner.errors import UserError
-from planner.planfile import write_plan
-from planner.report.gather import SILENT
+from penstock.planner.common.command.sweep_folders import LAUNCHERS, check_launcher, read_points
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.report.gather import SILENT
 from tests.cli import ROOT, command, refusal
 from tests.support import decisions, plan_for, save_tiny
 
@@ -57,13 +57,13 @@ def test_runs_are_swept_too_and_reported_beside_what_was_predicted(tmp_path: Pat
 
 def stumbling(directory: Path, stumble: str, *args: str) -> subprocess.CompletedProcess[str]:
     """A sweep of three points of which the second does ``stumble``, in whatever process it runs: each imports ``sitecustomize``."""
-    lines = ["import os", "import planner.verbs.solve as solve", "make = solve.make_plan", "def second(cfg):"]
+    lines = ["import os", "import penstock.planner.verbs.solve_verb as solve", "make = solve.make_plan", "def second(cfg):"]
     lines += [f"    if cfg.workload.new_tokens == 9: {stumble}", "    return make(cfg)", "solve.make_plan = second"]
     (directory / "patch").mkdir()
     (directory / "patch" / "sitecustomize.py").write_text("\n".join(lines) + "\n")
     path = os.pathsep.join([str(directory / "patch"), str(ROOT)])
     sweep = ("solve", "hardware=rtx5080", "model=llama8b", "workload.new_tokens=8,9,10", "--multirun", *args)
-    code = "import sys; sys.argv[0] = 'planner'; from planner.cli import main; main()"
+    code = "import sys; sys.argv[0] = 'planner'; from penstock.planner.cli import main; main()"
     env = {**os.environ, "PYTHONPATH": path}
     return subprocess.run([sys.executable, "-c", code, *sweep], cwd=directory, env=env, capture_output=True, text=True, timeout=120)
 
@@ -90,7 +90,7 @@ def test_a_point_whose_process_was_killed_is_told_in_one_line_and_is_a_row_of_th
 def test_a_launcher_that_is_none_or_not_installed_is_one_line(tmp_path: Path) -> None:
     line = refusal("planner", *SOLVE, "hydra/launcher=jobli", cwd=tmp_path)
     assert "hydra/launcher=jobli" in line and "did you mean joblib?" in line
-    with mock.patch("planner.command.sweeps.find_spec", return_value=None):
+    with mock.patch("penstock.planner.common.command.sweep_folders.find_spec", return_value=None):
         for name, (_, extra) in LAUNCHERS.items():
             if extra:
                 with pytest.raises(UserError, match=rf"not installed here; pip install 'penstock\[{extra}\]'"):

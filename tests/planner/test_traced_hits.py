@@ -10,25 +10,25 @@ from random import Random
 import numpy as np
 import pytest
 
-from planner.command.schema import MoeConfig
-from planner.decisions import ExpertPolicyName, ExpertSlots
-from planner.errors import UserError
-from planner.model import SECOND_TIER
-from planner.moe.cache import ExpertCache, Routing
-from planner.moe.hits import default_hit_rates, flaw
-from planner.moe.misses import misses
-from planner.plan import Plan
-from planner.policy.experts import make_expert_policy
-from planner.predict.cost import predict
-from planner.replaying.traced_hits import Traced, with_hits
-from planner.simulate.act import Simulation
-from planner.simulate.routings import TracedRouting
-from planner.solver.program import solve
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import MoeConfig
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_hits import default_hit_rates, flaw
+from penstock.planner.contract.experts.expert_misses import misses
+from penstock.planner.contract.experts.policies import make_expert_policy
+from penstock.planner.contract.given.model import SECOND_TIER
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.replay.traced_hits import Traced, with_hits
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.routings import TracedRouting
+from penstock.planner.solver.program import solve
 from tests.planner.small import GB, machine, model, work
 from tests.planner.test_checkpoint import SHARED
 
-replay = pytest.importorskip("planner.replaying.replay")
-two_tiers = pytest.importorskip("planner.replaying.two_tiers")
+replay = pytest.importorskip("penstock.planner.replay.replayed")
+two_tiers = pytest.importorskip("penstock.planner.replay.two_tiers")
 TRACE = SHARED.parent / "traces" / "tiny-mixtral.jsonl.xz"
 
 
@@ -132,7 +132,7 @@ def test_of_a_long_trace_the_beginning_tells_beside_its_own_curve(tmp_path, monk
 
 
 def part_of_the_shared_trace(tokens: int):
-    from planner.moe.traces import read_trace
+    from penstock.planner.contract.experts.routing_files import read_trace
 
     whole = read_trace(TRACE)
     return replace(whole, experts=whole.experts[:tokens], prompt=whole.prompt[:tokens], decode=whole.decode[:tokens])

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.errors import UserError
-from planner.moe.routing import Phase
-from planner.moe.traces import read_trace, trace_line
-from planner.policy.experts import AheadScores
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.experts.policies import AheadScores
+from penstock.planner.contract.experts.routing import Phase
+from penstock.planner.contract.experts.routing_files import read_trace, trace_line
 
 EXPERTS = [[[0, 1], [2, 3]], [[1, 0], [3, 2]], [[2, 0], [1, 3]]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.units import show_seconds
+from penstock.planner.common.measures import show_seconds
 
 
 @pytest.mark.parametrize(

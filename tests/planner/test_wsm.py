@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.command.keys import keys_of
-from planner.command.schema import SolveConfig
-from planner.command.wsm import TABLE, read_environment
-from planner.errors import UserError
-from runtime.schema import RunConfig
+from penstock.planner.common.command.known_keys import keys_of
+from penstock.planner.common.command.wsm import TABLE, read_environment
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import SolveConfig
+from penstock.runtime.asked.run_schema import RunConfig
 
 SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 SCHEMAS = {"solve": SolveConfig, "run": RunConfig}

@@ -10,11 +10,11 @@ from functools import partial
 
 import torch
 
-from planner.placement import Unit
-from runtime.device import CopyDevice
-from runtime.ledger import Ledger
-from runtime.pieces import Segment, cut
-from runtime.ring import UnitSource, VramRing
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.memory.pieces import Segment, cut
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.moving.ring import UnitSource, VramRing
 from tests.support import HostCopier
 
 STREAMS = ("copies", "compute")

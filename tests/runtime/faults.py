@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-import runtime.cuda
-import runtime.engine
-import runtime.host
-import runtime.run
-from runtime import arena as arena_module
-from runtime.engine import Engine
-from runtime.generate import Sequences
+import penstock.runtime.engine.engine
+import penstock.runtime.engine.host_side
+import penstock.runtime.engine.run
+import penstock.runtime.memory.cuda
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.generate import Sequences
+from penstock.runtime.memory import arena as arena_module
 from tests.support import HostCopier
 
 CPU = torch.device("cpu")
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, copier: HostCopier) -> None:
-    monkeypatch.setattr("runtime.cuda.find_device", lambda plan: CPU)
-    monkeypatch.setattr("runtime.cuda.open_cuda", lambda plan, device: copier)
+    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan: CPU)
+    monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", lambda plan, device: copier)
 
 
 def fails_at(monkeypatch: pytest.MonkeyPatch, moment: str, error: BaseException) -> None:
@@ -39,13 +39,13 @@ def before(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], None]
     """``act`` is called at ``moment`` of a run, on whichever thread comes there."""
     owner, name, count = {
         "arena": (arena_module.Arena, "begin", 1),
-        "card": (runtime.cuda, "open_cuda", 1),
+        "card": (penstock.runtime.memory.cuda, "open_cuda", 1),
         "page-locking": (arena_module.Arena, "lock_pages", 1),
-        "skeleton": (runtime.run, "open_skeleton", 1),
-        "reading": (runtime.host.HostSide, "begin_reading", 1),
+        "skeleton": (penstock.runtime.engine.run, "open_skeleton", 1),
+        "reading": (penstock.runtime.engine.host_side.HostSide, "begin_reading", 1),
         "binding": (Engine, "_bind_fixtures", 1),
         "rehearsal": (Sequences, "prefill", 1),
-        "load": (runtime.engine.Filler, "run", 1),
+        "load": (penstock.runtime.engine.engine.Filler, "run", 1),
         "prefill": (Sequences, "prefill", 2),
         "decode": (Sequences, "step", 3),
         "report": (json, "dumps", 1),

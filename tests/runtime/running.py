@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.errors import UserError
-from planner.force import Force
-from planner.plan import Plan
-from planner.planfile import write_plan
-from planner.predict.cost import predict
-from planner.predict.memory import dram_use
-from planner.solver.program import solve
-from runtime.schema import RunConfig
-from runtime.verbs import run_verb
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import dram_use
+from penstock.planner.solver.program import solve
+from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.tools.runtime_verbs import run_verb
 from tests.support import machine, workload
 
 PROMPTS = ["def main():", "import os", "class Shape(object):\n    def __init__(self, name, sides):\n        self.name"]

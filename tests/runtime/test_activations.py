@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.predict.memory import activation_bytes
-from runtime.generate import Batch, Sequences
-from runtime.memory import PeakDram
-from runtime.model import decoder_layers
-from runtime.moe.forward import WholeExperts, take_over
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.prices.memory_law import activation_bytes
+from penstock.runtime.engine.generate import Batch, Sequences
+from penstock.runtime.experts.expert_forward import WholeExperts, take_over
+from penstock.runtime.memory.free_memory import PeakDram
+from penstock.runtime.model.skeleton import decoder_layers
 from tests.support import save_tiny, workload
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from runtime import attention
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.model import attention
 from tests.support import save_tiny
 
 CPU = torch.device("cpu")

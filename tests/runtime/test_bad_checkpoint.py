@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
-from runtime.store.pack import pack_checkpoint
+from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.command.schema import ForceConfig
-from planner.decisions import ExpertSlots
-from planner.errors import UserError
-from runtime import memory
-from runtime.schema import ReuseConfig, Validation
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.config.config_schema import ForceConfig
+from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.runtime.asked.run_schema import ReuseConfig, Validation
+from penstock.runtime.memory import free_memory as memory
 from tests.cli import ROOT
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny
@@ -166,6 +166,6 @@ def test_a_comparison_that_cannot_be_is_refused_before_the_run(here: Desk, monke
     def refuse(*_: object) -> None:
         raise UserError("too large")
 
-    monkeypatch.setattr("runtime.job.refuse_to_compare", refuse)
-    monkeypatch.setattr("runtime.run.Engine", lambda *_: pytest.fail("the run began"))
+    monkeypatch.setattr("penstock.runtime.asked.run_job.refuse_to_compare", refuse)
+    monkeypatch.setattr("penstock.runtime.engine.run.Engine", lambda *_: pytest.fail("the run began"))
     assert here.refusal(validate=Validation.full) == "too large"

@@ -8,25 +8,40 @@ from pathlib import Path
 
 import pytest
 
-from planner.build import build
-from planner.command.resolve import hardware_mapping, workload_mapping
-from planner.command.schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig
-from planner.errors import UserError
-from planner.hardware import HardwareProfile
-from planner.moe.experts import fewest_slots
-from planner.plan import Plan
-from planner.predict.memory import dram_use
-from planner.solver.infeasible import Infeasible
-from runtime.bench import _command, bench
-from runtime.modes import MODES, NotHere, Setting, read_setting
-from runtime.schema import BenchConfig, EngineConfig, RunConfig
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.strictly import build
+from penstock.planner.contract.config.config_schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig
+from penstock.planner.contract.config.resolve import hardware_mapping, workload_mapping
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import dram_use
+from penstock.planner.solver.infeasible import Infeasible
+from penstock.runtime.asked.run_schema import BenchConfig, EngineConfig, RunConfig
+from penstock.runtime.tools.bench import _command, bench
+from penstock.runtime.tools.modes import MODES, NotHere, Setting, read_setting
 from tests.cli import refusal
 from tests.support import machine, save_tiny, workload
 
 LAYERS = 8
 SEEDS_KEYS = {
-    "batch_size", "max_new_tokens", "prompt_lens", "prefill_tokens_total", "decode_tokens_total", "prefill_ms", "first_token_decode_ms",
-    "ttft_ms", "decode_ms", "e2e_ms", "throughput_tok_s", "end_to_end_tok_s", "io_bw_MBps", "gpu_mem_GB", "mode", "device", "wsm",
+    "batch_size",
+    "max_new_tokens",
+    "prompt_lens",
+    "prefill_tokens_total",
+    "decode_tokens_total",
+    "prefill_ms",
+    "first_token_decode_ms",
+    "ttft_ms",
+    "decode_ms",
+    "e2e_ms",
+    "throughput_tok_s",
+    "end_to_end_tok_s",
+    "io_bw_MBps",
+    "gpu_mem_GB",
+    "mode",
+    "device",
+    "wsm",
 }
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.errors import UserError
-from planner.policy import Evict, LayerPolicy, Load, PinnedPolicy, RollingPolicy, Step
-from runtime.cache import LayerCache, LayerReader
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.policy import Evict, LayerPolicy, Load, PinnedPolicy, RollingPolicy, Step
+from penstock.runtime.moving.dram_cache import LayerCache, LayerReader
 
 Done = Callable[[BaseException | None], None]
 
@@ -204,10 +204,14 @@ def at_once(layer: int, slot: int, done: Done) -> None:
 
 def test_the_verbose_lines_say_what_happened() -> None:
     said: list[str] = []
-    script = Script(3, (0, 1, 2), {
-        1: Step(True, (Evict(0, in_window=False), Load(3, prefetch=True)), shrink=True),
-        5: Step(False, (Evict(2, in_window=True), Load(5, prefetch=False))),
-    })
+    script = Script(
+        3,
+        (0, 1, 2),
+        {
+            1: Step(True, (Evict(0, in_window=False), Load(3, prefetch=True)), shrink=True),
+            5: Step(False, (Evict(2, in_window=True), Load(5, prefetch=False))),
+        },
+    )
     cache = LayerCache(script, 3, at_once, said.append)
     cache.preload(True)
     for layer in (0, 1, 5):

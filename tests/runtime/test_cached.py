@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.units import ALIGN
-from runtime.store import cached as cached_module
-from runtime.store.blocks import pieces_of
-from runtime.store.cached import CachedReads, PageCache
-from runtime.store.errors import StoreError
-from runtime.store.layout import Extent
-from runtime.store.reader import ReadPool, Reads
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.reading import cached as cached_module
+from penstock.runtime.reading.blocks import pieces_of
+from penstock.runtime.reading.cached import CachedReads, PageCache
+from penstock.runtime.reading.reader import ReadPool, Reads
+from penstock.runtime.store.layout import Extent
+from penstock.runtime.store.store_errors import StoreError
 
 MIB = 1 << 20
 

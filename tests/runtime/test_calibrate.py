@@ -11,17 +11,17 @@ from statistics import median
 import pytest
 import yaml
 
-import runtime.calibrate
-from planner.decisions import KvPages, SsdReads
-from planner.errors import UserError
-from planner.learn.calibration import calibration_path
-from planner.learn.fit import Measured, fit
-from planner.learn.learned import with_calibration
-from planner.plan import Plan
-from planner.planfile import write_plan
-from planner.predict.cost import predict
-from planner.predict.stages import Stage
-from runtime.calibrate import with_planned_bytes
+import penstock.runtime.told.calibrate
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import KvPages, SsdReads
+from penstock.planner.contract.lessons.calibration import calibration_path
+from penstock.planner.contract.lessons.fit import Measured, fit
+from penstock.planner.contract.lessons.learned import with_calibration
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.stages import Stage
+from penstock.runtime.told.calibrate import with_planned_bytes
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk
@@ -91,7 +91,7 @@ def test_a_second_run_is_kept_beside_the_first_also_when_its_plan_was_calibrated
 
 def test_of_several_prompts_the_first_teaches_nothing(here: Desk, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Measured] = []
-    monkeypatch.setattr(runtime.calibrate, "fit", lambda *given: seen.append(given[-1]) or fit(*given))
+    monkeypatch.setattr(penstock.runtime.told.calibrate, "fit", lambda *given: seen.append(given[-1]) or fit(*given))
     write_plan(replace(plan, workload=replace(plan.workload, requests=3)), here.plan)
     report = here.run(calibrate=True)
     assert len(report["prefill_each_s"]) == 3
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_refused_before_anything_is_loaded(here: Desk, plan: P
 def test_a_card_that_is_not_the_plans_teaches_nothing(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     import torch
 
-    from runtime.calibrate import check_card
+    from penstock.runtime.told.calibrate import check_card
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another card")
     with pytest.raises(UserError, match="the plan's GPU is a card, this one another card"):
@@ -138,7 +138,7 @@ def test_a_run_that_moves_little_tells_of_compute_alone(tmp_path: Path) -> None:
 
 
 def test_on_a_card_the_link_and_the_kv_that_streams_teach_their_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.calibrate, "LEAST_BYTES", 1)
+    monkeypatch.setattr(penstock.runtime.told.calibrate, "LEAST_BYTES", 1)
     put_in(monkeypatch, LockingCopier())
     made = decisions(gpu=True, resident=(2, 2, 0), head_blocks=1)
     plan = plan_for(save_tiny(tmp_path / "dense"), replace(made, kv=KvPages(64, 2, 4, 0)), True, workload(kv_spill=True))

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from runtime.account import ROWS
-from runtime.schema import ReuseConfig, Validation
+from penstock.runtime.asked.run_schema import ReuseConfig, Validation
+from penstock.runtime.told.account import ROWS
 from tests.cli import command
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny, workload

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.decisions import CachePolicy, Tier
-from runtime.device import CudaDevice
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from runtime.model import open_skeleton
+from penstock.planner.contract.decided.decisions import CachePolicy, Tier
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.support import decisions, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")

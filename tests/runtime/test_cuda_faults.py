@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.plan import Plan
-from runtime import arena as arena_module
-from runtime.arena import Arena
-from runtime.device import CudaDevice
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.memory import arena as arena_module
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.faults import before
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for

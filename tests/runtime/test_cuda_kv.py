@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.decisions import KvReuse
-from planner.plan import Plan
-from runtime.arena import Arena
-from runtime.device import CopyDevice, CudaDevice
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, generate
-from runtime.kv.keeping import open_pages, page_shape
-from runtime.kv.prefix import Prefix
-from runtime.kv.room import page_room
-from runtime.kv.strips import Strips, gather, scatter
-from runtime.model import open_skeleton
-from runtime.schema import ReuseConfig
+from penstock.planner.contract.decided.decisions import KvReuse
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
+from penstock.runtime.kv.pages.keeping import open_pages, page_shape
+from penstock.runtime.kv.pages.page_room import page_room
+from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.kv.pages.strips import Strips, gather, scatter
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import CopyDevice, CudaDevice
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.kv.test_prefix import LateChecks
 from tests.runtime.kv.test_strips import SHAPE, held, one_block, pages_of, same_bits, want

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.plan import Plan
-from planner.predict.cost import predict
-from runtime.device import CudaDevice
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.test_cuda_kv import PAGE, PROMPTS, STEM, Card, close, plan_of, running
 from tests.support import save_tiny

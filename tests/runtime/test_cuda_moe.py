@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.decisions import ExpertPolicyName, ExpertSlots
-from planner.moe.experts import fewest_slots
-from planner.plan import Plan
-from planner.predict.cost import predict
-from runtime.attention import attend_without_masks
-from runtime.cuda import open_cuda
-from runtime.engine import Engine
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from runtime.host import EngineOptions
-from runtime.model import decoder_layers, open_skeleton
-from runtime.moe.forward import WholeExperts, take_over
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.experts.expert_forward import WholeExperts, take_over
+from penstock.runtime.memory.cuda import open_cuda
+from penstock.runtime.model.attention import attend_without_masks
+from penstock.runtime.model.skeleton import decoder_layers, open_skeleton
 from tests.support import decisions, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")

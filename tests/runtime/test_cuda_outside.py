@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.decisions import KvPages
-from planner.plan import Plan
-from planner.predict.cost import predict
-from runtime.cuda import open_cuda
-from runtime.engine import Engine
-from runtime.generate import Batch, Sampler, Sampling, generate
-from runtime.host import EngineOptions
-from runtime.model import open_skeleton
+from penstock.planner.contract.decided.decisions import KvPages
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.memory.cuda import open_cuda
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.support import decisions, plan_for, save_tiny, workload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")

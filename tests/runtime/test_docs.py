@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.modes import MODES
-from runtime.schema import EngineConfig
+from penstock.runtime.asked.run_schema import EngineConfig
+from penstock.runtime.tools.modes import MODES
 from tests.cli import ROOT
 from tests.runtime.running import desk
 from tests.support import decisions, plan_for

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.decisions import CachePolicy
-from planner.placement import Placement, Unit
-from planner.policy import make_policy
-from runtime.arena import Arena
-from runtime.dram import DramTier
-from runtime.store.base import Extent, UnitLayout
+from penstock.planner.contract.decided.decisions import CachePolicy
+from penstock.planner.contract.decided.placement import Placement, Unit
+from penstock.planner.contract.policy import make_policy
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.moving.dram_side import DramTier
+from penstock.runtime.store.base import Extent, UnitLayout
 from tests.support import decisions, plan_for
 
 LAYOUT = UnitLayout(4096, (), (Extent(Path("weights"), 0, 4096, 0),), 4096)

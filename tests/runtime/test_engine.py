@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.decisions import CachePolicy, Tier
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from runtime.model import open_skeleton
+from penstock.planner.contract.decided.decisions import CachePolicy, Tier
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ from types import ModuleType
 import pytest
 import torch
 
-import runtime.card
-import runtime.engine
-import runtime.host
-from planner.errors import UserError
-from runtime.arena import Arena
-from runtime.engine import Engine, EngineOptions
-from runtime.model import open_skeleton
+import penstock.runtime.engine.card_side
+import penstock.runtime.engine.engine
+import penstock.runtime.engine.host_side
+from penstock.planner.common.errors import UserError
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.runtime.fakes import LockingCopier
 from tests.support import decisions, plan_for
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 HOST = ["ReadPool", "CachedReads", "make_policy"]
 CARD = ["VramPool", "VramRing", "RingStream", "Rehearsal"]
 ENGINE = ["Binder", "BlockedHead", "move_buffers"]
-MADE_IN = ((runtime.host, HOST), (runtime.card, CARD), (runtime.engine, ENGINE))
+MADE_IN = ((penstock.runtime.engine.host_side, HOST), (penstock.runtime.engine.card_side, CARD), (penstock.runtime.engine.engine, ENGINE))
 STAGES = [(owner, name) for owner, names in MADE_IN for name in names]
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate, pad_left
-from runtime.kv.contiguous import KvBuffers
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate, pad_left
+from penstock.runtime.kv.batch.contiguous import KvBuffers
 from tests.support import save_tiny
 
 CPU = torch.device("cpu")

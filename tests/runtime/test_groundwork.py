@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.decisions import CachePolicy, Decisions, Tier
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.predict.memory import arena_bytes
-from runtime import memory
-from runtime.arena import Arena
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Sampler, Sampling, generate
-from runtime.groundwork import Groundwork
-from runtime.host import HostSide
-from runtime.memory import Free, PeakDram, refuse_if_short
-from runtime.model import Skeleton, open_skeleton
-from runtime.store.pack import pack_checkpoint
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import arena_bytes
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.engine.host_side import HostSide
+from penstock.runtime.memory import free_memory as memory
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.free_memory import Free, PeakDram, refuse_if_short
+from penstock.runtime.memory.groundwork import Groundwork
+from penstock.runtime.model.skeleton import Skeleton, open_skeleton
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.cli import ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_needs_more_than_its_plan_tells_is_run_all_the_same(
     usual = on_a_card.run(max_new_tokens=3)
     copier = LockingCopier()
     put_in(monkeypatch, copier)
-    monkeypatch.setattr("runtime.groundwork.arena_bytes", lambda *_: MIB)
+    monkeypatch.setattr("penstock.runtime.memory.groundwork.arena_bytes", lambda *_: MIB)
     report = on_a_card.run(max_new_tokens=3)
     assert report["tokens"] == usual["tokens"] and report["arena"]["bytes"] > MIB
     assert report["arena"]["page_locked_bytes"] == report["arena"]["bytes"] and not copier.held
@@ -100,18 +100,19 @@ def test_memory_that_is_not_free_is_refused_before_any_is_taken(checkpoint: Path
     facts = memory.memory_facts()
     little = replace(facts, mem_available=facts.margin_bytes + MIB, mem_total=facts.mem_total, virtual=False)
     monkeypatch.setattr(memory, "memory_facts", lambda: little)
-    monkeypatch.setattr("runtime.groundwork.Arena", lambda nbytes: pytest.fail("DRAM was taken"))
+    monkeypatch.setattr("penstock.runtime.memory.groundwork.Arena", lambda nbytes: pytest.fail("DRAM was taken"))
     with pytest.raises(UserError, match="of DRAM and 1.05 MB is free"), Groundwork(plan_for(checkpoint, decisions())):
         pass
 
 
 def test_dram_is_taken_without_torch_and_given_back(checkpoint: Path, tmp_path: Path) -> None:
-    from planner.planfile import write_plan
+    from penstock.planner.contract.plan.planfile import write_plan
 
     write_plan(plan_for(checkpoint, decisions(gpu=True), gpu=True), tmp_path / "plan.yaml")
     code = (
-        "import sys; from pathlib import Path; from planner.planfile import read_plan; from runtime.groundwork import Groundwork\n"
-        "from runtime.memory import _status; import threading\n"
+        "import sys; from pathlib import Path; from penstock.planner.contract.plan.planfile import read_plan\n"
+        "from penstock.runtime.memory.groundwork import Groundwork\n"
+        "from penstock.runtime.memory.free_memory import _status; import threading\n"
         f"plan = read_plan(Path({str(tmp_path / 'plan.yaml')!r})); before = _status()['RssAnon']\n"
         "with Groundwork(plan) as ground:\n"
         "    arena = ground.arena(0); held = _status()['RssAnon'] - before; print(arena.nbytes <= held + (8 << 20))\n"
@@ -126,7 +127,7 @@ def test_an_error_of_the_card_is_raised_where_the_card_is_waited_for(on_a_card: 
     def broken(plan: Plan, device: torch.device) -> None:
         raise UserError("the card is broken; replace it")
 
-    monkeypatch.setattr("runtime.cuda.open_cuda", broken)
+    monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", broken)
     assert on_a_card.refusal() == "the card is broken; replace it"
 
 

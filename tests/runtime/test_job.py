@@ -14,18 +14,18 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from planner.errors import UserError
-from planner.plan import Plan
-from planner.planfile import write_plan
-from planner.predict.cost import predict
-from planner.rules.check import broken_rules
-from runtime.generate import Batch, Generation
-from runtime.job import Job, prepare
-from runtime.memory import free_dram
-from runtime.order import read_order
-from runtime.prompts import Vocabulary, ids_of, random_ids
-from runtime.requests import Asked
-from runtime.schema import RunConfig
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.runtime.asked.order import read_order
+from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids
+from penstock.runtime.asked.requests import Asked
+from penstock.runtime.asked.run_job import Job, prepare
+from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.memory.free_memory import free_dram
 from tests.support import decisions, plan_for, save_tiny, workload
 
 

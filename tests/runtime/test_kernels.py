@@ -11,7 +11,7 @@ from tests.cli import ROOT
 
 MANY_ROW_COUNTS = """
 import contextlib, sys
-from runtime.cli import main
+from penstock.runtime.cli import main
 sys.argv = ["runtime", "--version"]
 with contextlib.suppress(SystemExit):
     main()
@@ -30,8 +30,12 @@ print(psutil.Process().memory_info().rss - before)
 def test_a_kernel_for_every_row_count_is_not_kept(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
     done = subprocess.run(
-        [sys.executable, "-c", MANY_ROW_COUNTS], cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", MANY_ROW_COUNTS],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < 150e6

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UserError
-from runtime.knobs import check_engine
-from runtime.schema import EngineConfig
+from penstock.planner.common.errors import UserError
+from penstock.runtime.asked.knobs import check_engine
+from penstock.runtime.asked.run_schema import EngineConfig
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from planner.command.schema import ForceConfig
-from planner.decisions import KvReuse
-from planner.plan import Plan
-from runtime.kv.origin import pages_namespace, weights_digest
-from runtime.kv.record import PageShape
-from runtime.kv.writer import DiskWriter
-from runtime.schema import ReuseConfig, Validation
-from runtime.store.pack import pack_checkpoint
+from penstock.planner.contract.config.config_schema import ForceConfig
+from penstock.planner.contract.decided.decisions import KvReuse
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.run_schema import ReuseConfig, Validation
+from penstock.runtime.kv.disk.origin import pages_namespace, weights_digest
+from penstock.runtime.kv.disk.page_record import PageShape
+from penstock.runtime.kv.disk.page_writer import DiskWriter
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.cli import ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
@@ -84,7 +84,7 @@ def test_texts_that_begin_alike_are_continued_as_without_reuse(shared_models: Pa
 def test_another_process_restores_what_this_one_computed(here: Desk, kv: Path) -> None:
     want = here.run(**WORK, kv=reuse(kv))
     keys = {"plan": here.plan, "out": here.out, "prompt_tokens": 100, "max_new_tokens": 4, "force.page_tokens": PAGE, "kv.read_gbps": 1e9}
-    code = "import sys; sys.argv[0] = 'runtime'; from runtime.cli import main; main()"
+    code = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
     words = [f'{key}="{value}"' if isinstance(value, Path) else f"{key}={value}" for key, value in (keys | {"kv.dir": kv}).items()]
     done = subprocess.run([sys.executable, "-c", code, "run", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

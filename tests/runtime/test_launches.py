@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaModel, MixtralConfig, MixtralModel
 
-from planner.model import Experts
-from planner.moe.cache import Routing
-from planner.predict.launches import OPERATIONS
-from runtime.moe.forward import Arrived, WholeExperts, take_over
+from penstock.planner.contract.experts.expert_cache import Routing
+from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.prices.launches import OPERATIONS
+from penstock.runtime.experts.expert_forward import Arrived, WholeExperts, take_over
 
 CLOSE = 0.15
 ROUTED = Experts(8, 2, 1, (0,), tuple(n / 8 for n in range(9)))

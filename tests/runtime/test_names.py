@@ -9,13 +9,19 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from planner.errors import UserError
-from runtime.store import names
-from runtime.store.names import Piece, pieces_of
+from penstock.planner.common.errors import UserError
+from penstock.runtime.store import tensor_parts as names
+from penstock.runtime.store.tensor_parts import Piece, pieces_of
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0,
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "pad_token_id": 0,
 }
 
 

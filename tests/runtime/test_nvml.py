@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from planner.interrupt import Terminated, terminate_as_interrupt
-from runtime.nvml import FIGURES, GpuSampler
+from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
+from penstock.runtime.memory.gpu_sampler import FIGURES, GpuSampler
 
 CUDA = torch.device("cuda", 0)
 
@@ -41,7 +41,7 @@ def card(power: Callable[[Any], int] = lambda handle: 300_000, init: Callable[[]
 
 def sampled(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, passes: int = 3) -> GpuSampler:
     """A sampler that has sampled ``passes`` times at least."""
-    monkeypatch.setattr("runtime.nvml.PERIOD_S", 0.001)
+    monkeypatch.setattr("penstock.runtime.memory.gpu_sampler.PERIOD_S", 0.001)
     with GpuSampler(CUDA, nvml, uuid="1") as sampler:
         deadline = time.monotonic() + 20
         while len(sampler.samples) < passes * len(FIGURES) and sampler.why_absent is None and time.monotonic() < deadline:
@@ -72,7 +72,7 @@ def test_a_signal_while_the_thread_starts_leaves_neither_thread_nor_driver_open(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.001)
 
-    monkeypatch.setattr("runtime.nvml.PERIOD_S", 0.001)
+    monkeypatch.setattr("penstock.runtime.memory.gpu_sampler.PERIOD_S", 0.001)
     before = set(threading.enumerate())
     nvml = card(init=lambda: calls.append("init"), nvmlShutdown=lambda: calls.append("shutdown"))
     with pytest.raises(Terminated), terminate_as_interrupt():

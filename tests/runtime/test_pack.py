@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.errors import UserError
-from planner.placement import Unit
-from planner.units import ALIGN
-from runtime.model import build_skeleton
-from runtime.store import pack as pack_module
-from runtime.store.base import open_store
-from runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
-from runtime.store.pack import pack_checkpoint
-from runtime.store.verify import verify_store
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.model.skeleton import build_skeleton
+from penstock.runtime.store.base import open_store
+from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
+from penstock.runtime.store.verify import verify_store
+from penstock.runtime.tools import pack as pack_module
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.test_store_inplace import SHARED, assert_same_as_loaded
 from tests.support import save_tiny
 
@@ -175,7 +175,8 @@ def test_an_interrupted_replacement_leaves_no_store(checkpoint: Path, store: Pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from runtime.store import manifest, pack
+from penstock.runtime.store import manifest
+from penstock.runtime.tools import pack
 
 point = int(sys.argv[3])
 

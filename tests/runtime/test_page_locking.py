@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Plan
-from planner.predict.cost import predict
-from planner.units import show_bytes
-from runtime import arena as arena_module
-from runtime.arena import Arena
-from runtime.device import split_copy
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Sampler, Sampling, Sequences, generate
-from runtime.model import open_skeleton
-from runtime.pageable import slowed_by_pageable
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Sampler, Sampling, Sequences, generate
+from penstock.runtime.memory import arena as arena_module
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import split_copy
+from penstock.runtime.memory.pageable import slowed_by_pageable
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import desk

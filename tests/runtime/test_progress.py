@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.command.schema import ModelConfig
-from runtime.progress import PhaseBar
-from runtime.schema import PackConfig, SynthConfig, Validation, VerifyConfig
-from runtime.verbs import pack_verb, synth_verb, verify_verb
+from penstock.planner.contract.config.config_schema import ModelConfig
+from penstock.runtime.asked.run_schema import PackConfig, SynthConfig, Validation, VerifyConfig
+from penstock.runtime.told.progress import PhaseBar
+from penstock.runtime.tools.runtime_verbs import pack_verb, synth_verb, verify_verb
 from tests.runtime.running import desk
 from tests.support import decisions, plan_for
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UserError
-from planner.units import ALIGN
-from runtime.store import reader as reader_module
-from runtime.store.base import Extent, StoreError
-from runtime.store.meter import Meter
-from runtime.store.reader import ReadPool
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.reading import reader as reader_module
+from penstock.runtime.reading.read_meter import Meter
+from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.base import Extent, StoreError
 
 SIZE = 1_000_003
 
@@ -296,7 +296,7 @@ def test_an_extent_outside_its_buffer_is_a_mistake_of_the_caller(content: tuple[
 
 def test_busy_seconds_count_overlapping_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 4.0, 10.0, 12.0, 20.0])
-    monkeypatch.setattr("runtime.store.meter.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("penstock.runtime.reading.read_meter.time.perf_counter", lambda: next(now))
     meter = Meter()
     meter.begin()
     meter.begin()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UserError
-from runtime.requests import Asked, read_requests
+from penstock.planner.common.errors import UserError
+from penstock.runtime.asked.requests import Asked, read_requests
 from tests.cli import ROOT
 from tests.runtime.running import Desk
 
@@ -106,5 +106,5 @@ def test_a_run_ends_with_that_line_and_leaves_nothing(here: Desk) -> None:
 
 
 def test_reading_them_needs_no_torch() -> None:
-    code = "import sys, runtime.requests, runtime.schedule, runtime.order, runtime.work; sys.exit('torch' in sys.modules)"
+    code = "import sys; from penstock.runtime.asked import foreseen, order, requests, schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from planner.policy.turns import Turns
+from penstock.planner.contract.policy.turns import Turns
 from tests.runtime.fakes import Rig, Setting
 
 

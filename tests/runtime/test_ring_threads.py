@@ -13,10 +13,10 @@ from functools import partial
 import pytest
 import torch
 
-from planner.errors import UserError
-from planner.placement import Unit
-from runtime.pieces import Segment
-from runtime.ring import VramRing
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.memory.pieces import Segment
+from penstock.runtime.moving.ring import VramRing
 from tests.runtime.fakes import Setting, contents
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from planner.command.schema import ForceConfig
-from planner.decisions import CachePolicy
-from runtime import run as running
-from runtime.schema import EngineConfig, Validation
-from runtime.store.pack import pack_checkpoint
+from penstock.planner.contract.config.config_schema import ForceConfig
+from penstock.planner.contract.decided.decisions import CachePolicy
+from penstock.runtime.asked.run_schema import EngineConfig, Validation
+from penstock.runtime.engine import run as running
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.running import PROMPTS, Desk, desk, solved
 from tests.support import decisions, plan_for, save_tiny
 

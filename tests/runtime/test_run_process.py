@@ -15,7 +15,7 @@ from tests.cli import ROOT, command, refusal
 from tests.runtime.running import desk
 from tests.support import decisions, plan_for, save_tiny, workload
 
-PROGRAM = "import sys; sys.argv[0] = 'runtime'; from runtime.cli import main; main()"
+PROGRAM = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,17 @@ def test_text_goes_in_and_comes_out_with_spaces_and_equals_signs_in_every_path(s
     plan = plan_for(place / "model=1 x", decisions(batch=2, pages=8), work=workload(batch=2, new_tokens=4))
     desk(place, plan).plan.rename(place / "my plan=a b.yaml")
     done = command(
-        "runtime", "run", "+plan=my plan=a b.yaml", "checkpoint=model=1 x", "prompts=my prompts=2.txt", "out=run = 1.json",
-        cwd=place, WSM_VERBOSE="1", WSM_EVICT_FINISHED="0", WSM_SKIP_PRELOAD_WAIT="1", OMP_NUM_THREADS="1",
+        "runtime",
+        "run",
+        "+plan=my plan=a b.yaml",
+        "checkpoint=model=1 x",
+        "prompts=my prompts=2.txt",
+        "out=run = 1.json",
+        cwd=place,
+        WSM_VERBOSE="1",
+        WSM_EVICT_FINISHED="0",
+        WSM_SKIP_PRELOAD_WAIT="1",
+        OMP_NUM_THREADS="1",
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((place / "run = 1.json").read_text())
@@ -50,8 +59,11 @@ def test_an_interrupt_in_the_middle_is_one_line_and_status_130(checkpoint: Path,
     here = desk(tmp_path, endless)
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "run", f"plan={here.plan}", "verbose=true", f"out={here.out}"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         said = 0
@@ -72,7 +84,9 @@ def test_a_mistake_is_told_before_torch_is_imported(checkpoint: Path, tmp_path: 
     """Importing torch and transformers takes seconds; the plan, the checkpoint's headers and the values need neither."""
     here = desk(tmp_path, plan_for(checkpoint, decisions()))
     code = (
-        "import sys; from runtime.verbs import run_verb; from runtime.schema import RunConfig; from planner.errors import UserError\n"
+        "import sys; from penstock.runtime.tools.runtime_verbs import run_verb\n"
+        "from penstock.runtime.asked.run_schema import RunConfig\n"
+        "from penstock.planner.common.errors import UserError\n"
         "for keys in ({'plan': 'missing.yaml'}, {'batch': 5}, {'checkpoint': 'nowhere'}, {'prompts': 'nowhere'}, {'out': '.'}):\n"
         f"    try: run_verb(RunConfig(**({{'plan': {str(here.plan)!r}}} | keys)))\n"
         "    except UserError as error: print(error)\n"

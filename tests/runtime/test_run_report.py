@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.decisions import CachePolicy, KvPages
-from planner.predict.cost import Prediction
+from penstock.planner.contract.decided.decisions import CachePolicy, KvPages
+from penstock.planner.contract.prices.cost import Prediction
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.schedule import batches_of, context_tokens
+from penstock.runtime.asked.schedule import batches_of, context_tokens
 
 
 @pytest.mark.parametrize(

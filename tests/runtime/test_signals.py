@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from planner.interrupt import DEAF_S, Terminated, import_torch, terminate_as_interrupt, uninterrupted
-from runtime.cli import PROGRAM
-from runtime.progress import PhaseBar
+from penstock.planner.common.interrupt import DEAF_S, Terminated, import_torch, terminate_as_interrupt, uninterrupted
+from penstock.runtime.cli import PROGRAM
+from penstock.runtime.told.progress import PhaseBar
 from tests.cli import ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import before, put_in
@@ -73,7 +73,7 @@ def test_a_signal_after_any_time_leaves_nothing(endless: Desk, monkeypatch: pyte
 WATCHED = """
 import atexit, sys, threading
 atexit.register(lambda: print('threads:', *(t.name for t in threading.enumerate() if t is not threading.main_thread()), flush=True))
-from runtime.cli import main
+from penstock.runtime.cli import main
 sys.argv[0] = 'runtime'
 main()
 """
@@ -83,8 +83,12 @@ def watched(here: Desk, *keys: str, **env: str) -> subprocess.Popen[str]:
     """`runtime run` as a process and session of its own, which says at its end which threads are alive."""
     return subprocess.Popen(
         [sys.executable, "-c", WATCHED, "run", f"plan={here.plan}", f"out={here.out}", *keys],
-        cwd=here.plan.parent, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        cwd=here.plan.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

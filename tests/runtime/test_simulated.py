@@ -14,18 +14,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.command.verb_schema import SimulateConfig
-from planner.decisions import CachePolicy, Decisions, ExpertPolicyName, ExpertSlots
-from planner.plan import Plan
-from planner.planfile import write_plan
-from planner.policy import make_policy
-from planner.simulate.act import Acted, Options, Simulation
-from planner.verbs.simulate import simulate_verb
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Sampler, Sampling, generate
-from runtime.kv.spill import SpillHome
-from runtime.model import open_skeleton
-from runtime.schema import ExpertsConfig
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertPolicyName, ExpertSlots
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.contract.policy import make_policy
+from penstock.planner.simulate.act import Acted, Options, Simulation
+from penstock.planner.verbs.simulate_verb import simulate_verb
+from penstock.planner.verbs.verb_schema import SimulateConfig
+from penstock.runtime.asked.run_schema import ExpertsConfig
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.kv.batch.spill import SpillHome
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.runtime.running import Desk, desk
 from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
 
@@ -83,9 +83,7 @@ SOME = settings(max_examples=30, deadline=None, suppress_health_check=[HealthChe
 
 @SOME
 @given(plans(), st.booleans())
-def test_loads_and_evictions_are_those_of_a_run_without_a_gpu(
-    checkpoint: Path, make: Callable[[Path, bool], Plan], wrap: bool
-) -> None:
+def test_loads_and_evictions_are_those_of_a_run_without_a_gpu(checkpoint: Path, make: Callable[[Path, bool], Plan], wrap: bool) -> None:
     plan = make(checkpoint, False)
     cache, acted = run(plan, wrap).dram.cache.stats, simulated(plan, wrap).cache
     assert acted.log == cache.log

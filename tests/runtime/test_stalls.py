@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import runtime.host
-from runtime.store.reader import ReadPool
-from runtime.store.stalls import ENOUGH, LEAST_S, Stalls
+import penstock.runtime.engine.host_side
+from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.reading.stalls import ENOUGH, LEAST_S, Stalls
 from tests.runtime.running import desk
 from tests.support import decisions, plan_for
 
@@ -37,7 +37,7 @@ def test_a_run_on_a_drive_that_slows_down_goes_on_and_names_the_stall(
     here = desk(tmp_path, plan_for(checkpoint, decisions(pages=8)))
     usual = here.run()
     capsys.readouterr()
-    monkeypatch.setattr(runtime.host, "ReadPool", partial(ReadPool, preadv=slowing(40, 0.2)))
+    monkeypatch.setattr(penstock.runtime.engine.host_side, "ReadPool", partial(ReadPool, preadv=slowing(40, 0.2)))
     report = here.run()
     stalls = report["stalls"]
     assert report["tokens"] == usual["tokens"]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UserError
-from runtime.model import build_skeleton
-from runtime.store.base import open_store
-from runtime.store.blockdev import device_user, open_device
-from runtime.store.pack import pack_checkpoint
-from runtime.store.verify import verify_store
+from penstock.planner.common.errors import UserError
+from penstock.runtime.model.skeleton import build_skeleton
+from penstock.runtime.store.base import open_store
+from penstock.runtime.store.blockdev import device_user, open_device
+from penstock.runtime.store.verify import verify_store
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.test_store_inplace import assert_same_as_loaded
 from tests.support import save_tiny
 

@@ -11,19 +11,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.errors import UserError
-from planner.placement import Unit
-from planner.units import ALIGN
-from runtime.model import build_skeleton
-from runtime.store.base import Store, UnitLayout, open_store
-from runtime.store.parameters import model_slots
-from runtime.store.reader import ReadPool
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.model.skeleton import build_skeleton
+from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.base import Store, UnitLayout, open_store
+from penstock.runtime.store.parameters import model_slots
 from tests.support import save_tiny
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "models"
 FAMILIES = [
-    ("llama", False), ("llama", True), ("qwen3", False), ("mistral", False), ("gemma2", True), ("gemma3_text", True),
-    ("mixtral", False), ("qwen3_moe", False),
+    ("llama", False),
+    ("llama", True),
+    ("qwen3", False),
+    ("mistral", False),
+    ("gemma2", True),
+    ("gemma3_text", True),
+    ("mixtral", False),
+    ("qwen3_moe", False),
 ]
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from planner.units import ALIGN
-from runtime.store.layout import READ_ALONG_BYTES, Extent, Parameter, Source, UnitLayout, lay_in_place, lay_packed
-from runtime.store.names import Piece
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.store.layout import READ_ALONG_BYTES, Extent, Parameter, Source, UnitLayout, lay_in_place, lay_packed
+from penstock.runtime.store.tensor_parts import Piece
 
 FILE, OTHER = Path("a"), Path("b")
 

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from planner.checkpoints.checkpoint import spec_from_checkpoint
-from planner.command.schema import ModelConfig
-from planner.errors import UserError
-from planner.geometry import spec_from_geometry
-from runtime import synth as synth_module
-from runtime.model import build_skeleton
-from runtime.store.base import open_store
-from runtime.synth import synthesize
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.config.config_schema import ModelConfig
+from penstock.planner.contract.config.geometry import spec_from_geometry
+from penstock.runtime.model.skeleton import build_skeleton
+from penstock.runtime.store.base import open_store
+from penstock.runtime.tools import synth as synth_module
+from penstock.runtime.tools.synth import synthesize
 from tests.runtime.test_store_inplace import assert_same_as_loaded
 
 ROOT = Path(__file__).parents[2]
@@ -144,8 +144,8 @@ def test_a_killed_synth_leaves_no_checkpoint_and_the_next_one_succeeds(tmp_path:
     code = """
 import os, signal, sys
 from pathlib import Path
-from planner.command.schema import ModelConfig
-from runtime.synth import synthesize
+from penstock.planner.contract.config.config_schema import ModelConfig
+from penstock.runtime.tools.synth import synthesize
 model = ModelConfig(name="tiny", model_type="llama", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, vocab=256, ffn=128)
 synthesize(model, Path(sys.argv[1]), 1, 100_000, lambda done, total: done > total // 2 and os.kill(os.getpid(), signal.SIGKILL))
 """

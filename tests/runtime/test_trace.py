@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from planner.timeline.picture import draw
-from planner.timeline.trace import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Sampler, Sampling, Sequences, generate
-from runtime.ledger import SPANS_KEPT, Ledger
-from runtime.model import open_skeleton
-from runtime.stages import StageClock
+from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
+from penstock.planner.common.timeline.timeline_picture import draw
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Sampler, Sampling, Sequences, generate
+from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.moving.ledger import SPANS_KEPT, Ledger
+from penstock.runtime.told.stage_clock import StageClock
 from tests.runtime.running import Desk, desk
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
@@ -194,7 +194,7 @@ def test_shares_are_waits_over_the_length_of_the_phase(monkeypatch: pytest.Monke
         track_totals = stage_totals
 
     now = iter([0.0, 10.0, 14.0, 15.0])
-    monkeypatch.setattr("runtime.stages.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("penstock.runtime.told.stage_clock.time.perf_counter", lambda: next(now))
     clock = StageClock(Played())
     Played.ledger.waited("compute", "ssd", "x", 1.0, 4.0)
     clock.book("prefill")
@@ -208,7 +208,7 @@ def test_shares_are_waits_over_the_length_of_the_phase(monkeypatch: pytest.Monke
 
 
 def test_a_ledger_keeps_so_many_spans_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.ledger.SPANS_KEPT", 3)
+    monkeypatch.setattr("penstock.runtime.moving.ledger.SPANS_KEPT", 3)
     ledger = Ledger(keep_spans=True)
     for k in range(5):
         ledger.add("h2d", "u", k, k + 1, 10)

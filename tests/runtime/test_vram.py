@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.errors import UserError
-from runtime import run as running
-from runtime.cuda import VramWatch, context_bytes, process_vram_bytes, told_when_vram_runs_out
+from penstock.planner.common.errors import UserError
+from penstock.runtime.engine import run as running
+from penstock.runtime.memory.cuda import VramWatch, context_bytes, process_vram_bytes, told_when_vram_runs_out
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import fails_at, put_in
 from tests.runtime.running import Desk
@@ -127,8 +127,8 @@ def test_other_errors_keep_their_own_words(checkpoint: Path) -> None:
 def test_a_plan_larger_than_the_card_or_than_what_is_free_of_it_is_refused_before_anything_is_taken(
     on_a_card: Desk, monkeypatch: pytest.MonkeyPatch, free: int, total: int, said: str
 ) -> None:
-    monkeypatch.setattr("runtime.cuda.find_device", lambda plan: torch.device("cuda", 0))
-    monkeypatch.setattr("runtime.cuda.open_cuda", lambda plan, device: pytest.fail("the card was opened"))
+    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan: torch.device("cuda", 0))
+    monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", lambda plan, device: pytest.fail("the card was opened"))
     card(monkeypatch, free, total)
     assert said in on_a_card.refusal()
 
@@ -180,7 +180,7 @@ def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: state["reserved"])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_device_alloc": state["segments"]})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
-    monkeypatch.setattr("runtime.cuda.process_vram_bytes", lambda uuid: state["held"] or None)
+    monkeypatch.setattr("penstock.runtime.memory.cuda.process_vram_bytes", lambda uuid: state["held"] or None)
     yield state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from runtime.waiter import Waiter
+from penstock.runtime.moving.waiter import Waiter
 
 
 class Waiting:

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from planner.decisions import ExpertPolicyName
-from planner.policy.experts import AheadScores, ExpertPolicy, make_expert_policy
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies import AheadScores, ExpertPolicy, make_expert_policy
 
 LAYERS, COUNT, TOP_K = 3, 6, 2
 POLICIES = list(ExpertPolicyName)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.moe.cache import ExpertCache, Routing
-from planner.policy.experts import FarSight
-from planner.policy.experts.far import SCORES, reach
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.policies import FarSight
+from penstock.planner.contract.experts.policies.far import SCORES, reach
 
 LAYERS, COUNT, TOP_K = 6, 8, 2
 

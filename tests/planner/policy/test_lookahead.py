@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bench.routing import Size, made_up_trace
-from planner.decisions import ExpertPolicyName
-from planner.moe.routing import Trace
-from planner.policy.experts import AheadScores, ExpertPolicy, make_expert_policy
-from planner.replaying.comparison import compare
-from planner.replaying.replay import Prefetch, Replay, replay
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies import AheadScores, ExpertPolicy, make_expert_policy
+from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.replay.comparison import compare
+from penstock.planner.replay.replayed import Prefetch, Replay, replay
 
 LAYERS = 4
 TOKENS = 400

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from planner.decisions import ExpertPolicyName
-from planner.errors import UserError
-from planner.policy.experts import ExpertPolicy, make_expert_policy, native
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy, native
 
 LAYERS, COUNT, TOP_K = 3, 6, 2
 

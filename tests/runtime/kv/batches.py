@@ -16,15 +16,15 @@ from typing import Any
 import torch
 import xxhash
 
-from planner.plan import Plan
-from runtime.arena import Arena
-from runtime.kv.contiguous import Pair
-from runtime.kv.disk import DiskReader
-from runtime.kv.pages import Tokens, pads_of
-from runtime.kv.prefix import Prefix
-from runtime.kv.record import PageShape
-from runtime.kv.tiers import PageMemory
-from runtime.kv.writer import DiskWriter
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.kv.batch.contiguous import Pair
+from penstock.runtime.kv.disk.disk_pages import DiskReader
+from penstock.runtime.kv.disk.page_record import PageShape
+from penstock.runtime.kv.disk.page_writer import DiskWriter
+from penstock.runtime.kv.pages.page_tiers import PageMemory
+from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.kv.pages.prompt_pages import Tokens, pads_of
+from penstock.runtime.memory.arena import Arena
 from tests.runtime.fakes import FakeDevice, FakeEvent, FakeLane
 
 LAYERS, HEADS, DIM, TOKENS = 3, 2, 32, 16

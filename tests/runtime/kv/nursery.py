@@ -51,7 +51,7 @@ class Nursery:
 
 def write_forever(directory: str, start: int, universe: int, pages: int, segment_pages: int) -> None:
     """Put the pages 0..universe-1 in turn, over and over, as fast as the queue takes them."""
-    from runtime.kv.record import checksum_of
+    from penstock.runtime.kv.disk.page_record import checksum_of
     from tests.runtime.kv.pages import key_of, open_writer
 
     buffers = _buffers(universe)
@@ -96,7 +96,7 @@ def hold(directory: str) -> None:
 
 def clear(directory: str) -> None:
     """Remove every page."""
-    from runtime.kv import upkeep
+    from penstock.runtime.kv.disk import upkeep
 
     upkeep.clear(Path(directory))
 
@@ -104,8 +104,8 @@ def clear(directory: str) -> None:
 def _serve() -> None:
     sys.path[0] = str(ROOT)  # not this directory
     importlib.import_module("tests.runtime.kv.pages")
-    importlib.import_module("runtime.kv.upkeep")
-    importlib.import_module("runtime.kv.rate")
+    importlib.import_module("penstock.runtime.kv.disk.upkeep")
+    importlib.import_module("penstock.runtime.kv.disk.kept_rate")
     assert "torch" not in sys.modules, "the disk tier imports torch"
     for line in sys.stdin:
         function, arguments = json.loads(line)

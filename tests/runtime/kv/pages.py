@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.kv.disk import DiskPages
-from runtime.kv.keys import ROOT
-from runtime.kv.record import PageShape, checksum_of
-from runtime.kv.segments import aligned
-from runtime.kv.writer import DiskWriter
+from penstock.runtime.kv.disk.disk_pages import DiskPages
+from penstock.runtime.kv.disk.page_keys import ROOT
+from penstock.runtime.kv.disk.page_record import PageShape, checksum_of
+from penstock.runtime.kv.disk.page_writer import DiskWriter
+from penstock.runtime.kv.disk.segments import aligned
 
 SHAPE = PageShape(bytes(range(16)), page_tokens=16, layers=3, layer_bytes=8192)
 OTHER = PageShape(bytes(range(16, 32)), page_tokens=16, layers=2, layer_bytes=4096)

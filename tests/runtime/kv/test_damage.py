@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.units import ALIGN
-from runtime.kv.disk import DiskReader
-from runtime.kv.index import INDEX
-from runtime.kv.keys import FORMAT
-from runtime.kv.segments import aligned
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.kv.disk.disk_pages import DiskReader
+from penstock.runtime.kv.disk.page_index import INDEX
+from penstock.runtime.kv.disk.page_keys import FORMAT
+from penstock.runtime.kv.disk.segments import aligned
 from tests.runtime.kv.pages import SHAPE, failures, flip, key_of, open_writer, put, served
 
 RECORD = SHAPE.record_bytes
@@ -88,7 +88,7 @@ def test_every_damaged_index_is_made_anew(store: Path) -> None:
 
 def test_a_store_of_another_format_is_told_of_and_left_until_a_writer_comes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("record", "index"):
-        monkeypatch.setattr(f"runtime.kv.{module}.FORMAT", FORMAT + 1)
+        monkeypatch.setattr(f"penstock.runtime.kv.{module}.FORMAT", FORMAT + 1)
     lines: list[str] = []
     reads: list[int] = []
 

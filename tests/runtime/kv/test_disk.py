@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UserError
-from runtime.kv.disk import DiskReader
-from runtime.kv.keys import ROOT
-from runtime.kv.segments import aligned
+from penstock.planner.common.errors import UserError
+from penstock.runtime.kv.disk.disk_pages import DiskReader
+from penstock.runtime.kv.disk.page_keys import ROOT
+from penstock.runtime.kv.disk.segments import aligned
 from tests.runtime.kv.pages import OTHER, SHAPE, failures, key_of, offer, open_writer, put, served
 
 

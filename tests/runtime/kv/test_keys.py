@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from runtime.kv.keys import ROOT, namespace, page_keys
+from penstock.runtime.kv.disk.page_keys import ROOT, namespace, page_keys
 
 FACTS = {"model": {"layers": 2, "heads": [1, 2]}, "weights": "abc", "dtype": "bfloat16", "page_tokens": 4, "layout": "kv"}
 

@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from runtime.kv.disk import DiskReader
-from runtime.kv.upkeep import verify
+from penstock.runtime.kv.disk.disk_pages import DiskReader
+from penstock.runtime.kv.disk.upkeep import verify
 from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import SHAPE, failures, key_of, open_writer, put, served
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UserError
-from runtime.kv.disk import DiskReader
-from runtime.kv.lock import LOCK
+from penstock.planner.common.errors import UserError
+from penstock.runtime.kv.disk.disk_pages import DiskReader
+from penstock.runtime.kv.disk.writer_lock import LOCK
 from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import SHAPE, open_writer, put
 
@@ -45,7 +45,7 @@ def test_a_holder_that_left_no_name_is_refused_all_the_same(tmp_path: Path) -> N
 
 def test_an_opening_that_fails_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.kv.disk.load", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        patch.setattr("penstock.runtime.kv.disk.disk_pages.load", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         with pytest.raises(UserError, match="Input/output error"):
             open_writer(tmp_path)
     open_writer(tmp_path).close()

@@ -12,15 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from planner.decisions import KvPages
-from planner.errors import UserError
-from planner.kv_tiers import kv_tiers
-from planner.plan import Plan
-from planner.predict.cost import predict
-from runtime.engine import Engine
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from runtime.host import EngineOptions
-from runtime.model import open_skeleton
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import KvPages
+from penstock.planner.contract.decided.kv_tiers import kv_tiers
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.model.skeleton import open_skeleton
 from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
 
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.decisions import Tier
-from planner.plan import Plan
-from runtime.kv.advice import advice, needed_gbps
-from runtime.kv.place import directory
-from runtime.kv.worth import Worth
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.kv.disk.kv_place import directory
+from penstock.runtime.kv.pages.advice import advice, needed_gbps
+from penstock.runtime.kv.pages.worth import Worth
 from tests.cli import command, refusal
 from tests.runtime.kv.pages import open_writer, put
 from tests.support import decisions, machine, plan_for, save_tiny, workload

@@ -15,17 +15,17 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from planner.decisions import KvPages
-from planner.plan import Plan
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from runtime.kv.contiguous import KvBuffers
-from runtime.kv.dram import DramPages
-from runtime.kv.keys import page_keys
-from runtime.kv.prefix import Prefix
-from runtime.kv.record import PageShape
-from runtime.kv.slots import Slots
-from runtime.kv.upkeep import verify
-from runtime.kv.writer import DiskWriter
+from penstock.planner.contract.decided.decisions import KvPages
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.kv.batch.contiguous import KvBuffers
+from penstock.runtime.kv.disk.page_keys import page_keys
+from penstock.runtime.kv.disk.page_record import PageShape
+from penstock.runtime.kv.disk.page_writer import DiskWriter
+from penstock.runtime.kv.disk.upkeep import verify
+from penstock.runtime.kv.pages.dram_pages import DramPages
+from penstock.runtime.kv.pages.page_slots import Slots
+from penstock.runtime.kv.pages.prefix import Prefix
 from tests.runtime.kv.batches import page_memory
 from tests.support import GPU, HostCopier, decisions, machine, plan_for, save_tiny
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.command.schema import ForceConfig
-from planner.decisions import KvPages
-from planner.plan import Plan
-from runtime.kv.disk import DiskReader
-from runtime.kv.rate import measure_reading
-from runtime.schema import ReuseConfig
+from penstock.planner.contract.config.config_schema import ForceConfig
+from penstock.planner.contract.decided.decisions import KvPages
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.kv.disk.disk_pages import DiskReader
+from penstock.runtime.kv.disk.kept_rate import measure_reading
 from tests.runtime.kv.batches import TOKENS, served
 from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import SHAPE, open_writer, put

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from planner.errors import UserError
-from planner.units import ALIGN
-from runtime.kv.keys import FORMAT
-from runtime.kv.record import Header, PageShape, checksum_of, decode, is_of_other_format
-from runtime.kv.segments import aligned
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.kv.disk.page_keys import FORMAT
+from penstock.runtime.kv.disk.page_record import Header, PageShape, checksum_of, decode, is_of_other_format
+from penstock.runtime.kv.disk.segments import aligned
 from tests.runtime.kv.pages import SHAPE, key_of, payload_of
 
 HEADER = Header(SHAPE, segment=7, slot=2, key=key_of(1), parent=key_of(0), checksum=checksum_of(payload_of(key_of(1))))
@@ -39,7 +39,7 @@ def test_every_bit_of_a_header_matters(page: memoryview) -> None:
 
 def test_a_header_of_another_format_is_known_as_such(page: memoryview, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_of_other_format(page)
-    monkeypatch.setattr("runtime.kv.record.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("penstock.runtime.kv.disk.page_record.FORMAT", FORMAT + 1)
     assert is_of_other_format(page) and decode(page, 7) is None
     page[5000 % ALIGN] ^= 1
     assert not is_of_other_format(page), "a damaged one may be anything"

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.kv.slots import Slots, Taken
+from penstock.runtime.kv.pages.page_slots import Slots, Taken
 
 KEYS = st.sampled_from([bytes([i]) for i in range(6)])
 

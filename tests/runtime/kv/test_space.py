@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtime.kv.disk import DiskReader
+from penstock.runtime.kv.disk.disk_pages import DiskReader
 from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import OTHER, SHAPE, failures, key_of, open_writer, put, served
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from planner.errors import UserError
-from runtime.kv.contiguous import Pair
-from runtime.kv.record import PageShape
-from runtime.kv.strips import Strips, clear, gather, gather_aside, scatter
+from penstock.planner.common.errors import UserError
+from penstock.runtime.kv.batch.contiguous import Pair
+from penstock.runtime.kv.disk.page_record import PageShape
+from penstock.runtime.kv.pages.strips import Strips, clear, gather, gather_aside, scatter
 
 LAYERS, BATCH, HEADS, CAPACITY, DIM, TOKENS = 4, 3, 2, 48, 32, 16
 LAYER_BYTES = 2 * HEADS * TOKENS * DIM * 2

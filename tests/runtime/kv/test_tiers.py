@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from planner.decisions import KvPages
-from planner.plan import Plan
-from runtime.kv.record import checksum_of
+from penstock.planner.contract.decided.decisions import KvPages
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.kv.disk.page_record import checksum_of
 from tests.runtime.kv.batches import SHAPE, TOKENS, served
 from tests.runtime.kv.pages import flip
 from tests.support import decisions, machine, plan_for, save_tiny, workload
@@ -149,7 +149,7 @@ def test_a_page_is_hashed_once_each_time_it_enters_or_leaves_a_tier(
         return lambda payload: hashed.append(module) or checksum_of(payload)
 
     for module in ("capture", "dram", "fetch"):
-        monkeypatch.setattr(f"runtime.kv.{module}.checksum_of", counting(module))
+        monkeypatch.setattr(f"penstock.runtime.kv.{module}.checksum_of", counting(module))
     made = card_plan if choose else plan
     with served(made, tmp_path / "kv", choose) as run:
         run.batch([STEM])
@@ -278,7 +278,7 @@ def test_beside_a_computing_card_pages_go_one_group_at_a_time_and_the_rest_at_th
     card_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [5.0]
-    monkeypatch.setattr("runtime.kv.capture.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("penstock.runtime.kv.pages.capture.time", SimpleNamespace(monotonic=lambda: now[0]))
     with served(card_plan, choose=first, bounce=6) as run:
         run.batch([STEM], finish=False)
         assert run.prefix.pending == 3, "a second group went at once"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import UserError
-from planner.units import ALIGN
-from runtime.kv.disk import DiskReader
-from runtime.kv.index import INDEX
-from runtime.kv.rate import measure
-from runtime.kv.upkeep import clear, list_namespaces, verify
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.kv.disk.disk_pages import DiskReader
+from penstock.runtime.kv.disk.kept_rate import measure
+from penstock.runtime.kv.disk.page_index import INDEX
+from penstock.runtime.kv.disk.upkeep import clear, list_namespaces, verify
 from tests.runtime.kv.pages import OTHER, SHAPE, flip, open_writer, put, served
 
 

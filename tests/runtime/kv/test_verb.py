@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from planner.units import ALIGN
-from runtime.cli import PROGRAM
-from runtime.kv.index import INDEX
-from runtime.kv.lock import LOCK
-from runtime.kv.names import record_name
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.cli import PROGRAM
+from penstock.runtime.kv.disk.model_names import record_name
+from penstock.runtime.kv.disk.page_index import INDEX
+from penstock.runtime.kv.disk.writer_lock import LOCK
 from tests.cli import command, refusal
 from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import OTHER, SHAPE, flip, open_writer, put
@@ -157,4 +157,4 @@ def test_no_action_imports_torch(store: Path, tmp_path: Path) -> None:
         result = command("runtime", "kv", action, f"dir={store}", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
         assert result.returncode == 0
         imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-        assert "runtime.kv.upkeep" in imported and "torch" not in imported
+        assert "penstock.runtime.kv.disk.upkeep" in imported and "torch" not in imported

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.decisions import KvPages, Tier
-from planner.hardware import Curve
-from planner.plan import Plan
-from planner.predict.contention import Contention
-from planner.units import GB
-from runtime.kv.find import Found, choose
-from runtime.kv.pages import Page
-from runtime.kv.worth import Worth
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import KvPages, Tier
+from penstock.planner.contract.given.hardware import Curve
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.contention import Contention
+from penstock.runtime.kv.pages.find import Found, choose
+from penstock.runtime.kv.pages.prompt_pages import Page
+from penstock.runtime.kv.pages.worth import Worth
 from tests.support import GPU, decisions, machine, plan_for, save_tiny, workload
 
 PAGE_BYTES = 1 << 30

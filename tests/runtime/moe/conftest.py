@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.units import ALIGN
-from runtime.store.layout import Extent, TensorLayout, UnitLayout
+from penstock.planner.common.measures import ALIGN
+from penstock.runtime.store.layout import Extent, TensorLayout, UnitLayout
 from tests.runtime.moe.tiers import (
     COUNT,
     ELEMENTS,

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from planner.moe.cache import ExpertCache, Routing
-from planner.moe.experts import kept_slots
-from planner.policy.experts import FarSight
-from planner.units import ALIGN
-from runtime.arena import Arena
-from runtime.device import Event
-from runtime.moe.card import CardExperts
-from runtime.moe.dram import DramExperts, slot_bytes
-from runtime.moe.host import ComputeClock
-from runtime.store.layout import Extent
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_slots import kept_slots
+from penstock.planner.contract.experts.policies import FarSight
+from penstock.runtime.experts.card_experts import CardExperts
+from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
+from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import Event
+from penstock.runtime.store.layout import Extent
 from tests.runtime.moe.tiers import (
     COUNT,
     ELEMENTS,

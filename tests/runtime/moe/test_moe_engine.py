@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from planner.decisions import ExpertPolicyName, ExpertSlots
-from planner.moe.experts import fewest_slots
-from planner.moe.routing import Phase
-from planner.moe.traces import read_trace
-from runtime.engine import Engine, EngineOptions
-from runtime.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from runtime.model import open_skeleton
-from runtime.moe import forward
-from runtime.moe.rehearsal import RehearsedExperts
-from runtime.store.pack import pack_checkpoint
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.experts.routing import Phase
+from penstock.planner.contract.experts.routing_files import read_trace
+from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.experts import expert_forward as forward
+from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
+from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.support import HostCopier, decisions, plan_for
 
 CPU = torch.device("cpu")

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from planner.decisions import ExpertPolicyName
-from planner.moe.routing import Trace
-from planner.moe.traces import read_trace
-from planner.policy.experts import AheadScores, ExpertPolicy, make_expert_policy
-from planner.policy.experts.ahead import AheadPolicy
-from planner.replaying.replay import Fetched, Prefetch, replay
-from runtime.moe.forward import WholeExperts, take_over
-from runtime.moe.record import TraceRecorder
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies import AheadScores, ExpertPolicy, make_expert_policy
+from penstock.planner.contract.experts.policies.next_layer import AheadPolicy
+from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.contract.experts.routing_files import read_trace
+from penstock.planner.replay.replayed import Fetched, Prefetch, replay
+from penstock.runtime.experts.expert_forward import WholeExperts, take_over
+from penstock.runtime.experts.routing_record import TraceRecorder
 from tests.conftest import SHARED
 
 PROMPTS, TOKENS = 8, 256
@@ -51,7 +51,7 @@ def test_on_a_trained_model_lookahead_names_more_and_fetches_more_of_use_than_mi
     recorded: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, mix = (fetched_beside(recorded, name) for name in (ExpertPolicyName.lookahead, ExpertPolicyName.mix))
-    monkeypatch.setattr("planner.replaying.replay.make_expert_policy", lambda name, *shape: by_rank(*shape))
+    monkeypatch.setattr("penstock.planner.replay.replayed.make_expert_policy", lambda name, *shape: by_rank(*shape))
     alone = fetched_beside(recorded, ExpertPolicyName.lookahead)
     for slots in (2, 4):
         assert both[slots].named > max(mix[slots].named, alone[slots].named)
@@ -64,5 +64,5 @@ def fetched_beside(trace: Trace, name: ExpertPolicyName) -> dict[int, Fetched]:
 
 
 def gain(fetched: Fetched) -> int:
-    """Those of use less those in vain: what planner.moe.cache.LIKELY weighs."""
+    """Those of use less those in vain: what penstock.planner.contract.experts.expert_cache.LIKELY weighs."""
     return 2 * fetched.right - fetched.fetched

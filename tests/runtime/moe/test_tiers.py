@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.moe.cache import ExpertCache, Routing
-from planner.moe.experts import fewest_slots, kept_slots
-from runtime.moe.host import HostExperts
-from runtime.store.layout import Extent, UnitLayout
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
+from penstock.runtime.experts.host_experts import HostExperts
+from penstock.runtime.store.layout import Extent, UnitLayout
 from tests.runtime.fakes import FakeDevice
 from tests.runtime.moe.tiers import (
     COUNT,

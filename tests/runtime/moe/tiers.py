@@ -9,19 +9,19 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from planner.model import Experts
-from planner.moe.cache import ExpertCache, Routing
-from planner.moe.experts import kept_slots
-from planner.policy.experts import FarSight
-from planner.units import ALIGN
-from runtime.arena import Arena
-from runtime.device import CopyDevice, Event
-from runtime.ledger import Ledger
-from runtime.moe.card import CardExperts
-from runtime.moe.dram import DramExperts, slot_bytes
-from runtime.moe.host import ComputeClock
-from runtime.store.reader import ReadPool
-from runtime.vram import device_layout
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_slots import kept_slots
+from penstock.planner.contract.experts.policies import FarSight
+from penstock.planner.contract.given.model import Experts
+from penstock.runtime.experts.card_experts import CardExperts
+from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
+from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import CopyDevice, Event
+from penstock.runtime.memory.vram import device_layout
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.reading.reader import ReadPool
 
 COUNT, TOP_K, LAYERS, ELEMENTS = 6, 2, (1, 2, 4, 5, 7, 8), 3000
 """Experts a layer; an expert is two tensors of ``ELEMENTS`` floats that say whose they are."""

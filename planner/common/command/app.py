@@ -1,0 +1,245 @@
+"""A command-line program of Hydra verbs, and the one place where Hydra's quirks stop.
+
+A program has verbs, a verb is one ``@hydra.main`` function whose task is wrapped by ``job``: it receives its schema's
+dataclass, resolved and complete. Whatever a user gets wrong ends as one line on stderr and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
+
+from penstock.planner.common.command.arguments import arguments, parse
+from penstock.planner.common.command.complaints import explain
+from penstock.planner.common.command.completion import complete_word
+from penstock.planner.common.command.job import LOCAL, Call, calling
+from penstock.planner.common.command.job import job as job
+from penstock.planner.common.command.known_keys import keys_of, strip_none
+from penstock.planner.common.command.overrides import Grammar, key_of, normalise, quote
+from penstock.planner.common.command.sweep_folders import check_launcher, death_of_worker, sweep_directory
+from penstock.planner.common.command.wsm import Environment, read_environment
+from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
+from penstock.planner.contract.config.profile_files import profile_dir
+
+CONFIG = "pkg://penstock.conf"
+"""Where Hydra finds the primary configs and the presets: inside the installed package."""
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of a program: its ``@hydra.main`` function (the docstring is the help), schema and a worked example."""
+
+    main: Callable[[], Any]
+    schema: type
+    example: str
+    reads_wsm: bool = False
+    words: tuple[str, ...] = ()
+    """The keys that bare words set, in this order: with ``action``, ``kv list`` is ``kv action=list``."""
+    instead: str | None = None
+    """The key that is set instead of all that describes a problem, such as ``plan``, whose file holds it."""
+
+    @property
+    def name(self) -> str:
+        return self.main.__name__
+
+    @property
+    def summary(self) -> str:
+        return (self.main.__doc__ or "").strip().splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A console script: ``planner`` or ``runtime``."""
+
+    name: str
+    summary: str
+    verbs: tuple[Verb, ...]
+
+    def main(self) -> NoReturn:
+        """Run on ``sys.argv`` and exit: 0 or the verb's own status, 2 after the user's mistake, 130 or 143 after SIGINT or SIGTERM. A bug
+        keeps its traceback."""
+        try:
+            with terminate_as_interrupt():
+                status = self._dispatch(sys.argv[1:])
+                sys.stdout.flush()
+        except UserError as error:
+            print(f"{self.name}: {error}", file=sys.stderr)
+            status = 2
+        except Terminated:
+            print(f"{self.name}: terminated", file=sys.stderr)
+            status = 143
+        except KeyboardInterrupt:
+            print(f"{self.name}: interrupted", file=sys.stderr)
+            status = 130
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = 141
+        sys.exit(status)
+
+    def _dispatch(self, argv: list[str]) -> int:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            self._list_verbs()
+            return 0
+        if argv[0] == "--version":
+            from importlib.metadata import version
+
+            print(f"{self.name} {version('penstock')}")
+            return 0
+        for flag in ("-sc", "--shell-completion"):
+            if flag in argv:
+                return self._complete_shell(argv[argv.index(flag) :])
+        verb = next((v for v in self.verbs if v.name == argv[0]), None)
+        if verb is None:
+            names = [v.name for v in self.verbs]
+            raise UserError(f"{argv[0]}: the first argument is a verb, one of {', '.join(names)}{nearest(argv[0], names)}")
+        return _run(verb, parse(argv[1:]))
+
+    def call_of(self, verb: str, typed: list[str]) -> Call:
+        """The call of ``verb`` in a process that a launcher started for one point of a sweep."""
+        found = next(v for v in self.verbs if v.name == verb)
+        return _call(found, _grammar(found, multirun=False), typed, Environment(), self.name)
+
+    def _list_verbs(self) -> None:
+        print(f"{self.name} {self.summary}\n")
+        for verb in self.verbs:
+            print(f"  {self.name} {verb.name:<8} {verb.summary}")
+        print(f"\n`{self.name} VERB --help` shows a verb's keys; set one with key=value.")
+        print(f'Shell completion: eval "$({self.name} -sc install=bash)" (or zsh, fish).')
+
+    def _complete_shell(self, argv: list[str]) -> int:
+        """Install a shell's completion (Hydra knows how), or answer its request: verbs first, then what the verb accepts."""
+        action, _, shell = (argv[1] if len(argv) == 2 else "").partition("=")
+        if action not in ("install", "uninstall", "query") or shell not in SHELLS:
+            raise UserError(f"{' '.join(argv)}: use {argv[0]} install=SHELL or uninstall=SHELL, with a shell of {', '.join(SHELLS)}")
+        if action != "query":
+            _enter_hydra(Call(self.verbs[0], self.name, {}, {}, []), ["--shell-completion", argv[1]])
+            return 0
+        _, _, line = os.environ.get("COMP_LINE", "").lstrip().partition(" ")
+        name, space, rest = line.lstrip().partition(" ")
+        answers = [v.name for v in self.verbs if v.name.startswith(name)]
+        if space:
+            verb = next((v for v in self.verbs if v.name == name), None)
+            answers = complete_word(rest.rpartition(" ")[2], _grammar(verb, multirun=True), verb.words) if verb else []
+        print(("\n" if shell == "fish" else " ").join(answers))
+        return 0
+
+
+def _program() -> str:
+    return os.path.basename(sys.argv[0])
+
+
+def _run(verb: Verb, args: argparse.Namespace) -> int:
+    """Run one verb; its status, or 2 when a point of a sweep failed. Raises UserError for everything that the user can mend."""
+    multirun = bool(args.multirun) or any(o.replace(" ", "").upper() == "HYDRA.MODE=MULTIRUN" for o in args.overrides)
+    grammar = _grammar(verb, multirun, args.config_dir)
+    if args.help:
+        from penstock.planner.common.command.help_page import print_help
+
+        print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.schema, grammar)
+        return 0
+    typed = _spelled_out(args.overrides, verb.words)
+    if multirun:
+        check_launcher(typed)
+    overrides = [normalise(override, grammar) for override in typed]
+    explicit = {key_of(o) for o in overrides}
+    _refuse_both(verb, explicit, grammar)
+    reads_wsm = verb.reads_wsm and verb.instead not in explicit
+    environment = read_environment(os.environ, verb.name, explicit) if reads_wsm else Environment()
+    overrides = [*_implied(verb, grammar, environment, explicit), *overrides]
+    if profile_dir().is_dir():
+        if args.config_dir is None:
+            args.config_dir = str(profile_dir())
+        elif "hydra.searchpath" not in [key_of(o) for o in overrides]:
+            overrides.append(f"hydra.searchpath=[{quote('file://' + str(profile_dir()))}]")
+    with sweep_directory(multirun and "hydra.sweep.dir" not in [key_of(o) for o in overrides]) as sweep:
+        call = _call(verb, grammar, typed, environment)
+        _enter_hydra(call, arguments(args, overrides + sweep))
+    if call.failed and not multirun:
+        raise call.failed[0]
+    return 2 if call.failed else call.status
+
+
+def _call(verb: Verb, grammar: Grammar, typed: list[str], environment: Environment, program: str | None = None) -> Call:
+    groups = {group: tuple(options) for group, options in grammar.groups.items()}
+    return Call(verb, program or _program(), grammar.keys, groups, typed, environment)
+
+
+def _spelled_out(overrides: list[str], words: tuple[str, ...]) -> list[str]:
+    """``overrides`` with the first bare words as the values of the keys ``words``."""
+    bare = [i for i, override in enumerate(overrides) if "=" not in override and not override.startswith("~")]
+    keys = dict(zip(bare, words, strict=False))
+    return [f"{keys[i]}={override}" if i in keys else override for i, override in enumerate(overrides)]
+
+
+def _refuse_both(verb: Verb, explicit: set[str], grammar: Grammar) -> None:
+    """A verb that takes its problem from a file takes nothing of it from the command line."""
+    if verb.instead not in explicit:
+        return
+    described = sorted(key for key in explicit if key.partition(".")[0] in {*grammar.groups, "force", "moe", "calibration"})
+    if described:
+        raise UserError(f"{described[0]}= with {verb.instead}=: the {verb.instead} holds the whole problem; leave one of them out")
+
+
+def _enter_hydra(call: Call, line: list[str]) -> None:
+    """Hand the command line ``line`` to the verb's ``@hydra.main``, with every exception coming out as it was raised."""
+    from hydra.core.config_store import ConfigStore
+
+    store, hints = ConfigStore.instance(), get_type_hints(call.verb.schema)
+    store.store(name=f"{call.verb.name}_schema", node=call.verb.schema)
+    for group in call.groups:
+        store.store(group=group, name="schema", node=strip_none(hints[group])[0])
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = [sys.argv[0], *line]
+    with calling(call):
+        try:
+            call.verb.main()
+        except Exception as error:
+            mistake = explain(error, call.keys, call.typed) or death_of_worker(error)
+            if mistake is None:
+                raise
+            raise mistake from error
+
+
+def _implied(verb: Verb, grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:
+    """Overrides that nobody typed: this machine's own profile, and what the environment asks for."""
+    overrides = []
+    if LOCAL in grammar.groups.get("hardware", ()) and not {"hardware", verb.instead} & explicit:
+        overrides.append(f"hardware={LOCAL}")
+    overrides += environment.overrides
+    if environment.notes:
+        overrides.append(f"notes=[{','.join(quote(note, literal=True) for note in environment.notes)}]")
+    return overrides
+
+
+def _grammar(verb: Verb, multirun: bool, config_dir: str | None = None) -> Grammar:
+    """What ``verb`` accepts here: its schema's keys, the presets, and the profiles in the user's config directory."""
+    directories: list[Any] = [resources.files("penstock").joinpath("conf"), profile_dir()]
+    if config_dir is not None:
+        if not os.path.isdir(config_dir):
+            raise UserError(f"--config-dir={config_dir}: no such directory")
+        directories.append(Path(config_dir))
+    groups = {}
+    for entry in fields(verb.schema):
+        if directories[0].joinpath(entry.name).is_dir():
+            groups[entry.name] = sorted({o for directory in directories for o in _options(directory.joinpath(entry.name))})
+    return Grammar(keys_of(verb.schema), groups, multirun, _absent)
+
+
+def _options(directory: Any) -> Iterator[str]:
+    if directory.is_dir():
+        yield from (file.name.removesuffix(".yaml") for file in directory.iterdir() if file.name.endswith(".yaml"))
+
+
+def _absent(group: str, option: str) -> str | None:
+    if (group, option) == ("hardware", LOCAL):
+        return f"this machine has no measured profile in {profile_dir()}; run `planner probe` first"
+    return None

@@ -1,0 +1,207 @@
+"""The task of a verb inside Hydra: its schema's dataclass, complete, and one line for what a user got wrong. Also for a point of a sweep,
+in this process or in one that a launcher started."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+
+from penstock.planner.common.command.complaints import explain
+from penstock.planner.common.command.known_keys import Key
+from penstock.planner.common.command.overrides import key_of
+from penstock.planner.common.command.sweep_folders import Point, read_points, write_point
+from penstock.planner.common.command.wsm import Environment
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import raise_if_interrupted
+from penstock.planner.contract.given.hardware import BY_HAND
+
+LOCAL = "local"
+"""The hardware profile of this machine."""
+
+FILES = ("out", "html", "plot", "trace")
+"""Keys of files that a verb leaves: in a sweep each point leaves its own."""
+
+BUG = 1
+"""Exit status of a point that ended with an exception that is nobody's mistake but the program's."""
+
+
+@dataclass
+class Call:
+    """One invocation of a verb, known to the task that runs inside Hydra."""
+
+    verb: Any
+    """A ``penstock.planner.common.command.app.Verb``."""
+    program: str
+    keys: Mapping[str, Key]
+    groups: Mapping[str, tuple[str, ...]]
+    typed: list[str]
+    environment: Environment = field(default_factory=Environment)
+    failed: list[UserError] = field(default_factory=list)
+    status: int = 0
+    """The highest that a task has returned."""
+
+
+_current: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+@contextmanager
+def calling(call: Call) -> Iterator[None]:
+    """Let tasks inside know of ``call``."""
+    token = _current.set(call)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def job(task: Callable[[Any], int | None]) -> Callable[[Any], None]:
+    """Make the task of a verb from a function of its schema's dataclass, which may return an exit status. A point of a sweep that fails
+    does not end it.
+
+    A launcher sends the function to other processes by its value, so that it holds nothing but ``task``.
+    """
+
+    @functools.wraps(task)
+    def run(cfg: Any) -> None:
+        from penstock.planner.common.command.job import run_task
+
+        run_task(task, cfg)
+
+    return run
+
+
+def run_task(task: Callable[[Any], int | None], cfg: Any) -> None:
+    """``task`` with ``cfg`` as its schema's dataclass."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    call = _current.get() or _call_of_worker(task, list(hydra.overrides.task))
+    if hydra.mode == RunMode.MULTIRUN:
+        _run_point(task, cfg, call, hydra)
+        return
+    try:
+        _run(task, cfg, call, hydra)
+    except Exception as error:
+        call.failed.append(_mistake(error, call))
+
+
+def _run_point(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: Any) -> None:
+    """One point of a sweep, which leaves a row whatever becomes of it."""
+    number, directory = hydra.job.num, Path(hydra.runtime.output_dir)
+    asked = tuple(override for override in hydra.overrides.task if key_of(override) != "notes")
+    print(f"[{number}] " + "  ".join(asked), flush=True)
+    error, status = None, 0
+    try:
+        status = _run(task, cfg, call, hydra, directory)
+    except Exception as raised:
+        try:
+            error, status = str(_mistake(raised, call)), 2
+        except Exception:
+            traceback.print_exc()
+            error, status = f"{type(raised).__name__}: {' '.join(str(raised).split())}", BUG
+        print(f"[{number}] {error}", file=sys.stderr, flush=True)
+    write_point(directory, Point(f"{call.program} {call.verb.name}", number, asked, status, error))
+
+
+def _run(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: Any, directory: Path | None = None) -> int:
+    """The files of a sweep's point go into its ``directory``."""
+    config = _complete(cfg, call, hydra.runtime.choices)
+    _credit(config, hydra.overrides.task)
+    for name in (name for name in FILES if directory is not None and getattr(config, name, None)):
+        setattr(config, name, os.path.relpath(os.path.join(directory, getattr(config, name))))
+    raise_if_interrupted()
+    status = task(config) or 0
+    call.status = max(call.status, status)
+    return status
+
+
+def _mistake(error: Exception, call: Call) -> UserError:
+    """The user's mistake that ``error`` is; anything else is raised again."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would tell of a job that failed
+    if not isinstance(error, UserError | OmegaConfBaseException):
+        raise error
+    line = explain(error, call.keys, call.typed)
+    assert line is not None
+    return call.environment.credit(line)
+
+
+def _call_of_worker(task: Callable[[Any], int | None], overrides: list[str]) -> Call:
+    """What the first process knew, found again in one that a launcher started: the program is a module's ``PROGRAM``."""
+    import importlib
+
+    program = importlib.import_module(task.__module__).PROGRAM
+    return program.call_of(task.__name__, overrides)
+
+
+def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
+    """``cfg`` as its schema's dataclass. Raises UserError for the first thing that is still missing."""
+    from omegaconf import OmegaConf
+
+    missing = OmegaConf.missing_keys(cfg)
+    for path in (path for path in call.keys if path in missing):
+        group = path.partition(".")[0]
+        if group not in call.groups:
+            choices = call.keys[path].choices
+            allowed = f", one of {', '.join(choices)}" if choices else ""
+            raise UserError(f"{path}=... is required{allowed}; see `{call.program} {call.verb.name} --help`")
+        if choices.get(group) is None:
+            raise UserError(_choose(group, call))
+        raise UserError(f"{path} is missing from {group}={choices[group]}; set {path}=..., {call.keys[path].allowed}")
+    config = OmegaConf.to_object(cfg)
+    if call.verb.instead and getattr(config, call.verb.instead) is None:
+        for group in (group for group in call.groups if choices.get(group) is None):
+            raise UserError(f"{_choose(group, call)}, or set {call.verb.instead}=")
+    return config if is_dataclass(config) else call.verb.schema(**config)
+
+
+def _choose(group: str, call: Call) -> str:
+    first = "run `planner probe` and " if group == "hardware" and LOCAL not in call.groups[group] else ""
+    own = f"{LOCAL}, " if first else ""
+    return f"{group} is required; {first}choose {group}= one of {own}{', '.join(call.groups[group])}"
+
+
+def _credit(config: Any, overrides: list[str]) -> None:
+    """Say of a hardware figure that was set by hand that it was: what the profile says of its origin is true no more."""
+    for override in overrides:
+        group, _, path = key_of(override).partition(".")
+        if group == "hardware" and path and not path.startswith("origin"):
+            origin = config.hardware.origin
+            for covered in [key for key in origin if key.startswith(path + ".")]:
+                del origin[covered]
+            origin[path] = BY_HAND
+
+
+class SweepEnd(Callback):
+    """What the first process tells at a sweep's end, wherever its points ran: how many failed, and one JSON line with a row for each."""
+
+    def on_multirun_end(self, config: Any, **more: Any) -> None:
+        call, directory = _current.get(), Path(config.hydra.sweep.dir)
+        points = read_points(directory)
+        if call is None or not points:
+            return
+        failed = [point for point in points if point.error is not None]
+        call.status = max(call.status, *(point.status for point in points))
+        print(
+            f"{os.path.relpath(directory)}: {len(points)} points, {len(failed)} failed; one table: planner report "
+            f"{os.path.relpath(directory)}"
+        )
+        rows = [point.as_json() for point in points]
+        print(
+            json.dumps(
+                {"sweep": os.path.relpath(directory), "points": len(points), "failed": len(failed), "rows": rows}, separators=(",", ":")
+            )
+        )

@@ -1,0 +1,125 @@
+"""Where a multirun writes: the next free ``sweeps/N`` of the current directory, in it a directory for each point with what became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from penstock.planner.common.command.overrides import key_of, quote
+from penstock.planner.common.errors import UserError, nearest
+
+SWEEP_CONFIG = "multirun.yaml"
+"""What Hydra writes into a sweep's directory before its first job."""
+
+POINT = "point.json"
+"""What each point leaves in its directory, also one that failed."""
+
+LAUNCHERS = {
+    "basic": ("hydra", ""),
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
+    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "submitit"),
+    "submitit_slurm": ("hydra_plugins.hydra_submitit_launcher", "submitit"),
+}
+"""Launcher -> its module, and the extra of this package that installs it."""
+
+DIED = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")
+"""What joblib and submitit raise when a process of theirs was killed."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep: what was asked, and what became of it."""
+
+    verb: str
+    """With its program: ``planner solve``."""
+    number: int
+    overrides: tuple[str, ...]
+    status: int
+    """0, that of the verb, or 2 after a mistake or where no plan fits, 1 after a bug."""
+    error: str | None
+    """The one line of what failed."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "overrides": list(self.overrides)}
+
+
+def write_point(directory: Path, point: Point) -> None:
+    """Leave ``point`` in its directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / POINT).write_text(json.dumps(point.as_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_point(path: Path) -> Point | None:
+    """The point in the file ``path``; None where it is something else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Point(str(data["verb"]), int(data["number"]), tuple(map(str, data["overrides"])), int(data["status"]), data["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_points(directory: Path) -> list[Point]:
+    """Of the sweep in ``directory``, in order."""
+    points = [point for path in directory.glob(f"*/{POINT}") if (point := read_point(path)) is not None]
+    return sorted(points, key=lambda point: point.number)
+
+
+def death_of_worker(error: Exception) -> UserError | None:
+    """The one line for ``error`` where it says that a launcher's process was killed; its point left nothing, which a report tells."""
+    if type(error).__name__ not in DIED:
+        return None
+    return UserError(f"a process of the sweep was killed ({type(error).__name__}), often for memory; `planner report` has the other points")
+
+
+def check_launcher(overrides: Collection[str]) -> None:
+    """Raise UserError for a launcher that is none, or is not installed."""
+    name = next((o.partition("=")[2].strip() for o in overrides if key_of(o) == "hydra/launcher"), "basic")
+    if name not in LAUNCHERS:
+        raise UserError(f"hydra/launcher={name}: no such launcher; choose of {', '.join(LAUNCHERS)}{nearest(name, LAUNCHERS)}")
+    module, extra = LAUNCHERS[name]
+    if not _installed(module):
+        raise UserError(f"hydra/launcher={name}: not installed here; pip install 'penstock[{extra}]', or leave it out to run one by one")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@contextmanager
+def sweep_directory(wanted: bool) -> Iterator[list[str]]:
+    """The override that sends a sweep's output to the next free ``sweeps/N``; the directory goes away when no job began."""
+    if not wanted:
+        yield []
+        return
+    try:
+        directory = _claim(Path("sweeps"))
+    except OSError as error:
+        raise UserError(f"sweeps: cannot make a directory for the sweep here ({error.strerror})") from error
+    try:
+        yield [f"hydra.sweep.dir={quote(str(directory))}"]
+    finally:
+        if {entry.name for entry in directory.iterdir()} <= {SWEEP_CONFIG}:
+            (directory / SWEEP_CONFIG).unlink(missing_ok=True)
+            directory.rmdir()
+        if not any(directory.parent.iterdir()):
+            directory.parent.rmdir()
+
+
+def _claim(parent: Path) -> Path:
+    parent.mkdir(exist_ok=True)
+    taken = [int(entry.name) for entry in parent.iterdir() if entry.name.isdigit()]
+    number = max(taken, default=-1) + 1
+    while True:
+        try:
+            (parent / str(number)).mkdir()
+            return parent / str(number)
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,117 @@
+"""How much DRAM a plan may use, and the processor's shape: read from the kernel, nothing timed.
+
+The rule for ``dram_bytes``. A container's limit below the machine's memory bounds it. A virtual machine may show less
+than it has: memory is plugged in, or a balloon gives it back, as it is used (MemTotal 31 GiB now, 255 GiB later). So in a
+virtual machine the machine's size is the largest of MemTotal, a finite cgroup limit and the memory blocks that the kernel
+lists (online and offline), where one of the latter two exceeds MemTotal by more than what a kernel keeps for itself.
+The result is bounded by what is free now plus what can still grow, less a margin.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.planner.common.cgroup import cpu_quota, memory_limit, read_text
+from penstock.planner.common.measures import show_bytes
+
+GROWTH_FACTOR = 1.1
+"""A size above MemTotal by more than this is memory still to come; below it is what the kernel reserves (2 to 6 %)."""
+MARGIN_SHARE = 0.02
+MARGIN_LEAST_BYTES = 256 * 2**20
+"""DRAM left alone: a share of the machine's, and at least this much."""
+
+
+@dataclass(frozen=True)
+class MemoryFacts:
+    """What the kernel says of DRAM, in bytes. None means that nothing limits."""
+
+    mem_total: int
+    mem_available: int
+    blocks_bytes: int
+    """Memory blocks that the kernel lists, online or offline; 0 where it lists none."""
+    cgroup_limit: int | None
+    cgroup_room: int | None
+    virtual: bool
+    """Whether this is a virtual machine, whose MemTotal may grow."""
+
+    @property
+    def machine_bytes(self) -> int:
+        """The machine's size, grown to what it is configured for."""
+        larger = [size for size in (self.blocks_bytes, self.cgroup_limit or 0) if size > GROWTH_FACTOR * self.mem_total]
+        return max([self.mem_total, *larger]) if self.virtual else self.mem_total
+
+    @property
+    def total_bytes(self) -> int:
+        """What this process may ever hold: the machine's size or the container's limit."""
+        return min(self.machine_bytes, self.cgroup_limit or self.machine_bytes)
+
+    @property
+    def margin_bytes(self) -> int:
+        return max(MARGIN_LEAST_BYTES, round(MARGIN_SHARE * self.total_bytes))
+
+    @property
+    def plan_bytes(self) -> int:
+        """What a plan may use: the total, bounded by what is free now or can still grow, less the margin."""
+        free = self.mem_available + self.machine_bytes - self.mem_total
+        room = free if self.cgroup_room is None else min(free, self.cgroup_room)
+        return max(0, min(self.total_bytes, room) - self.margin_bytes)
+
+    def describe(self) -> str:
+        """One line for the profile."""
+        limit = "none" if self.cgroup_limit is None else show_bytes(self.cgroup_limit)
+        grown = f", grows to {show_bytes(self.machine_bytes)}" if self.machine_bytes > self.mem_total else ""
+        return (
+            f"MemTotal {show_bytes(self.mem_total)}{grown}, available {show_bytes(self.mem_available)}, "
+            f"cgroup limit {limit}, margin {show_bytes(self.margin_bytes)}"
+        )
+
+
+def memory_facts(root: Path = Path("/")) -> MemoryFacts:
+    """Read the facts under ``root`` (the file system's root; tests give a false one)."""
+    info = {}
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
+        key, _, rest = line.partition(":")
+        if rest.split():
+            info[key] = int(rest.split()[0]) * 1024
+    limit, room = memory_limit(root)
+    return MemoryFacts(
+        mem_total=info.get("MemTotal", 0),
+        mem_available=info.get("MemAvailable", info.get("MemFree", 0)),
+        blocks_bytes=_blocks_bytes(root),
+        cgroup_limit=limit,
+        cgroup_room=room,
+        virtual=_virtual(root),
+    )
+
+
+def _blocks_bytes(root: Path) -> int:
+    memory = root / "sys/devices/system/memory"
+    size = read_text(memory / "block_size_bytes")
+    return int(size, 16) * len(list(memory.glob("memory[0-9]*"))) if size else 0
+
+
+def _virtual(root: Path) -> bool:
+    flags = read_text(root / "proc/cpuinfo") or ""
+    return " hypervisor" in flags or (root / "sys/hypervisor/type").exists()
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may keep busy: its affinity, and the cgroup's quota rounded up."""
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota(root)
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def last_level_cache_bytes(root: Path = Path("/")) -> int:
+    """Bytes of the last-level caches of all sockets together; 0 where the kernel does not say."""
+    caches: dict[tuple[int, str], int] = {}
+    for index in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
+        level, size, shared = (read_text(index / name) for name in ("level", "size", "shared_cpu_list"))
+        if level and size and shared:
+            factor = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size.strip()[-1], 1)
+            caches[int(level), shared.strip()] = int(size.strip().rstrip("KMG")) * factor
+    top = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == top)

@@ -1,0 +1,160 @@
+"""A timeline as a picture. Matplotlib is imported only when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Span, Timeline, busy_s, lanes, whole_reads
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROWS = {PASS: "pass", COMPUTE: "compute", H2D: "H2D copy", SSD: "SSD read"}
+COLOURS = {
+    "attention": "#4C78A8",
+    "FFN": "#72B7B2",
+    "LM head": "#B279A2",
+    "layer": "#8CA252",
+    "pass": "#D9D9D9",
+    "pass, every other": "#BFBFBF",
+}
+WAITS = {SSD: "#E45756", H2D: "#F58518", COMPUTE: "#EECA3B"}
+"""By what is waited for."""
+PASSES = 4
+"""Passes of the upper panel: the prefill and the first decode steps; of more, units would be thinner than a line."""
+HEIGHT = 0.8
+"""Of a row's spans, whose lanes share it."""
+THIN = 0.3
+"""Height of a wait."""
+LETTER = 0.0045
+"""Width of a small letter, as a share of a panel's."""
+
+
+class _Window(NamedTuple):
+    """What one panel shows."""
+
+    title: str
+    start: float
+    end: float
+
+
+def draw(timeline: Timeline, path: Path) -> None:
+    """Draw ``timeline`` to ``path``: the first passes in one panel, the last one of those, enlarged, in another."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    windows = list(_windows(timeline))
+    rows = [row for row in ROWS if any(s.track == row or (row == SSD and s.part_of) for s in timeline.spans)]
+    figure = Figure(figsize=(15, 1.3 + len(windows) * (0.62 * len(rows) + 0.75)), dpi=130, layout="constrained")
+    panels = figure.subplots(len(windows), 1, squeeze=False)[:, 0]
+    spans = [s for s in timeline.spans if not s.part_of] + whole_reads(timeline.spans)
+    for axes, window in zip(panels, windows, strict=True):
+        _panel(axes, window, rows, spans, timeline.origin)
+    panels[-1].set_xlabel("seconds")
+    _legend(figure, spans)
+    figure.suptitle(timeline.title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    figure.savefig(path)
+
+
+def _windows(timeline: Timeline) -> Iterator[_Window]:
+    passes = sorted((s for s in timeline.spans if s.track == PASS), key=lambda s: s.start)
+    if not passes:
+        yield _Window("everything", timeline.origin, max((s.end for s in timeline.spans), default=1.0))
+        return
+    first = passes[:PASSES]
+    shown = first[0].name if len(first) == 1 else f"{first[0].name} to {first[-1].name}"
+    yield _Window(f"{shown}, of {len(passes)} passes", first[0].start, first[-1].end)
+    if len(first) > 1:
+        yield _Window(f"{first[-1].name}, enlarged", first[-1].start, first[-1].end)
+
+
+def _panel(axes: Axes, window: _Window, rows: Sequence[str], spans: Sequence[Span], origin: float) -> None:
+    length = window.end - window.start
+    labels = []
+    for k, row in enumerate(rows):
+        mine = [s for s in spans if s.track == row and s.end > window.start and s.start < window.end]
+        bottom = len(rows) - 1 - k - HEIGHT / 2
+        work, waits = [s for s in mine if not s.waits_for], [s for s in mine if s.waits_for]
+        dealt = lanes(_whole_copies(work) if row == H2D else work)
+        for lane, members in enumerate(dealt):
+            height = HEIGHT / len(dealt)
+            low = bottom + HEIGHT - (lane + 1) * height
+            for index, span in enumerate(members):
+                _box(axes, span, index, window, origin, low, height)
+        for span in waits:
+            start, end = max(span.start, window.start), min(span.end, window.end)
+            axes.broken_barh(
+                [(start - origin, end - start)], (bottom + (HEIGHT - THIN) / 2, THIN), facecolors=WAITS[span.waits_for], linewidth=0
+            )
+        share = busy_s(work, window.start, window.end) / length
+        labels.append(ROWS[row] if row == PASS else f"{ROWS[row]}\nbusy {share:.0%}")
+    axes.set_yticks([len(rows) - 1 - k for k in range(len(rows))], labels)
+    axes.set_ylim(-0.55, len(rows) - 0.45)
+    axes.set_xlim(window.start - origin, window.end - origin)
+    axes.set_title(window.title, loc="left", fontsize=10)
+    axes.tick_params(axis="y", length=0, labelsize=9)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(axis="x", alpha=0.3, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _box(axes: Axes, span: Span, index: int, window: _Window, origin: float, low: float, height: float) -> None:
+    start, end = max(span.start, window.start), min(span.end, window.end)
+    wide = (end - start) / (window.end - window.start)
+    axes.broken_barh(
+        [(start - origin, end - start)],
+        (low, height),
+        facecolors=COLOURS[_look(span, index)],
+        edgecolors="white",
+        linewidth=0.5 if wide > 0.004 else 0,
+    )
+    text = next((text for text in _labels(span) if (len(text) + 1) * LETTER <= wide), None)
+    if text and height > HEIGHT / 4:
+        size = 8 if (len(text) + 1) * 1.4 * LETTER <= wide and height > HEIGHT / 3 else 6
+        axes.text((start + end) / 2 - origin, low + height / 2, text, ha="center", va="center", fontsize=size, clip_on=True)
+
+
+def _labels(span: Span) -> Iterator[str]:
+    """What a box may say, the longest first: a unit's kind shows in its colour, so its number is enough."""
+    yield span.name
+    if span.track != PASS:
+        yield span.name.rpartition(" " if span.track == SSD else ".")[2]
+
+
+def _whole_copies(spans: Sequence[Span]) -> list[Span]:
+    """Neighbouring spans of the same name as one: a unit is copied in chunks."""
+    joined: list[Span] = []
+    for s in sorted(spans, key=lambda s: s.start):
+        if joined and joined[-1].name == s.name and s.start <= joined[-1].end + (s.end - s.start):
+            joined[-1] = joined[-1]._replace(end=max(s.end, joined[-1].end))
+        else:
+            joined.append(s)
+    return joined
+
+
+def _look(span: Span, index: int) -> str:
+    if span.track == PASS:
+        return "pass, every other" if index % 2 else "pass"
+    if span.track == SSD:
+        return "layer"
+    return {"attn": "attention", "ffn": "FFN", "head": "LM head"}.get(span.name.partition(".")[0], "layer")
+
+
+def _legend(figure: Figure, spans: Sequence[Span]) -> None:
+    from matplotlib.patches import Patch
+
+    looks = dict.fromkeys(_look(s, 0) for s in spans if not s.waits_for and s.track != PASS)
+    waits = {(s.track, s.waits_for) for s in spans if s.waits_for}
+    handles = [Patch(color=COLOURS[look], label=look) for look in COLOURS if look in looks]
+    for stage, colour in WAITS.items():
+        who = [ROWS[track] for track, waited in sorted(waits) if waited == stage]
+        if who:
+            handles.append(Patch(color=colour, label=f"{' and '.join(who)} waits for {ROWS[stage]}"))
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)

@@ -1,0 +1,1 @@
+"""What passes through the door between planner and runtime."""

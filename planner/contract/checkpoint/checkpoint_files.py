@@ -1,0 +1,172 @@
+"""A Hugging Face checkpoint as it lies on disk: config.json, shards, and where each tensor's bytes are. Without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_spec import TensorInfo, spec_from_tensors
+from penstock.planner.contract.checkpoint.hf_config import text_config
+from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, read_header
+from penstock.planner.contract.given.model import ModelSpec
+
+__all__ = ["Checkpoint", "TensorEntry", "read_checkpoint", "spec_from_checkpoint", "spec_from_tensors"]
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+PACK_MANIFEST = "manifest.json"
+"""The file that makes a directory a packed store."""
+
+PACK_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A readable checkpoint: every tensor's place is known and lies within its file."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    """config.json, a multimodal model's ``text_config`` unwrapped."""
+    tensors: Mapping[str, TensorEntry]
+    digest: str
+    """xxh3_128 over config.json's bytes and the sorted (name, dtype, shape, file name, offset) of all tensors."""
+
+    def infos(self) -> dict[str, TensorInfo]:
+        """Each tensor's bytes, shape and dtype, without its place."""
+        return {name: TensorInfo(entry.nbytes, entry.shape, entry.dtype) for name, entry in self.tensors.items()}
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read config.json and the header of every shard of the checkpoint in the directory ``path``.
+
+    Reads headers only: kilobytes a shard. Raises UserError naming the file and the remedy when something is missing,
+    truncated, corrupt or unreadable.
+    """
+    directory = _directory(path)
+    config_bytes = read_bytes(directory / CONFIG, f"{directory}: a checkpoint needs {CONFIG}; set model.checkpoint to a Hugging Face one")
+    config = parse_object(directory / CONFIG, config_bytes)
+    index = directory / INDEX
+    tensors = _read_sharded(index) if os.path.lexists(index) and not (directory / SINGLE).exists() else read_header(_single(directory))
+    if not tensors:
+        raise UserError(f"{directory}: the checkpoint holds no tensors; download it again")
+    return Checkpoint(directory, text_config(config), tensors, _digest(config_bytes, tensors))
+
+
+def spec_from_checkpoint(path: Path) -> ModelSpec:
+    """The spec of the checkpoint, or of the packed store, in the directory ``path``.
+
+    A packed store has the spec and digest of the checkpoint that it was made from, ``name`` and ``checkpoint`` apart.
+    Raises UserError as ``read_checkpoint`` and ``spec_from_tensors`` do.
+    """
+    directory = _directory(path)
+    if os.path.lexists(directory / PACK_MANIFEST):
+        return _spec_from_packed(directory)
+    found = read_checkpoint(directory)
+    return spec_from_tensors(found.config, found.infos(), directory.name, str(directory), found.digest)
+
+
+def _directory(path: Path) -> Path:
+    directory = Path(os.path.abspath(Path(path).expanduser()))
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such directory; name the one of a downloaded Hugging Face checkpoint") from None
+    except NotADirectoryError:
+        raise UserError(f"{path}: not a directory; name the one that holds {CONFIG}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None
+    if not names:
+        raise UserError(f"{path}: the directory is empty; set model.checkpoint to a Hugging Face checkpoint")
+    return directory
+
+
+def read_bytes(path: Path, missing: str) -> bytes:
+    """The whole of a small file; UserError ``missing`` when it is not there, and one naming it when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(missing) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions and the disk") from None
+
+
+def parse_object(path: Path, text: bytes) -> dict[str, Any]:
+    """The JSON object that ``text``, read from ``path``, holds."""
+    try:
+        value = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: corrupt, not JSON ({error}); restore it or download the checkpoint again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: corrupt, not a JSON object; restore it or download the checkpoint again")
+    return value
+
+
+def _single(directory: Path) -> Path:
+    """The one safetensors file of a checkpoint without an index."""
+    if os.path.lexists(directory / SINGLE):
+        return directory / SINGLE
+    others = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
+    if len(others) == 1:
+        return directory / others[0]
+    if others:
+        raise UserError(f"{directory}: {len(others)} safetensors files and no {INDEX}; download the index")
+    raise UserError(f"{directory}: no {SINGLE} and no {INDEX}; use a checkpoint in safetensors format")
+
+
+def _read_sharded(index: Path) -> dict[str, TensorEntry]:
+    """The tensors of every shard that the index names, each taken from the shard that the index gives it."""
+    weight_map = parse_object(index, read_bytes(index, f"{index}: no such file; download the checkpoint again")).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise UserError(f"{index}: corrupt, it has no weight_map of tensor to file; download it again")
+    for shard in weight_map.values():
+        if "/" in shard or "\0" in shard or not shard.endswith(".safetensors"):
+            raise UserError(f"{index}: corrupt, {shard!r} is not the name of a safetensors file beside it; download it again")
+    shards = {shard: read_header(index.parent / shard) for shard in sorted(set(weight_map.values()))}
+    for name, shard in weight_map.items():
+        if name not in shards[shard]:
+            raise UserError(f"{index.parent / shard}: tensor {name!r} is missing, and the index says it is there; download it again")
+    return {name: shards[shard][name] for name, shard in weight_map.items()}
+
+
+def _digest(config_bytes: bytes, tensors: Mapping[str, TensorEntry]) -> str:
+    state = xxhash.xxh3_128(config_bytes)
+    for name, entry in sorted(tensors.items()):
+        state.update(json.dumps([name, entry.dtype, entry.shape, entry.file.name, entry.offset]).encode())
+    return state.hexdigest()
+
+
+def _spec_from_packed(directory: Path) -> ModelSpec:
+    path = directory / PACK_MANIFEST
+    manifest = parse_object(path, read_bytes(path, f"{path}: no such file; pack the checkpoint again"))
+    version = manifest.get("penstock_pack")
+    if version != PACK_FORMAT:
+        raise UserError(f"{path}: penstock_pack is {str(version)[:20]!r}, this version reads {PACK_FORMAT}; pack the checkpoint again")
+    if manifest.pop("checksum", None) != _manifest_checksum(manifest):
+        raise UserError(f"{path}: its checksum does not match its content; pack the checkpoint again")
+    stored, digest = manifest.get("tensors"), manifest.get("digest")
+    if not isinstance(stored, dict) or not isinstance(digest, str):
+        raise UserError(f"{path}: corrupt, it needs tensors and the source's digest; pack the checkpoint again")
+    infos = {name: _packed_info(path, name, value) for name, value in stored.items()}
+    config_path = directory / CONFIG
+    config = parse_object(config_path, read_bytes(config_path, f"{config_path}: no such file; pack the checkpoint again"))
+    return spec_from_tensors(config, infos, directory.name, str(directory), digest)
+
+
+def _manifest_checksum(body: Mapping[str, Any]) -> str:
+    """What `runtime pack` writes as the manifest's own checksum."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _packed_info(path: Path, name: str, value: Any) -> TensorInfo:
+    if isinstance(value, dict):
+        nbytes, shape, dtype = value.get("nbytes"), value.get("shape"), value.get("dtype")
+        if type(nbytes) is int and isinstance(dtype, str) and isinstance(shape, list) and all(type(n) is int for n in shape):
+            return TensorInfo(nbytes, tuple(shape), dtype)
+    raise UserError(f"{path}: corrupt, tensor {name!r} needs nbytes, shape and dtype; pack the checkpoint again")

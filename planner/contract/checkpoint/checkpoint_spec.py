@@ -1,0 +1,204 @@
+"""From a checkpoint's tensors, wherever they are stored, to the model's spec: names sorted into units, sizes checked."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.hf_config import HfGeometry, geometry_from_config, text_config
+from penstock.planner.contract.checkpoint.tensor_names import FUSED, classify
+from penstock.planner.contract.experts.expert_hits import default_hit_rates
+from penstock.planner.contract.given.model import Experts, ModelSpec
+
+FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+"""Dtypes that a streamed unit may have, with the bytes of one element."""
+
+
+class TensorInfo(NamedTuple):
+    """What a spec needs to know of one stored tensor."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it: ``BF16``, ``F32``, ..."""
+
+
+@dataclass
+class _Sorted:
+    """Bytes of a checkpoint's tensors by unit, as they are gathered."""
+
+    attn: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    ffn: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Without routed experts."""
+    experts: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
+    """Layer -> expert -> bytes."""
+    norm_bytes: int = 0
+    embed: TensorInfo | None = None
+    head: TensorInfo | None = None
+    stacks: set[str] = field(default_factory=set)
+    modules: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Layer -> names directly under it, for messages."""
+    dtypes: Counter[str] = field(default_factory=Counter)
+    """Bytes of units by dtype."""
+    k_rows: set[int] = field(default_factory=set)
+    q_rows: set[int] = field(default_factory=set)
+
+
+def spec_from_tensors(
+    config: Mapping[str, Any], tensors: Mapping[str, tuple[int, tuple[int, ...], str]], name: str, checkpoint: str, digest: str
+) -> ModelSpec:
+    """The spec of a checkpoint whose ``tensors`` are name -> (nbytes, shape, dtype), by their original names.
+
+    ``config`` is config.json's content. The same tensors give the same spec in place and packed. Raises UserError when a layer
+    is missing, when config and tensors are of different models, and for models without self_attn and mlp blocks.
+    """
+    geometry = geometry_from_config(text_config(config), f"{checkpoint}/config.json")
+    found = _sort(geometry, tensors)
+    _check_layers(geometry, found, tensors)
+    if found.embed is None or len(found.embed.shape) != 2:
+        raise UserError(f"{checkpoint}: embed_tokens.weight is missing; download the checkpoint again")
+    vocab, hidden = found.embed.shape
+    _check_width(geometry, "hidden_size", geometry.hidden, {hidden}, "embed_tokens.weight")
+    _check_width(geometry, "vocab_size", geometry.vocab, {vocab}, "embed_tokens.weight")
+    if geometry.tied is False and found.head is None:
+        raise UserError(f"{checkpoint}: lm_head.weight is missing and config.json says tie_word_embeddings is false; download it again")
+    tied = geometry.tied is True or found.head is None
+    experts = _experts(geometry, found)
+    return ModelSpec(
+        name=name,
+        model_type=geometry.model_type,
+        attn_bytes=tuple(found.attn[i] for i in range(geometry.layers)),
+        ffn_bytes=tuple(found.ffn[i] for i in range(geometry.layers)),
+        norm_bytes=found.norm_bytes,
+        embed_bytes=found.embed.nbytes,
+        head_bytes=0 if tied or found.head is None else found.head.nbytes,
+        tied=tied,
+        vocab=vocab,
+        hidden=hidden,
+        attn_width=_width(geometry, "num_attention_heads", geometry.attn_width, found.q_rows),
+        kv_width=_width(geometry, "num_key_value_heads", geometry.kv_width, found.k_rows),
+        ffn_width=_ffn_width(geometry, found, experts),
+        dtype_bytes=FLOAT_BYTES[found.dtypes.most_common(1)[0][0]],
+        experts=experts,
+        checkpoint=checkpoint,
+        digest=digest,
+    )
+
+
+def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...], str]]) -> _Sorted:
+    found = _Sorted()
+    for name, stored in tensors.items():
+        info = TensorInfo(*stored)
+        role = classify(name)
+        if role.kind == "ignored" or (role.layer is not None and geometry.layers <= role.layer < geometry.layers + geometry.extra_layers):
+            continue
+        if role.kind != "norm" and info.dtype not in FLOAT_BYTES:
+            raise UserError(
+                f"{geometry.where.rpartition('/')[0]}: tensor {name!r} is {info.dtype}, allowed are {', '.join(FLOAT_BYTES)}; "
+                "use the model's unquantised checkpoint"
+            )
+        if role.layer is not None:
+            found.stacks.add(role.stack)
+            found.modules[role.layer].add(name.removeprefix(f"{role.stack}layers.{role.layer}.").split(".", 1)[0])
+        if role.kind in ("attn", "ffn") and role.layer is not None:
+            found.dtypes[info.dtype] += info.nbytes
+            if role.expert is not None:
+                found.experts[role.layer][role.expert] += info.nbytes
+            else:
+                (found.attn if role.kind == "attn" else found.ffn)[role.layer] += info.nbytes
+            if name.endswith("self_attn.k_proj.weight") and info.shape:
+                found.k_rows.add(info.shape[0])
+            if name.endswith("self_attn.q_proj.weight") and info.shape:
+                found.q_rows.add(info.shape[0])
+        elif role.kind == "embed" and found.embed is None:
+            found.embed = info
+        elif role.kind == "head" and found.head is None:
+            found.head = info
+        else:
+            found.norm_bytes += info.nbytes
+    return found
+
+
+def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, object]) -> None:
+    where = geometry.where.rpartition("/")[0]
+    if not found.modules or not found.attn:
+        some = ", ".join(sorted(tensors, key=lambda n: (".0." not in n, n))[:3]) or "no tensors"
+        raise UserError(f"{where}: not supported, needs self_attn and mlp blocks under layers.N; found {some!r}")
+    if len(found.stacks) > 1:
+        stacks = ", ".join(f"{stack}layers" for stack in sorted(found.stacks))
+        raise UserError(f"{where}: not supported, needs one stack of decoder layers; found {stacks}")
+    beyond = max(found.modules)
+    if beyond >= geometry.layers:
+        raise UserError(
+            f"{where}: has tensors of layer {beyond} and config.json says num_hidden_layers is {geometry.layers}; "
+            "restore the model's own config.json"
+        )
+    for layer in range(geometry.layers):
+        if layer not in found.modules:
+            raise UserError(
+                f"{where}: layer {layer} is missing and config.json says num_hidden_layers is {geometry.layers}; download it again"
+            )
+        if found.experts.get(layer) and not found.ffn.get(layer):
+            raise UserError(f"{where}: layer {layer} has experts and no router; download it again")
+        lacking = [kind for kind, sizes in (("self_attn", found.attn), ("mlp", found.ffn)) if not sizes.get(layer)]
+        if lacking:
+            modules = ", ".join(sorted(found.modules[layer]))
+            raise UserError(
+                f"{where}: layer {layer} has no {' and no '.join(lacking)}, found {modules}; every layer needs both: "
+                "download it again, or use another model if it is made so"
+            )
+
+
+def _experts(geometry: HfGeometry, found: _Sorted) -> Experts | None:
+    """The routed experts, once every MoE layer holds all of them at the same size."""
+    if not found.experts:
+        return None
+    where, count = geometry.where.rpartition("/")[0], geometry.experts
+    if not count or not 1 <= geometry.top_k <= count:
+        raise UserError(
+            f"{geometry.where}: the checkpoint has experts, and the config names {count} of them with top-k {geometry.top_k}; "
+            "restore the model's own config.json"
+        )
+    sizes = set()
+    for layer, held in sorted(found.experts.items()):
+        missing = set() if FUSED in held else set(range(count)) - set(held)
+        if missing or sum(held.values()) % count or (FUSED not in held and len(held) != count):
+            which = f"expert {min(missing)} is missing" if missing else f"the experts are not {count} of one size"
+            raise UserError(f"{where}: in layer {layer} {which}; download it again")
+        sizes.add(sum(held.values()) // count)
+    if len(sizes) > 1:
+        raise UserError(f"{where}: experts of {len(sizes)} sizes are not supported; found {sorted(sizes)} bytes")
+    return Experts(count, geometry.top_k, sizes.pop(), tuple(sorted(found.experts)), default_hit_rates(count, geometry.top_k))
+
+
+def _ffn_width(geometry: HfGeometry, found: _Sorted, experts: Experts | None) -> int:
+    dense = experts is None or len(found.experts) < geometry.layers
+    widths = [geometry.ffn] if dense else []
+    if experts is not None:
+        widths.append(geometry.expert_ffn and experts.top_k * geometry.expert_ffn + geometry.shared_ffn)
+    known = [width for width in widths if width]
+    if not known:
+        raise UserError(f"{geometry.where}: intermediate_size is missing; restore the model's own config.json")
+    return max(known)
+
+
+def _width(geometry: HfGeometry, key: str, stated: int | None, rows: set[int]) -> int:
+    """The width that the config states, or else the projections' own."""
+    if stated:
+        if key == "num_key_value_heads":
+            _check_width(geometry, f"{key} x head_dim", stated, rows, "k_proj.weight")
+        return stated
+    if not rows:
+        raise UserError(f"{geometry.where}: {key} is missing; restore the model's own config.json")
+    return max(rows)
+
+
+def _check_width(geometry: HfGeometry, key: str, stated: int | None, stored: set[int], tensor: str) -> None:
+    if stated and stored and stated not in stored:
+        raise UserError(
+            f"{geometry.where}: {key} is {stated} and {tensor} has {max(stored)}; "
+            "config.json and weights are of different models, download the checkpoint again"
+        )

@@ -1,0 +1,107 @@
+"""The one place that knows Hugging Face's config.json: its keys, its nesting, its names for the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.planner.common.errors import UserError
+
+EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The decoder's own part of a config: ``text_config`` laid over the top level of a multimodal one."""
+    nested = config.get("text_config")
+    if not isinstance(nested, dict):
+        return dict(config)
+    outer = {key: config[key] for key in ("quantization_config", "is_encoder_decoder", "architectures") if key in config}
+    tied = {key: True for key in ("tie_word_embeddings",) if config.get(key) is True}
+    return {**outer, **nested, **tied}
+
+
+@dataclass(frozen=True)
+class HfGeometry:
+    """The sizes that config.json states. None is what it leaves to the model class's default."""
+
+    where: str
+    """What the config was read from, for messages."""
+    model_type: str
+    layers: int
+    extra_layers: int
+    """Layers after the decoder's own that only serve multi-token prediction."""
+    hidden: int | None
+    vocab: int | None
+    attn_width: int | None
+    kv_width: int | None
+    ffn: int | None
+    """Intermediate size of a dense FFN, the largest when layers differ."""
+    experts: int
+    top_k: int
+    expert_ffn: int | None
+    shared_ffn: int
+    """Intermediate size of the experts that every token visits."""
+    tied: bool | None
+
+
+def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
+    """Read ``config`` (already unwrapped by ``text_config``). Raises UserError for what Penstock does not run."""
+    if config.get("quantization_config"):
+        quantization = config["quantization_config"]
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+        raise UserError(
+            f"{where}: quantization_config ({str(method)[:40]!r}) is not supported; use the model's BF16, F16 or F32 checkpoint"
+        )
+    if config.get("is_encoder_decoder") is True:
+        raise UserError(f"{where}: an encoder-decoder model is not supported; use a decoder-only one with self_attn and mlp blocks")
+    layers = _count(config, where, "num_hidden_layers")
+    if not layers:
+        raise UserError(f"{where}: num_hidden_layers is missing, a decoder has at least 1; use a decoder-only Hugging Face checkpoint")
+    heads = _count(config, where, "num_attention_heads")
+    kv_heads = _count(config, where, "num_key_value_heads") or heads
+    hidden = _count(config, where, "hidden_size")
+    head_dim = _count(config, where, "head_dim") or (hidden // heads if hidden and heads else None)
+    attn_width = heads * head_dim if heads and head_dim else None
+    kv_width = kv_heads * head_dim if kv_heads and head_dim else None
+    if heads and _count(config, where, "kv_lora_rank"):
+        qk_dim = (_count(config, where, "qk_nope_head_dim") or 0) + (_count(config, where, "qk_rope_head_dim") or 0)
+        attn_width, kv_width = heads * qk_dim, heads * (qk_dim + (_count(config, where, "v_head_dim") or qk_dim)) // 2
+    expert_ffn = _count(config, where, "moe_intermediate_size")
+    ffn = _count(config, where, "intermediate_size")
+    shared = (_count(config, where, "n_shared_experts") or 0) * (expert_ffn or 0)
+    tied = config.get("tie_word_embeddings")
+    return HfGeometry(
+        where=where,
+        model_type=str(config.get("model_type", "")),
+        layers=layers,
+        extra_layers=_count(config, where, "num_nextn_predict_layers") or 0,
+        hidden=hidden,
+        vocab=_count(config, where, "vocab_size"),
+        attn_width=attn_width,
+        kv_width=kv_width,
+        ffn=ffn,
+        experts=_first(config, where, EXPERT_COUNT_KEYS) or 0,
+        top_k=_first(config, where, TOP_K_KEYS) or 0,
+        expert_ffn=expert_ffn or ffn,
+        shared_ffn=_count(config, where, "shared_expert_intermediate_size") or shared,
+        tied=tied if isinstance(tied, bool) else None,
+    )
+
+
+def _first(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> int | None:
+    return next((_count(config, where, key) for key in keys if config.get(key) is not None), None)
+
+
+def _count(config: Mapping[str, Any], where: str, key: str) -> int | None:
+    """``config[key]`` as a count; the largest of a list (one entry a layer); None when it is absent."""
+    value = config.get(key)
+    if value is None:
+        return None
+    counts = value if isinstance(value, list) and value else [value]
+    if not all(type(n) is int and 0 <= n < 2**40 for n in counts):
+        raise UserError(
+            f"{where}: {key} is {str(value)[:40]!r}, allowed is a whole number of 0 or more; restore the model's own config.json"
+        )
+    return max(counts)

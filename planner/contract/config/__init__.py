@@ -1,0 +1,1 @@
+"""The words of configuration files as the contract's types, and back."""

@@ -1,0 +1,281 @@
+"""The configuration's schema: what a user may set, its types, and what each key means.
+
+OmegaConf checks against these; ``contract.config.resolve`` turns them, once, into the frozen types that everything else uses.
+Sizes are bytes (an override may say ``6GiB``), GB = 1e9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from omegaconf import MISSING
+
+from penstock.planner.contract.decided.decisions import CachePolicy, ExpertPolicyName, Tier
+from penstock.planner.contract.given.workload import Objective
+
+
+@dataclass
+class SsdConfig:
+    read: list[list[Any]] = MISSING
+    """Read rates: rows of [block_bytes, queue_depth, GB/s], cold, O_DIRECT."""
+    write_gbps: float = MISSING
+    """Sequential write."""
+
+
+@dataclass
+class DramConfig:
+    copy_gbps: float = MISSING
+    """Bytes copied per second from DRAM to DRAM."""
+    read_gbps: float = MISSING
+    """Bytes read per second, all cores."""
+    pin_s_per_gb: float = MISSING
+    """Seconds to fault in and page-lock 1 GB."""
+
+
+@dataclass
+class CpuConfig:
+    cores: int = MISSING
+    """Cores that may be used."""
+    matvec_gbps: float = MISSING
+    """Bytes of BF16 weights multiplied by one vector per second."""
+    dense_tflops: float = MISSING
+    """BF16 matrix products at prefill shapes."""
+
+
+@dataclass
+class GpuConfig:
+    name: str = MISSING
+    """As the driver says it."""
+    context_bytes: int = MISSING
+    """VRAM taken by the CUDA context and its libraries."""
+    dense_tflops: float = MISSING
+    """BF16 matrix products at prefill shapes."""
+    attention_tflops: float = MISSING
+    """Causal attention over long prompts, FLOPs of the lower triangle alone."""
+    memory_gbps: float = MISSING
+    """Bytes of weights read per second at decode shapes."""
+    h2d: list[list[Any]] = MISSING
+    """Page-locked host to device: rows of [chunk_bytes, GB/s]."""
+    d2h: list[list[Any]] = MISSING
+    """Device to page-locked host: rows of [chunk_bytes, GB/s]."""
+    h2d_pageable_gbps: float = MISSING
+    """Host to device from memory that is not page-locked; 0: not measured."""
+    h2d_while_ssd_gbps: float = MISSING
+    """Host to device while the SSD is read at full rate."""
+    h2d_with_d2h_gbps: float = MISSING
+    """Host to device while the other direction is busy too."""
+    ssd_while_h2d_gbps: float = 0.0
+    """SSD read, at its fastest block and depth, while the host copies to the device at full rate; 0: not measured, taken as no slower."""
+
+
+@dataclass
+class HardwareConfig:
+    name: str = MISSING
+    """As it is shown, and as a preset or profile is found."""
+    vram_bytes: int = MISSING
+    """VRAM that a plan may use, the CUDA context included; 0 computes on the CPU."""
+    dram_bytes: int = MISSING
+    """DRAM that a plan may use."""
+    ssd_bytes: int = MISSING
+    """Free SSD space that a plan may use, for KV and for the weights of a model that has no checkpoint yet."""
+    ssd: SsdConfig = field(default_factory=SsdConfig)
+    dram: DramConfig = field(default_factory=DramConfig)
+    cpu: CpuConfig = field(default_factory=CpuConfig)
+    gpu: GpuConfig | None = None
+    """None on a machine without a GPU."""
+    layer_launch_s: float = MISSING
+    """Host seconds to issue one decoder layer's kernels."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Figure -> `measured DATE: how` or `datasheet: where`; a group's name covers all its figures."""
+    pass_s: float = 0.0
+    """Seconds that each pass over the model takes beyond its slowest stage, as `runtime run calibrate=true` found them."""
+    start_s: float = 0.0
+    """Seconds that a start takes beyond reading, page-locking and the first kernels, found likewise."""
+    spread: dict[str, float] = field(default_factory=dict)
+    """Of what runs have measured: figure -> the share by which nine of ten runs are within the profile's."""
+
+
+@dataclass
+class ModelConfig:
+    """A decoder's geometry. With ``checkpoint`` everything is read from there instead."""
+
+    name: str = MISSING
+    """As it is shown."""
+    checkpoint: str | None = None
+    """Directory of a Hugging Face checkpoint or of a packed store."""
+    source: str = ""
+    """Where the geometry comes from."""
+    model_type: str = ""
+    """As Hugging Face names it (`llama`, `mixtral`, ...)."""
+    layers: int | None = None
+    """Decoder layers; fewer than the model's own make a shortened model."""
+    hidden: int = 0
+    """Elements of a token's hidden state."""
+    ffn: int = 0
+    """Intermediate size of a dense FFN."""
+    heads: int = 0
+    """Query heads."""
+    kv_heads: int = 0
+    """Heads of K and V; fewer than query heads under grouped-query attention."""
+    head_dim: int = 0
+    """Elements of one head."""
+    vocab: int = 0
+    """Rows of the embedding table."""
+    tied: bool = False
+    """Whether the LM head is the embedding table."""
+    qk_norm: bool = False
+    """RMSNorm over head_dim on queries and keys (Qwen3)."""
+    qkv_bias: bool = False
+    """Whether the projections to Q, K and V add a bias (Qwen2)."""
+    dtype_bytes: int = 2
+    """Bytes of one weight: 2 for BF16."""
+    experts: int = 0
+    """Routed experts a layer; 0 is a dense model."""
+    top_k: int = 0
+    """Routed experts that one token visits."""
+    expert_ffn: int = 0
+    """Intermediate size of one routed expert."""
+    rope_theta: float = 10000.0
+    """Base of the rotary position embedding."""
+    rope_scaling: dict[str, Any] = field(default_factory=dict)
+    """Scaled rotary embedding as Hugging Face names it (`rope_type`, `factor`, ...); empty is unscaled."""
+    norm_eps: float = 1e-5
+    """Of RMSNorm."""
+    max_positions: int = 4096
+    """Longest sequence that the model is made for, in tokens."""
+
+
+@dataclass
+class WorkloadConfig:
+    name: str = MISSING
+    """As it is shown."""
+    batch: int = 1
+    """Sequences decoded together; a menu is solved when the objective is throughput and this is 0."""
+    prompt_tokens: int = 512
+    """Tokens of each prompt."""
+    new_tokens: int = 128
+    """Tokens generated for each request."""
+    requests: int = 1
+    """Requests in all."""
+    shared_prefix_tokens: int = 0
+    """Tokens at the head of every prompt that an earlier one began with, too."""
+    kept_tokens: int | None = None
+    """Tokens of earlier prompts whose KV is worth keeping: the working set of all shared prefixes. Null: one prefix; 0 keeps nothing."""
+    objective: Objective = Objective.latency
+    """What the plan minimises: latency (seconds of all requests), throughput (seconds a token), ttft (time to first token)."""
+    vram_guard_bytes: int = 134217728
+    """VRAM to leave alone."""
+    dram_reserve_bytes: int = 0
+    """DRAM to leave alone, on top of what the hardware's budget leaves."""
+    kv_spill: bool = False
+    """Let the KV of some layers lie outside VRAM, or outside DRAM without a GPU, and stream with each pass."""
+    source: str = ""
+    """Where the figures come from."""
+
+
+@dataclass
+class ForceConfig:
+    """Decisions to fix; the rest is solved around them."""
+
+    policy: CachePolicy | None = None
+    """How the DRAM cache treats layers: pinned keeps some still, rolling lets all pass through."""
+    cap_layers: int | None = None
+    """Layers that the DRAM cache holds in the steady state."""
+    hwm_layers: int | None = None
+    """Layers that it ever holds: its high-water mark."""
+    prefetch_distance: int | None = None
+    """Layers that may be read ahead of the current one."""
+    resident_attn: int | None = None
+    """Attention units resident in VRAM."""
+    resident_ffn: int | None = None
+    """FFN units resident in VRAM."""
+    resident_head: int | None = None
+    """LM-head blocks resident in VRAM."""
+    embedding: Tier | None = None
+    """Where embedding rows are looked up."""
+    vram_slots: int | None = None
+    """Ring slots in VRAM for units that stream."""
+    vram_prefetch_distance: int | None = None
+    """Units that may be copied ahead of the one that computes."""
+    block_bytes: int | None = None
+    """Bytes of one SSD read."""
+    queue_depth: int | None = None
+    """SSD reads in flight."""
+    staging_bytes: int | None = None
+    """Page-locked buffers for reads that cannot land in their slot."""
+    chunk_bytes: int | None = None
+    """Bytes of one host-to-device copy."""
+    in_flight: int | None = None
+    """Copies that are queued at most."""
+    page_tokens: int | None = None
+    """Tokens of a KV page."""
+    prefill_chunk_tokens: int | None = None
+    """Prompt tokens of a sequence in one pass over the weights."""
+    expert_vram_slots: int | None = None
+    """Slots for routed experts in VRAM, over all layers."""
+    expert_dram_slots: int | None = None
+    """Slots for routed experts in DRAM."""
+
+
+@dataclass
+class MoeConfig:
+    """How routed experts are kept and fetched; null leaves it to the program."""
+
+    traces: str | None = None
+    """A file of routings, which tells how often kept experts are used again and what routers foresee; null: as on known traces of
+    Mixtral-8x7B."""
+    policy: ExpertPolicyName | None = None
+    """Which experts a tier keeps; null is mix."""
+    prefetch: int | None = None
+    """Experts of each coming layer that may be fetched ahead of its router; lookahead alone knows of layers beyond the next."""
+    read_ahead: int | None = None
+    """The same from the SSD into DRAM, beside a GPU."""
+    in_flight: int | None = None
+    """Chunks of prefetched experts that are queued on the link at most."""
+    chunk_bytes: int | None = None
+    """Bytes of one copy of a part of an expert."""
+
+
+class CalibrationUse(StrEnum):
+    """Which corrections of the hardware's figures a plan goes by."""
+
+    own = "own"
+    """Those that runs on this machine found, where there are any."""
+    off = "off"
+    """None: the profile as it is."""
+
+
+@dataclass
+class SolveConfig:
+    """`planner solve`"""
+
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    force: ForceConfig = field(default_factory=ForceConfig)
+    moe: MoeConfig = field(default_factory=MoeConfig)
+    calibration: CalibrationUse = CalibrationUse.own
+    """`own`: rates as `runtime run calibrate=true` found them on this machine; `off`: as the profile has them."""
+    out: str = "plan.yaml"
+    """The plan file to write."""
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+@dataclass
+class PlanFile:
+    """The plan as a file; ``penstock.planner.contract.plan.plan`` checks it section by section."""
+
+    penstock: int = MISSING
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    model: dict[str, Any] = field(default_factory=dict)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    weights: dict[str, Any] = field(default_factory=dict)
+    kv: dict[str, Any] = field(default_factory=dict)
+    experts: dict[str, Any] | None = None
+    batch: int = MISSING
+    prefill_chunk_tokens: int = MISSING
+    predicted: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

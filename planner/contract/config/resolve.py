@@ -1,0 +1,226 @@
+"""The configuration as the frozen types that everything else uses. Values are checked here, each by the name that a user sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.lessons.corrections import Figure
+
+
+def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
+    """The profile that ``cfg`` describes. ``vram_bytes`` 0 computes on the CPU. Raises UserError naming the key.
+
+    Rates that a plan can do without may be 0: not measured.
+    """
+    _measured(cfg)
+    _at_least("hardware", cfg, 0, "vram_bytes", "ssd_bytes")
+    _at_least("hardware", cfg, 1, "dram_bytes")
+    _positive("hardware", cfg, "layer_launch_s")
+    _at_least("hardware", cfg, 0, "pass_s", "start_s")
+    _check_spread(cfg.spread)
+    _at_least("hardware.ssd", cfg.ssd, 0, "write_gbps")
+    _at_least("hardware.dram", cfg.dram, 0, "copy_gbps", "read_gbps", "pin_s_per_gb")
+    _at_least("hardware.cpu", cfg.cpu, 1, "cores")
+    _positive("hardware.cpu", cfg.cpu, "matvec_gbps", "dense_tflops")
+    gpu = _gpu(cfg.gpu) if cfg.gpu is not None and cfg.vram_bytes > 0 else None
+    if cfg.vram_bytes > 0 and gpu is None:
+        raise UserError(
+            f"hardware.vram_bytes={cfg.vram_bytes}: the profile {cfg.name} describes no GPU; set it to 0, or choose hardware= with a GPU"
+        )
+    if gpu is not None and gpu.context_bytes >= cfg.vram_bytes:
+        raise UserError(
+            f"hardware.vram_bytes={cfg.vram_bytes}: the CUDA context alone takes {show_bytes(gpu.context_bytes)}; "
+            "give more, or 0 to compute on the CPU"
+        )
+    return HardwareProfile(
+        name=cfg.name,
+        vram_bytes=cfg.vram_bytes,
+        dram_bytes=cfg.dram_bytes,
+        ssd_bytes=cfg.ssd_bytes,
+        ssd_read=_ssd_points(cfg.ssd.read),
+        ssd_write_gbps=cfg.ssd.write_gbps,
+        dram_copy_gbps=cfg.dram.copy_gbps,
+        dram_read_gbps=cfg.dram.read_gbps,
+        pin_s_per_gb=cfg.dram.pin_s_per_gb,
+        cpu_cores=cfg.cpu.cores,
+        cpu_matvec_gbps=cfg.cpu.matvec_gbps,
+        cpu_dense_tflops=cfg.cpu.dense_tflops,
+        layer_launch_s=cfg.layer_launch_s,
+        gpu=gpu,
+        origin=dict(cfg.origin),
+        pass_s=cfg.pass_s,
+        start_s=cfg.start_s,
+        spread=dict(cfg.spread),
+    )
+
+
+def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
+    """``profile`` in the shape of ``HardwareConfig``: what a plan file holds, and ``hardware_from`` takes back."""
+    gpu = profile.gpu
+    return {
+        "name": profile.name,
+        "vram_bytes": profile.vram_bytes,
+        "dram_bytes": profile.dram_bytes,
+        "ssd_bytes": profile.ssd_bytes,
+        "ssd": {"read": [[p.block_bytes, p.queue_depth, p.gbps] for p in profile.ssd_read], "write_gbps": profile.ssd_write_gbps},
+        "dram": {"copy_gbps": profile.dram_copy_gbps, "read_gbps": profile.dram_read_gbps, "pin_s_per_gb": profile.pin_s_per_gb},
+        "cpu": {"cores": profile.cpu_cores, "matvec_gbps": profile.cpu_matvec_gbps, "dense_tflops": profile.cpu_dense_tflops},
+        "gpu": None
+        if gpu is None
+        else {
+            "name": gpu.name,
+            "context_bytes": gpu.context_bytes,
+            "dense_tflops": gpu.dense_tflops,
+            "attention_tflops": gpu.attention_tflops,
+            "memory_gbps": gpu.memory_gbps,
+            "h2d": [list(p) for p in gpu.h2d.points],
+            "d2h": [list(p) for p in gpu.d2h.points],
+            "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
+            "h2d_while_ssd_gbps": gpu.h2d_while_ssd_gbps,
+            "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
+            "ssd_while_h2d_gbps": gpu.ssd_while_h2d_gbps,
+        },
+        "layer_launch_s": profile.layer_launch_s,
+        "pass_s": profile.pass_s,
+        "start_s": profile.start_s,
+        "spread": dict(profile.spread),
+        "origin": dict(profile.origin),
+    }
+
+
+def workload_from(cfg: WorkloadConfig) -> Workload:
+    """The workload that ``cfg`` describes. Raises UserError naming the key."""
+    _at_least("workload", cfg, 1, "prompt_tokens", "new_tokens", "requests")
+    _at_least("workload", cfg, 0, "batch", "shared_prefix_tokens", "vram_guard_bytes", "dram_reserve_bytes")
+    if cfg.batch == 0 and cfg.objective != "throughput":
+        raise UserError(
+            f"workload.batch=0: the batch is solved for only when workload.objective=throughput, not {cfg.objective}; set one of them"
+        )
+    if cfg.shared_prefix_tokens > cfg.prompt_tokens:
+        raise UserError(
+            f"workload.shared_prefix_tokens={cfg.shared_prefix_tokens}: at most workload.prompt_tokens={cfg.prompt_tokens}; lower it"
+        )
+    kept = cfg.shared_prefix_tokens if cfg.kept_tokens is None else cfg.kept_tokens
+    if kept < 0:
+        raise UserError(f"workload.kept_tokens={kept}: must be 0 or more; leave it out to keep the shared prefix once")
+    return Workload(**{name: getattr(cfg, name) for name in Workload.__dataclass_fields__} | {"kept_tokens": kept})
+
+
+def model_from(cfg: ModelConfig) -> ModelSpec:
+    """The model that ``cfg`` describes: read from ``cfg.checkpoint`` when there is one, else computed from its geometry."""
+    if cfg.checkpoint is None:
+        from penstock.planner.contract.config.geometry import spec_from_geometry
+
+        return spec_from_geometry(cfg)
+    from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+
+    spec = spec_from_checkpoint(Path(cfg.checkpoint))
+    if cfg.layers is not None and cfg.layers != spec.layers:
+        raise UserError(
+            f"model.layers={cfg.layers}: the checkpoint {cfg.checkpoint} has {spec.layers} layers; "
+            "leave it out, or make a shortened checkpoint with `runtime synth`"
+        )
+    return spec
+
+
+def _gpu(cfg: GpuConfig) -> Gpu:
+    _at_least("hardware.gpu", cfg, 0, "context_bytes", "h2d_pageable_gbps", "h2d_with_d2h_gbps", "ssd_while_h2d_gbps")
+    _positive("hardware.gpu", cfg, "dense_tflops", "attention_tflops", "memory_gbps", "h2d_while_ssd_gbps")
+    return Gpu(
+        name=cfg.name,
+        context_bytes=cfg.context_bytes,
+        dense_tflops=cfg.dense_tflops,
+        attention_tflops=cfg.attention_tflops,
+        memory_gbps=cfg.memory_gbps,
+        h2d=_curve("hardware.gpu.h2d", cfg.h2d),
+        d2h=_curve("hardware.gpu.d2h", cfg.d2h),
+        h2d_pageable_gbps=cfg.h2d_pageable_gbps,
+        h2d_while_ssd_gbps=cfg.h2d_while_ssd_gbps,
+        h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
+        ssd_while_h2d_gbps=cfg.ssd_while_h2d_gbps,
+    )
+
+
+_NEEDED = ("ssd.read", "cpu.matvec_gbps", "cpu.dense_tflops", "dram_bytes", "ssd_bytes", "layer_launch_s")
+_NEEDED_GPU = ("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps", "gpu.h2d", "gpu.d2h", "gpu.h2d_while_ssd_gbps")
+
+
+def _measured(cfg: HardwareConfig) -> None:
+    """Refuse a profile that lacks a figure which every plan needs, with the probe's own reason."""
+    from penstock.planner.contract.given.findings import unmeasured
+
+    lacking = unmeasured(cfg.origin)
+    needed = _NEEDED + (_NEEDED_GPU if cfg.gpu is not None and cfg.vram_bytes > 0 else ())
+    for path in needed:
+        value: Any = cfg
+        for name in path.split("."):
+            value = getattr(value, name)
+        if path in lacking and not value:
+            raise UserError(f"hardware.{path} was not measured ({lacking[path]}); run `planner probe` again, or set hardware.{path}=")
+
+
+def _curve(key: str, rows: list[list[Any]]) -> Curve:
+    points = tuple((int(size), float(rate)) for size, rate in _rows(key, rows, "[bytes, GB/s]", 2))
+    for (before, _), (after, _) in pairwise(points):
+        if after <= before:
+            raise UserError(f"{key}: {after} bytes after {before}; rows must ascend in bytes, each size once")
+    return Curve(points)
+
+
+def _ssd_points(rows: list[list[Any]]) -> tuple[SsdPoint, ...]:
+    key = "hardware.ssd.read"
+    points = tuple(SsdPoint(int(b), int(d), float(r)) for b, d, r in _rows(key, rows, "[block_bytes, queue_depth, GB/s]", 3))
+    seen = {(p.block_bytes, p.queue_depth) for p in points}
+    if len(seen) < len(points):
+        raise UserError(f"{key}: a block size and queue depth stands in two rows; keep one")
+    return points
+
+
+def _rows(key: str, rows: list[list[Any]], shape: str, width: int) -> list[list[Any]]:
+    if not rows:
+        raise UserError(f"{key}=[]: needs at least one row {shape}")
+    for row in rows:
+        if len(row) != width or not all(type(x) in (int, float) and math.isfinite(x) and x > 0 for x in row):
+            raise UserError(f"{key}: the row {list(row)} must be {shape}, all above 0")
+        if any(x != int(x) for x in row[:-1]):
+            raise UserError(f"{key}: the row {list(row)} must be {shape}, whole numbers before the rate")
+    return rows
+
+
+def _check_spread(spread: Mapping[str, float]) -> None:
+    names = [figure.value for figure in Figure]
+    for name, share in spread.items():
+        if name not in names:
+            raise UserError(f"hardware.spread.{name}: no such figure; choose of {', '.join(names)}{nearest(name, names)}")
+        if not (math.isfinite(share) and share >= 0):
+            raise UserError(f"hardware.spread.{name}={share}: must be 0 or more")
+
+
+def _at_least(section: str, cfg: Any, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(cfg, name)
+        if not (math.isfinite(value) and value >= least):
+            raise UserError(f"{section}.{name}={value}: must be {least} or more")
+
+
+def _positive(section: str, cfg: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(cfg, name)
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{section}.{name}={value}: must be above 0")
+
+
+def workload_mapping(workload: Workload) -> Mapping[str, Any]:
+    """``workload`` in the shape of ``WorkloadConfig``."""
+    values = {name: getattr(workload, name) for name in Workload.__dataclass_fields__}
+    return values | {"objective": workload.objective.value}

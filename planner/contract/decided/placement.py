@@ -1,0 +1,211 @@
+"""Which unit lives where: the counts of a plan laid out over the layers, the same for planner and runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from penstock.planner.contract.decided.decisions import CachePolicy, Tier, WeightDecisions
+from penstock.planner.contract.given.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The smallest piece of weights that moves as a whole. For ``head``, ``layer`` is the row block's index."""
+
+    kind: str
+    """``attn``, ``ffn``, ``expert``, ``head``, or ``kv`` for a layer's KV where that streams."""
+    layer: int
+    expert: int | None = None
+    """Of an ``expert`` unit: which of its layer's routed experts. An ``ffn`` unit is what else is in ``mlp``."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}.{self.layer}" if self.expert is None else f"{self.kind}.{self.layer}.{self.expert}"
+
+    @property
+    def ring_class(self) -> str:
+        """The class of VRAM slots that it streams through: LM-head blocks share the FFN units'."""
+        return self.kind if self.kind in ("attn", "kv") else "ffn"
+
+
+def even(count: int, total: int) -> list[int]:
+    """``count`` of ``total`` positions of a cycle, gaps between them differing by at most one (Bresenham, centred)."""
+    return [(2 * j + 1) * total // (2 * count) for j in range(count)]
+
+
+def split(positions: Sequence[int], count: int) -> tuple[list[int], list[int]]:
+    """``count`` of ``positions``, taken evenly, and the rest."""
+    taken = {positions[i] for i in even(count, len(positions))}
+    return sorted(taken), [p for p in positions if p not in taken]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each unit lives in the steady state, and the bytes that follow from it.
+
+    ``attn``, ``ffn`` and ``head`` give each unit's tier; ``ssd`` units pass through DRAM, and on a machine with a GPU
+    ``dram`` and ``ssd`` units pass through the VRAM ring.
+    """
+
+    model: ModelSpec
+    weights: WeightDecisions
+    gpu: bool
+    attn: tuple[Tier, ...]
+    ffn: tuple[Tier, ...]
+    head: tuple[Tier, ...]
+
+    @cached_property
+    def units(self) -> tuple[tuple[Unit, Tier], ...]:
+        """Every unit with its tier, in the order of one forward pass."""
+        order: list[tuple[Unit, Tier]] = []
+        for i in range(self.model.layers):
+            order += [(Unit("attn", i), self.attn[i]), (Unit("ffn", i), self.ffn[i])]
+        return tuple(order + [(Unit("head", j), tier) for j, tier in enumerate(self.head)])
+
+    def unit_bytes(self, unit: Unit) -> int:
+        """Stored bytes of ``unit``; LM-head blocks are equal, the last one may be smaller."""
+        if unit.kind == "attn":
+            return self.model.attn_bytes[unit.layer]
+        if unit.kind == "ffn":
+            return self.model.ffn_bytes[unit.layer]
+        return self.head_block_bytes
+
+    @property
+    def head_block_bytes(self) -> int:
+        return head_block_bytes(self.model, self.weights.head_blocks)
+
+    @cached_property
+    def dram_layers(self) -> tuple[int, ...]:
+        """Layers that pass through or stay in DRAM: those with a unit outside VRAM, in visiting order."""
+        tiers = zip(self.attn, self.ffn, strict=True)
+        return tuple(i for i, pair in enumerate(tiers) if pair != (Tier.vram, Tier.vram))
+
+    @cached_property
+    def ssd_layers(self) -> tuple[int, ...]:
+        """Layers read from SSD once a pass in the steady state."""
+        return tuple(i for i in self.dram_layers if Tier.ssd in (self.attn[i], self.ffn[i]))
+
+    @cached_property
+    def resident_layers(self) -> frozenset[int]:
+        """Layers that never leave the DRAM cache."""
+        return frozenset(self.dram_layers) - frozenset(self.ssd_layers)
+
+    def layer_dram_bytes(self, layer: int) -> int:
+        """Bytes of ``layer`` that pass through DRAM."""
+        attn = 0 if self.attn[layer] is Tier.vram else self.model.attn_bytes[layer]
+        return attn + (0 if self.ffn[layer] is Tier.vram else self.model.ffn_bytes[layer])
+
+    @property
+    def dram_slot_bytes(self) -> int:
+        """One slot of the DRAM cache: it fits every layer that passes through."""
+        return max((self.layer_dram_bytes(i) for i in self.dram_layers), default=0)
+
+    @property
+    def dram_slots(self) -> int:
+        """Slots that the cache really needs: HWM, or every layer when fewer."""
+        return min(self.weights.dram.hwm_layers, len(self.dram_layers))
+
+    @property
+    def ssd_bytes_per_pass(self) -> int:
+        return sum(self.layer_dram_bytes(i) for i in self.ssd_layers)
+
+    @cached_property
+    def streamed_units(self) -> tuple[Unit, ...]:
+        """Units that pass through the VRAM ring once a pass, in order; none without a GPU."""
+        return tuple(u for u, tier in self.units if tier is not Tier.vram) if self.gpu else ()
+
+    @property
+    def h2d_bytes_per_pass(self) -> int:
+        return sum(self.unit_bytes(u) for u in self.streamed_units)
+
+    @property
+    def vram_resident_bytes(self) -> int:
+        """Unit bytes kept in VRAM (norms, embedding and KV not counted)."""
+        return sum(self.unit_bytes(u) for u, tier in self.units if tier is Tier.vram) if self.gpu else 0
+
+    @cached_property
+    def ring_classes(self) -> dict[str, tuple[int, int]]:
+        """Slot class -> (slots, bytes of one slot). ``attn`` and ``ffn``; LM-head blocks use ``ffn`` slots."""
+        return ring_classes(
+            self.weights.vram.slots,
+            max((self.unit_bytes(u) for u in self.streamed_units if u.ring_class == "attn"), default=0),
+            max((self.unit_bytes(u) for u in self.streamed_units if u.ring_class == "ffn"), default=0),
+        )
+
+    @property
+    def ring_bytes(self) -> int:
+        return sum(slots * size for slots, size in self.ring_classes.values())
+
+    @property
+    def head_dram_bytes(self) -> int:
+        """DRAM that the embedding table and the LM head take outside the layer cache."""
+        head_in_dram = not self.gpu or Tier.dram in self.head
+        embed_in_dram = self.weights.embedding is Tier.dram
+        if self.model.tied:
+            return self.model.embed_bytes if head_in_dram or embed_in_dram else 0
+        blocks = sum(tier is Tier.dram for tier in self.head)
+        head = min(blocks * self.head_block_bytes, self.model.head_bytes) if self.gpu else self.model.head_bytes
+        return (self.model.embed_bytes if embed_in_dram else 0) + head
+
+    @property
+    def embed_vram_bytes(self) -> int:
+        """VRAM of the embedding table: nothing extra when it is tied to an LM head that is resident."""
+        if not self.gpu or self.weights.embedding is not Tier.vram:
+            return 0
+        return 0 if self.model.tied and Tier.dram not in self.head else self.model.embed_bytes
+
+
+def head_block_limit(model: ModelSpec) -> int:
+    """What a row block of the LM head must fit: an FFN unit's slot. Where routed experts are units of their own, an FFN unit may be no more
+    than a router, and a block as large as the attention unit passes."""
+    return max(model.attn_max, model.ffn_max) if model.experts else model.ffn_max
+
+
+def head_blocks(model: ModelSpec) -> int:
+    """The fewest equal row blocks of the LM head within that limit."""
+    limit = head_block_limit(model)
+    blocks = -(-model.lm_head_bytes // limit)
+    while blocks < model.vocab and head_block_bytes(model, blocks) > limit:
+        blocks += 1
+    return max(1, min(blocks, model.vocab))
+
+
+def head_block_bytes(model: ModelSpec, blocks: int) -> int:
+    """Bytes of one of ``blocks`` row blocks of the LM head (rows rounded up)."""
+    row = model.lm_head_bytes // model.vocab
+    return -(-model.vocab // blocks) * row
+
+
+def ring_classes(slots: int, attn_slot: int, ffn_slot: int) -> dict[str, tuple[int, int]]:
+    """Divide ``slots`` between the kinds that stream; a kind that does not stream (0 bytes) gets none."""
+    if attn_slot and ffn_slot:
+        return {"attn": (slots // 2, attn_slot), "ffn": (slots - slots // 2, ffn_slot)}
+    return {kind: (slots, size) for kind, size in (("attn", attn_slot), ("ffn", ffn_slot)) if size}
+
+
+def place(model: ModelSpec, weights: WeightDecisions, gpu: bool) -> Placement:
+    """Spread the plan's counts over the layers so that no link waits for a run of the others.
+
+    The SSD's layers are placed first, since the SSD is the slowest link, then the VRAM's among the others. Layers that miss only
+    one unit in VRAM are the first to be left to the SSD, since they need the fewest reads.
+    """
+    n = model.layers
+    resident = weights.vram.resident_units if gpu else None
+    attn, ffn = (resident.attn, resident.ffn) if resident else (0, 0)
+    whole = min(attn, ffn)
+    through_dram = n - whole
+    kept = weights.dram.resident_layers if weights.policy is CachePolicy.pinned else 0
+    fits = through_dram <= weights.dram.hwm_layers
+    from_ssd = 0 if fits else through_dram - min(kept, through_dram)
+    partial = max(attn, ffn) - whole
+    partial_ssd = min(from_ssd, partial)
+    ssd, rest = split(range(n), from_ssd)
+    vram, dram = split(rest, whole)
+    lacks_one = {*split(ssd, partial_ssd)[0], *split(dram, partial - partial_ssd)[0]}
+    tier = dict.fromkeys(ssd, Tier.ssd) | dict.fromkeys(vram, Tier.vram) | dict.fromkeys(dram, Tier.dram)
+    attn_tiers = tuple(Tier.vram if i in lacks_one and attn > ffn else tier[i] for i in range(n))
+    ffn_tiers = tuple(Tier.vram if i in lacks_one and ffn > attn else tier[i] for i in range(n))
+    head_resident = resident.head if resident else 0
+    head = (Tier.vram,) * head_resident + (Tier.dram,) * (weights.head_blocks - head_resident)
+    return Placement(model, weights, gpu, attn_tiers, ffn_tiers, head)

@@ -1,0 +1,252 @@
+"""Which experts a tier holds, and in which of its slots: decisions alone, without bytes, threads or clocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.planner.contract.experts.policies import ExpertPolicy, FarSight
+
+DENSE = 0.75
+"""Share of a layer's experts from which a visit counts as one of all: what it does not keep only passes through, and the coming layer's
+experts will be wanted whoever they are."""
+
+LIKELY = 0.5
+"""Probability from which an expert is worth fetching ahead: a right one gains what the link carries while a layer computes, a wrong one
+costs about as much, since a demand waits for the chunks that are queued."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a layer's router chose."""
+
+    chosen: np.ndarray
+    """[tokens, top_k] experts, each token's likeliest first."""
+    prompt: bool
+    """Whether these are tokens of prompts, not one decode step."""
+    ahead: np.ndarray | None = None
+    """[layers, experts]: scores of the MoE layers after this one, the nearest first; see :class:`contract.experts.policies.AheadScores`."""
+
+    @cached_property
+    def experts(self) -> list[int]:
+        """All different, the first token's first."""
+        one = len(self.chosen) == 1
+        return self.chosen[0].tolist() if one else list(dict.fromkeys(self.chosen.ravel().tolist()))
+
+
+class Visit(NamedTuple):
+    """What a layer's visit finds: ``hits``, first those whose slots are wanted back, then those kept, and ``misses``. ``dropped`` are the
+    slots of experts that were fetched ahead for it in vain."""
+
+    hits: tuple[int, ...]
+    misses: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+
+class ExpertCache:
+    """``slots`` of one tier. Every layer keeps up to its quota of its ``count`` experts; the other slots are for those that pass through.
+
+    A visit runs so: :meth:`find`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used, before the
+    first of which comes :meth:`judge`: what is missing can be on its way before the policy has thought. ``settle`` keeps the most worthy of
+    those held and those just used, in whatever order they are used: an expert that came through a passing slot stays where it is, and the
+    one that goes gives its slot, once it was used itself. Slots that are let go are not used again until :meth:`give_back`. What the tier
+    ``above`` keeps is of no worth here, but for the one that goes next there, where this tier is the larger: it would be lost to both. Of S
+    and L slots a layer, L the larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_traced_hits.py.
+    """
+
+    def __init__(
+        self, quotas: Mapping[int, int], slots: int, count: int, policy: ExpertPolicy,
+        above: ExpertCache | None = None, far: FarSight | None = None,
+    ):  # fmt: skip
+        """``far``: of layers beyond the next; the tier with none above it shows it what is used."""
+        self._quotas = dict(quotas)
+        self._count = count
+        self._policy, self._far = policy, far
+        self._above = above
+        self._order = tuple(quotas)
+        self._place = {layer: i for i, layer in enumerate(self._order)}
+        self._after = dict(zip(self._order, (*self._order[1:], self._order[0]), strict=True))
+        self._kept: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
+        self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
+        self._free = deque(range(slots))
+        self._whole = sum(quotas.values()) == slots
+        self._vacant = sum(quotas.values())
+        self._held = memoryview(bytearray(len(quotas) * count)) if far is None or above is not None else far.held
+        """[layers x experts]: whether :meth:`slot` has one."""
+        self._worth = np.zeros(count, np.float32)
+        self._ranks: list[tuple[float, int]] | None = None
+        """See :meth:`_rank`; None until somebody asks."""
+        self._unused: set[int] = set()
+        """Of the layer visited last, experts that were kept and are about to be used."""
+        self._late: list[int] = []
+        """Those that were used and wait for one of them to go."""
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing comes or goes any more: what has a slot here is kept in it."""
+        return self._whole and not self._vacant
+
+    @property
+    def free(self) -> int:
+        """Slots that :meth:`take` can give."""
+        return len(self._free)
+
+    @property
+    def room_ahead(self) -> bool:
+        """Whether one more expert may be fetched ahead: a demand then still finds a slot that no layer is about to keep."""
+        return len(self._free) > (0 if self._whole else self._vacant + 1)
+
+    def slot(self, layer: int, expert: int) -> int | None:
+        """Where ``expert`` lies, or is on its way to; None when it is not held."""
+        kept = self._kept[layer].get(expert)
+        return self._passing[layer].get(expert) if kept is None else kept
+
+    def keeps(self, layer: int, expert: int) -> bool:
+        """Whether ``expert`` lies in a slot of its layer's own."""
+        return expert in self._kept[layer]
+
+    def find(self, layer: int, wanted: Sequence[int]) -> Visit:
+        """``layer`` is about to use experts, ``wanted`` of them from this tier."""
+        kept, passing = self._kept[layer], self._passing[layer]
+        hits, rest = [e for e in wanted if e in kept], [e for e in wanted if e not in kept]
+        self._unused = set(hits)
+        if not passing:
+            return Visit(tuple(hits), tuple(rest), ())
+        dropped = [self._let_go(passing, layer, expert) for expert in [*passing] if expert not in rest]
+        came = [e for e in rest if e in passing]
+        return Visit((*came, *hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
+
+    def judge(self, layer: int, routing: Routing) -> None:
+        """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
+        if self._whole:
+            return
+        place = self._place[layer]
+        if routing.prompt:
+            self._policy.study(place, routing.chosen)
+        else:
+            self._policy.observe(place, routing.experts, None if routing.ahead is None else routing.ahead[0])
+        if self._far is not None and self._above is None:
+            if routing.prompt:
+                self._far.forget()
+            else:
+                self._far.observe(place, routing.experts, routing.ahead)
+        self._worth, self._ranks = self._policy.worth(place), None
+
+    def take(self, layer: int, expert: int) -> int | None:
+        """A slot for ``expert``, which is not held; None while none is free."""
+        if not self._free:
+            return None
+        slot = self._passing[layer][expert] = self._free.popleft()
+        self._held[self._at(layer, expert)] = 1
+        return slot
+
+    def keep(self, layer: int, expert: int) -> int | None:
+        """A slot for ``expert`` before the first visit, if its layer still has one of its own."""
+        if len(self._kept[layer]) >= self._quotas[layer]:
+            return None
+        self._vacant -= 1
+        slot = self._kept[layer][expert] = self._free.popleft()
+        self._held[self._at(layer, expert)] = 1
+        return slot
+
+    def settle(self, layer: int, expert: int) -> list[int]:
+        """``expert`` of the layer visited last was used: keep it or let it go. The slots that are let go: there may be none, or two."""
+        if expert in self._kept[layer]:
+            self._unused.discard(expert)
+            if not self._late:
+                return []
+        else:
+            self._late.append(expert)
+        waiting, self._late, let_go = self._late, [], []
+        for used in waiting:
+            slot = self._settled(layer, used)
+            if slot is not None:
+                let_go.append(slot)
+        return let_go
+
+    def _settled(self, layer: int, expert: int) -> int | None:
+        """The slot that is let go for ``expert``, which came through a passing one; None for none, or for one that is still to be used."""
+        kept, passing = self._kept[layer], self._passing[layer]
+        if len(kept) >= self._quotas[layer]:
+            ranks = self._rank(layer)
+            least = self._least(layer, ranks, expert)
+            if ranks[least][0] >= ranks[expert][0]:
+                return self._let_go(passing, layer, expert)
+            if least in self._unused:
+                self._late.append(expert)
+                return None
+            slot = self._let_go(kept, layer, least)
+            kept[expert] = passing.pop(expert)
+            return slot
+        self._vacant -= 1
+        kept[expert] = passing.pop(expert)
+        return None
+
+    def _let_go(self, places: dict[int, int], layer: int, expert: int) -> int:
+        """The slot of ``expert``, which is in ``places`` no more."""
+        self._held[self._at(layer, expert)] = 0
+        return places.pop(expert)
+
+    def _least(self, layer: int, ranks: Sequence[tuple[float, int]], otherwise: int) -> int:
+        """Of those that are kept, the one of the lowest rank."""
+        return min(self._kept[layer], key=ranks.__getitem__, default=otherwise)
+
+    def _rank(self, layer: int) -> Sequence[tuple[float, int]]:
+        """(worth, -number) of every expert of the layer visited last, beside what the tier above keeps: the lowest goes first."""
+        if self._ranks is None:
+            self._ranks = list(zip(self._worth.tolist(), range(0, -self._count, -1), strict=True))
+        above = self._above
+        if above is None:
+            return self._ranks
+        spare = above._least(layer, above._rank(layer), -1) if self._quotas[layer] > above._quotas[layer] > 1 else -1
+        kept = above._kept[layer]
+        return [(-np.inf if e in kept and e != spare else rank[0], rank[1]) for e, rank in enumerate(self._ranks)]
+
+    def give_back(self, slot: int) -> None:
+        """Nothing reads or writes ``slot`` any more."""
+        self._free.append(slot)
+
+    def coming(self, layer: int, touched: int, most: int) -> Iterator[tuple[int, int]]:
+        """(layer, expert) to fetch ahead of routers after that of ``layer``, of which ``touched`` experts are used; what neither tier has
+        when its turn comes. All of the next MoE layer where those are nearly all, else up to ``most`` a layer, the nearest layer's first.
+        Nothing where there is but one MoE layer."""
+        after = self._after[layer]
+        if after == layer:
+            return iter(())
+        if self.is_dense(touched):
+            return ((after, expert) for expert in range(self._count) if not self._has(after, expert))
+        if not most:
+            return iter(())
+        odds = self._policy.foresee(self._place[after]).tolist()
+        likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and not self._has(after, e)]
+        if len(likely) > 1:
+            likely.sort(key=odds.__getitem__, reverse=True)
+        near = [(after, e) for e in likely[:most]]
+        return iter(near) if self._far is None else chain(near, self._farther(layer, most))
+
+    def _farther(self, layer: int, most: int) -> Iterator[tuple[int, int]]:
+        for place, expert in self._far.named(self._place[layer], most):
+            if not self._has(self._order[place], expert):
+                yield self._order[place], expert
+
+    def is_dense(self, touched: int) -> bool:
+        """Whether a visit of ``touched`` experts counts as one of all."""
+        return touched >= DENSE * self._count
+
+    def is_last(self, layer: int) -> bool:
+        """Whether the MoE layer after ``layer`` is the next pass's first."""
+        return layer == self._order[-1]
+
+    def _has(self, layer: int, expert: int) -> bool:
+        """Whether ``expert`` lies, or is on its way, in this tier or the one above."""
+        at = self._at(layer, expert)
+        return bool(self._held[at]) or (self._above is not None and bool(self._above._held[at]))
+
+    def _at(self, layer: int, expert: int) -> int:
+        return self._place[layer] * self._count + expert

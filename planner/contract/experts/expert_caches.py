@@ -1,0 +1,24 @@
+"""The expert caches of a plan: one for each tier, as simulator and runtime both ask them."""
+
+from __future__ import annotations
+
+from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.experts.expert_cache import LIKELY, ExpertCache
+from penstock.planner.contract.experts.expert_slots import kept_slots
+from penstock.planner.contract.experts.policies import AheadScores, FarSight, make_expert_policy
+from penstock.planner.contract.given.model import Experts
+
+
+def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[ExpertCache | None, ExpertCache]:
+    """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own. Both go by one foresight of farther layers,
+    where the policy asks routers beforehand."""
+    shape = len(experts.layers), experts.count, experts.top_k
+
+    def cache(number: int, above: ExpertCache | None) -> ExpertCache:
+        number = min(number, experts.units)
+        return ExpertCache(kept_slots(experts, number), number, experts.count, make_expert_policy(slots.policy, *shape), above, far)
+
+    asks = make_expert_policy(slots.policy, *shape).needs_ahead is AheadScores.router
+    far = FarSight(*shape, LIKELY) if asks else None
+    vram = cache(slots.vram_slots, None) if gpu else None
+    return vram, cache(slots.dram_slots, vram)

@@ -1,0 +1,84 @@
+"""Experts that a pass asks for and no slot keeps: what a tier must fetch, from its slots and the curve of hits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.experts.expert_hits import corners
+from penstock.planner.contract.experts.expert_slots import kept_in_all
+from penstock.planner.contract.given.model import SECOND_TIER, Experts, ModelSpec, touched_experts
+
+DENSE = 0.9
+"""Of a pass's ``spread``: from here on nearly all experts of a layer are touched."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a pass over some tokens asks of one MoE layer.
+
+    Of u touched experts of E, top-k of one token, q kept ones hold the share (1 - s) h(q) + s q / E, where s = (u - k) / (E - k) is the
+    pass's ``spread``: one token's choice is foretold by those before (h, the model's ``hit_rates``), all experts together by nothing. No
+    more are found than are kept. Linear between whole slots; a slot never finds more than the one before it.
+    """
+
+    touched: float
+    """Experts, on average."""
+    spread: float
+    """0 for one token, 1 where every expert is touched: then the order is known before the router has spoken."""
+    lines: tuple[tuple[float, float], ...]
+    """(missed with no slot, fewer for each slot kept): the largest of these lines is what is missed."""
+    second_tier: float
+    """Of the tier with fewer slots each counts for so much of one: the model's weight for one token, the default's where every expert is
+    touched, since that is a matter of what a tier happens to hold and not of how well it was chosen."""
+
+    @property
+    def dense(self) -> bool:
+        """Whether nearly all experts are touched, so that they pass in order."""
+        return self.spread >= DENSE
+
+    def missed(self, kept: float) -> float:
+        """Of one layer, with ``kept`` slots in each on average."""
+        return max(0.0, *(none - each * kept for none, each in self.lines))
+
+
+@lru_cache(maxsize=256)
+def visit(experts: Experts, tokens: int) -> Visit:
+    """A pass over ``tokens`` tokens. O(experts), kept for the next time."""
+    count, top_k = experts.count, experts.top_k
+    touched = round(touched_experts(experts, tokens), 6)
+    spread = (touched - top_k) / (count - top_k) if count > top_k else 1.0
+    found = [min(touched * ((1 - spread) * h + spread * n / count), n) for n, h in enumerate(experts.hit_rates)]
+    ends = corners(found)
+    lines = []
+    for n0, n1 in zip(ends, ends[1:], strict=False):
+        each = (found[n1] - found[n0]) / (n1 - n0)
+        lines.append((touched - found[n0] + each * n0, each))
+    return Visit(touched, spread, tuple(lines), (1 - spread) * experts.second_tier + spread * SECOND_TIER)
+
+
+@dataclass(frozen=True)
+class Misses:
+    """Experts of all layers that one pass moves."""
+
+    vram: float = 0.0
+    """Not kept in VRAM: each is copied over the link. None without a GPU."""
+    dram: float = 0.0
+    """Kept in neither VRAM nor DRAM: each is read from the SSD."""
+
+    @property
+    def from_dram(self) -> float:
+        """Copied from where DRAM keeps them. None without a GPU."""
+        return max(0.0, self.vram - self.dram)
+
+
+def misses(model: ModelSpec, slots: ExpertSlots | None, tokens: int, gpu: bool) -> Misses:
+    """Of one pass over ``tokens`` tokens; none for a dense model."""
+    experts = model.experts
+    if experts is None or slots is None:
+        return Misses()
+    one, layers = visit(experts, tokens), len(experts.layers)
+    vram, dram = kept_in_all(experts, slots.vram_slots) if gpu else 0, kept_in_all(experts, slots.dram_slots)
+    either = max(vram, dram) + one.second_tier * min(vram, dram)
+    return Misses(layers * one.missed(vram / layers) if gpu else 0.0, layers * one.missed(min(either, experts.units) / layers))

@@ -1,0 +1,31 @@
+"""How a tier's expert slots are shared between the layers: the same for planner, simulator and runtime."""
+
+from __future__ import annotations
+
+from penstock.planner.contract.decided.placement import even
+from penstock.planner.contract.given.model import Experts
+
+TRANSIT_SLOTS = 3
+"""Slots that experts pass through while all others are kept: one is computed with, one has arrived, one is on its way."""
+
+
+def transit_slots(experts: Experts, slots: int) -> int:
+    """Of ``slots``, those that keep nothing: none where every expert has a slot of its own."""
+    return 0 if slots >= experts.units else min(slots, TRANSIT_SLOTS)
+
+
+def kept_in_all(experts: Experts, slots: int) -> int:
+    """Of ``slots``, those that keep experts, over all layers."""
+    return min(slots, experts.units) - transit_slots(experts, slots)
+
+
+def kept_slots(experts: Experts, slots: int) -> dict[int, int]:
+    """MoE layer -> slots of a tier in which it keeps experts. They differ by one at most, and the larger ones are spread evenly."""
+    each, more = divmod(kept_in_all(experts, slots), len(experts.layers))
+    larger = set(even(more, len(experts.layers)))
+    return {layer: each + (i in larger) for i, layer in enumerate(experts.layers)}
+
+
+def fewest_slots(experts: Experts) -> int:
+    """Slots without which a tier that experts pass through cannot work: one token's experts in one layer."""
+    return max(experts.top_k, min(TRANSIT_SLOTS, experts.units))

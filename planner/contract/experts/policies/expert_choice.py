@@ -1,0 +1,30 @@
+"""The expert policy that a plan names."""
+
+from __future__ import annotations
+
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies.base import ExpertPolicy
+from penstock.planner.contract.experts.policies.gating import GatingPolicy
+from penstock.planner.contract.experts.policies.lfu import LfuPolicy
+from penstock.planner.contract.experts.policies.lookahead import LookaheadPolicy
+from penstock.planner.contract.experts.policies.lru import LruPolicy
+from penstock.planner.contract.experts.policies.markov import MarkovPolicy
+from penstock.planner.contract.experts.policies.mix import MixPolicy
+from penstock.planner.contract.experts.policies.static import StaticPolicy
+from penstock.planner.contract.experts.policies.trajectory import TrajectoryPolicy
+
+_POLICIES = {
+    ExpertPolicyName.lru: LruPolicy,
+    ExpertPolicyName.lfu: LfuPolicy,
+    ExpertPolicyName.static: StaticPolicy,
+    ExpertPolicyName.gating: GatingPolicy,
+    ExpertPolicyName.markov: MarkovPolicy,
+    ExpertPolicyName.trajectory: TrajectoryPolicy,
+    ExpertPolicyName.lookahead: LookaheadPolicy,
+    ExpertPolicyName.mix: MixPolicy,
+}
+
+
+def make_expert_policy(name: ExpertPolicyName, layers: int, count: int, top_k: int) -> ExpertPolicy:
+    """A fresh policy for ``layers`` MoE layers of ``count`` experts, of which a token uses ``top_k``."""
+    return _POLICIES[name](layers, count, top_k)

@@ -1,0 +1,79 @@
+"""What routers of layers beyond the next one say of today's hidden state, and how often they were right."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.planner.contract.experts.policies.native import FarState, library
+
+SCORES = 256
+"""Scores of coming layers that are taken in one layer, at most: of 32 layers with 8 experts, of 2 with 128; of one layer always."""
+
+PRIOR_VISITS = 4.0
+"""Visits that each rank at each distance counts as having had, half of which used its expert."""
+
+NOBODY = -1
+
+
+def reach(layers: int, count: int) -> int:
+    """How many MoE layers ahead scores are taken, of ``count`` experts each."""
+    return min(layers - 1, max(1, SCORES // count))
+
+
+class FarSight:
+    """Names, of each layer beyond the next one, the ``top_k`` experts that its own router scores highest for the token's hidden state now.
+
+    Only names of experts that are not held count: those that are held are right more often. A name's chance is the share of visits that
+    used the expert named at that rank and that many layers before, over all layers, since near the last ones few are left to count. What
+    it says of the next layer is the policies' own to judge. O(layers x experts) a visit, computed by far.c for the reason of mix.c.
+    """
+
+    def __init__(self, layers: int, count: int, top_k: int, least: float = 0.0):
+        """``least``: the chance from which an expert is named."""
+        far = reach(layers, count) + 1
+        visits = np.full((far, top_k), PRIOR_VISITS)
+        self._ahead = np.zeros((far, count), np.float32)
+        self._arrays = {
+            "visits": visits,
+            "right": visits / 2,
+            "told": np.full((layers, far, top_k), NOBODY, np.intc),
+            "held": np.zeros((layers, count), np.uint8),
+            "names": np.zeros((layers * top_k, 2), np.intc),
+        }
+        self.held = memoryview(self._arrays["held"].reshape(-1))
+        """[layers x experts]: 1 for what the tier holds that shows its visits here; that tier's to write."""
+        addresses = {name: array.ctypes.data for name, array in self._arrays.items()}
+        self._state = ctypes.byref(FarState(layers, count, top_k, far - 1, least, **addresses))
+        self._names = memoryview(self._arrays["names"].reshape(-1))
+        self._experts = (ctypes.c_int * count)()
+        self._places = ctypes.byref(self._experts), ctypes.c_void_p(self._ahead.ctypes.data)
+        self._observe, self._named = library().far_observe, library().far_named
+
+    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None) -> None:
+        """A decode step was routed to ``experts`` in ``layer``; ``ahead`` [layers, experts] are scores of the layers after it, nearest
+        first."""
+        n, rows = len(experts), 0 if ahead is None else len(ahead)
+        self._experts[:n] = experts
+        if rows:
+            self._ahead[:rows] = ahead
+        used, scores = self._places
+        if self._observe(self._state, layer, used, n, scores, rows):
+            raise ValueError(f"layer {layer}: scores of {rows} layers after it")
+
+    def forget(self) -> None:
+        """A prompt passes: what was named before it is void."""
+        self._arrays["told"].fill(NOBODY)
+
+    def named(self, layer: int, most: int) -> Sequence[tuple[int, int]]:
+        """(layer, expert) of up to ``most`` experts of each layer beyond the one after ``layer``, which was observed last and held none of
+        them then: the nearest layer first, and of it the likeliest."""
+        n = self._named(self._state, layer, most)
+        said = self._names[: 2 * n].tolist()
+        return [*zip(said[::2], said[1::2], strict=True)]
+
+    def chance(self, distance: int, rank: int) -> float:
+        """Of the expert that a router ``distance`` layers ahead scores highest but for ``rank`` others."""
+        return float(self._arrays["right"][distance, rank] / self._arrays["visits"][distance, rank])

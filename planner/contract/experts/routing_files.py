@@ -1,0 +1,92 @@
+"""Routing traces as files: one JSON line a token, or one a token and layer; plain, gz or xz.
+
+A line is one token: ``{"prompt", "phase", "pos", "experts": [layers][top_k], "probs"}``, where ``ahead`` and ``centroids``,
+[layers - 1][experts], may say how each layer but the last scored the experts of the one after it; or it is one token in one layer:
+``{"problem_id", "token_idx", "layer", "experts", "gating_probs"}``, all of them decode steps.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.experts.policies.base import AheadScores
+from penstock.planner.contract.experts.routing import Phase, Trace
+from penstock.planner.contract.experts.routing_lines import SCORES, BadLine, LayerLines, TokenLines
+
+_DIGITS = 4
+"""After the point, of probabilities and scores."""
+
+
+def trace_line(
+    prompt: int,
+    phase: Phase,
+    pos: int,
+    experts: Sequence[Sequence[int]],
+    probs: Sequence[Sequence[float]],
+    ahead: Sequence[Sequence[float]] | None = None,
+    centroids: Sequence[Sequence[float]] | None = None,
+) -> str:
+    """One token as a line without its end: ``experts`` and ``probs`` [layers][top_k], the scores [layers - 1][experts]."""
+    line: dict[str, Any] = {"prompt": prompt, "phase": phase.value, "pos": pos}
+    line["experts"] = [[int(e) for e in layer] for layer in experts]
+    for name, rows in (("probs", probs), (SCORES[AheadScores.router], ahead), (SCORES[AheadScores.centroids], centroids)):
+        if rows is not None:
+            line[name] = [[round(float(x), _DIGITS) for x in row] for row in rows]
+    return json.dumps(line, separators=(",", ":"))
+
+
+def read_trace(path: Path, count: int | None = None, advance: Callable[[float], None] = lambda share: None) -> Trace:
+    """Read the file, plain, gz or xz, of either form. ``count`` experts a layer, or as many as it names. ``advance`` is told the share
+    that was read. Raises UserError that names the line."""
+    reader: TokenLines | LayerLines | None = None
+    number = 0
+    with _opened(path) as (raw, text, size):
+        for number, line in enumerate(text, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise BadLine("is no JSON object")
+                if reader is None:
+                    reader = (LayerLines if "problem_id" in row else TokenLines)(count)
+                reader.add(row)
+            except (BadLine, json.JSONDecodeError, RecursionError) as error:
+                what = str(error) if isinstance(error, BadLine) else "is no JSON"
+                raise UserError(f"traces={path}: line {number} {what}; mend or remove it") from error
+            if number % 1000 == 0:
+                advance(raw.tell() / max(1, size))
+    if reader is None:
+        raise UserError(f"traces={path}: holds no line; record one with `runtime run moe.record=FILE`")
+    try:
+        return reader.finish()
+    except BadLine as error:
+        raise UserError(f"traces={path}: {error}; mend the trace") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, io.TextIOBase, int]]:
+    """The file as stored, its text, and its stored size in bytes. UserError where it cannot be read."""
+    try:
+        with ExitStack() as stack:
+            raw = stack.enter_context(open(path, "rb"))
+            magic, size = raw.read(6), raw.seek(0, io.SEEK_END)
+            raw.seek(0)
+            plain: Any = raw
+            if magic == b"\xfd7zXZ\0":
+                plain = stack.enter_context(lzma.LZMAFile(raw))
+            elif magic[:2] == b"\x1f\x8b":
+                plain = stack.enter_context(gzip.GzipFile(fileobj=raw))
+            yield raw, io.TextIOWrapper(plain, encoding="utf-8"), size
+    except OSError as error:
+        raise UserError(f"traces={path}: cannot be read ({error.strerror or error}); name a trace file") from error
+    except (EOFError, lzma.LZMAError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"traces={path}: is damaged or no trace ({error}); name a file of JSON lines, plain, gz or xz") from error

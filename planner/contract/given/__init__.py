@@ -1,0 +1,1 @@
+"""What is given: the machine, the model, the work."""

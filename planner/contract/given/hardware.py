@@ -1,0 +1,118 @@
+"""What is known of a machine: capacities, and rates as curves over transfer size."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+BY_HAND = "set by hand"
+"""Origin of a figure that the command line set."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A rate over transfer size: ``points`` are (bytes, GB/s), ascending in bytes."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def at(self, nbytes: float) -> float:
+        """GB/s at ``nbytes``: linear in log(bytes) between points, held flat outside them."""
+        sizes = [p[0] for p in self.points]
+        i = bisect_left(sizes, nbytes)
+        if i == 0:
+            return self.points[0][1]
+        if i == len(sizes):
+            return self.points[-1][1]
+        (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
+        t = (math.log(nbytes) - math.log(x0)) / (math.log(x1) - math.log(x0))
+        return y0 + t * (y1 - y0)
+
+    @property
+    def peak(self) -> float:
+        """The highest rate of the curve, GB/s."""
+        return max(rate for _, rate in self.points)
+
+
+@dataclass(frozen=True)
+class SsdPoint:
+    """One measured read rate: ``queue_depth`` reads of ``block_bytes`` in flight give ``gbps``."""
+
+    block_bytes: int
+    queue_depth: int
+    gbps: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The compute device of a three-tier machine."""
+
+    name: str
+    context_bytes: int
+    """VRAM that the CUDA context and its libraries take before the first tensor."""
+    dense_tflops: float
+    """BF16 matrix products at prefill shapes."""
+    attention_tflops: float
+    """Causal attention of a long prompt, FLOPs of the lower triangle alone."""
+    memory_gbps: float
+    """Bytes of weights read per second at decode shapes (batch 1)."""
+    h2d: Curve
+    """Page-locked host to device over chunk size."""
+    d2h: Curve
+    h2d_pageable_gbps: float
+    h2d_while_ssd_gbps: float
+    """H2D while the SSD is read into DRAM at full rate."""
+    h2d_with_d2h_gbps: float
+    """H2D share when both directions are busy."""
+    ssd_while_h2d_gbps: float = 0.0
+    """SSD reads into DRAM, at the fastest block and depth, while H2D copies run at full rate; 0: not known, taken as no slower."""
+
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """One machine. Capacities are budgets: what a plan may use, the context included.
+
+    ``gpu`` is None on a machine that computes on the CPU from DRAM (two tiers).
+    """
+
+    name: str
+    vram_bytes: int
+    dram_bytes: int
+    ssd_bytes: int
+    """Free: what lies there already, a checkpoint that exists among it, does not count."""
+    ssd_read: tuple[SsdPoint, ...]
+    ssd_write_gbps: float
+    dram_copy_gbps: float
+    dram_read_gbps: float
+    pin_s_per_gb: float
+    """Seconds to fault in and page-lock one GB of DRAM."""
+    cpu_cores: int
+    cpu_matvec_gbps: float
+    """Bytes of BF16 weights that the CPU multiplies by one vector, per second."""
+    cpu_dense_tflops: float
+    layer_launch_s: float
+    """Host seconds to issue one dense decoder layer: the floor of its time at decode. Others: ``contract.prices.launches``."""
+    gpu: Gpu | None
+    origin: dict[str, str] = field(default_factory=dict)
+    """Figure -> where it comes from: ``measured DATE: how`` or ``datasheet: where``."""
+    pass_s: float = 0.0
+    """Seconds of each pass over the model in which nothing else goes on, as runs of this model found them; 0 where none told."""
+    start_s: float = 0.0
+    """The same of a start, beyond reading, page-locking and the first kernels."""
+    spread: dict[str, float] = field(default_factory=dict)
+    """``contract.lessons.corrections.Figure`` -> the share by which nine of ten runs are within what the profile says, where runs told."""
+
+    @property
+    def dense_tflops(self) -> float:
+        """Matrix rate of the device that computes."""
+        return self.gpu.dense_tflops if self.gpu else self.cpu_dense_tflops
+
+    @property
+    def attention_tflops(self) -> float:
+        """Attention's rate on the device that computes."""
+        return self.gpu.attention_tflops if self.gpu else self.cpu_dense_tflops
+
+    @property
+    def weight_gbps(self) -> float:
+        """Bytes of weights that the device that computes reads per second at decode."""
+        return self.gpu.memory_gbps if self.gpu else self.cpu_matvec_gbps

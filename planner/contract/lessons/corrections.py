@@ -1,0 +1,80 @@
+"""The one place where a machine's figures are corrected: a profile whose stages are slower or faster than it said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
+
+
+class Figure(StrEnum):
+    """What is corrected together, since a run cannot tell it apart."""
+
+    ssd = "ssd"
+    """Reads of every block and depth, writes, and reads beside copies."""
+    h2d = "h2d"
+    """Copies to the device of every size, also beside reads and beside copies back."""
+    d2h = "d2h"
+    dram_copy = "dram_copy"
+    page_lock = "page_lock"
+    weights = "weights"
+    """Compute of a decode step: the rate at which weights are read, and the seconds to issue a layer."""
+    products = "products"
+    """Compute of a prefill: matrix products and attention."""
+
+
+_PATHS = {
+    Figure.ssd: ("ssd.read", "ssd.write_gbps", "gpu.ssd_while_h2d_gbps"),
+    Figure.h2d: ("gpu.h2d", "gpu.h2d_while_ssd_gbps", "gpu.h2d_with_d2h_gbps"),
+    Figure.d2h: ("gpu.d2h",),
+    Figure.dram_copy: ("dram.copy_gbps",),
+    Figure.page_lock: ("dram.pin_s_per_gb",),
+}
+_COMPUTE = {
+    Figure.weights: {True: ("gpu.memory_gbps", "layer_launch_s"), False: ("cpu.matvec_gbps", "layer_launch_s")},
+    Figure.products: {True: ("gpu.dense_tflops", "gpu.attention_tflops"), False: ("cpu.dense_tflops",)},
+}
+
+
+def paths(figure: Figure, gpu: bool) -> tuple[str, ...]:
+    """Dotted names in the profile of what ``figure`` covers."""
+    return _COMPUTE[figure][gpu] if figure in _COMPUTE else _PATHS[figure]
+
+
+def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwareProfile:
+    """``hardware`` with each figure's seconds multiplied: 2 is half as fast, 1 (what is not named) as before. Ratios within a figure stay,
+    so the share that a link loses to another does, too."""
+    k = {figure: by.get(figure, 1.0) for figure in Figure}
+    gpu = hardware.gpu
+    host = dict.fromkeys(Figure, 1.0) if gpu else k
+    return replace(
+        hardware,
+        ssd_read=tuple(replace(point, gbps=point.gbps / k[Figure.ssd]) for point in hardware.ssd_read),
+        ssd_write_gbps=hardware.ssd_write_gbps / k[Figure.ssd],
+        dram_copy_gbps=hardware.dram_copy_gbps / k[Figure.dram_copy],
+        pin_s_per_gb=hardware.pin_s_per_gb * k[Figure.page_lock],
+        cpu_matvec_gbps=hardware.cpu_matvec_gbps / host[Figure.weights],
+        cpu_dense_tflops=hardware.cpu_dense_tflops / host[Figure.products],
+        layer_launch_s=hardware.layer_launch_s * k[Figure.weights],
+        gpu=gpu and _slowed_gpu(gpu, k),
+    )
+
+
+def _slowed_gpu(gpu: Gpu, k: Mapping[Figure, float]) -> Gpu:
+    return replace(
+        gpu,
+        dense_tflops=gpu.dense_tflops / k[Figure.products],
+        attention_tflops=gpu.attention_tflops / k[Figure.products],
+        memory_gbps=gpu.memory_gbps / k[Figure.weights],
+        h2d=_slowed_curve(gpu.h2d, k[Figure.h2d]),
+        d2h=_slowed_curve(gpu.d2h, k[Figure.d2h]),
+        h2d_while_ssd_gbps=gpu.h2d_while_ssd_gbps / k[Figure.h2d],
+        h2d_with_d2h_gbps=gpu.h2d_with_d2h_gbps / k[Figure.h2d],
+        ssd_while_h2d_gbps=gpu.ssd_while_h2d_gbps / k[Figure.ssd],
+    )
+
+
+def _slowed_curve(curve: Curve, k: float) -> Curve:
+    return Curve(tuple((nbytes, gbps / k) for nbytes, gbps in curve.points))

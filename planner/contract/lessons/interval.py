@@ -1,0 +1,43 @@
+"""Between what a prediction lies: the same plan on the machine with every figure at the fast, and at the slow end of what runs find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.spread import spread
+from penstock.planner.contract.prices.cost import predict
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """(least, most) of the predicted seconds, for nine of ten runs."""
+
+    load_s: Range
+    prefill_s: Range
+    decode_s_per_token: Range
+    total_s: Range
+
+
+def intervals(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Intervals:
+    """Of the prediction for ``decisions``. That all figures are off the same way is rarer than that one is, so these are rather too wide;
+    but a phase lasts as long as its slowest stage, so mostly one figure counts. Costs three predictions."""
+    shares = {figure: 1 + spread(hardware, figure) for figure in Figure}
+    machines = (
+        slowed(hardware, {figure: 1 / share for figure, share in shares.items()}),
+        hardware,
+        slowed(hardware, shares),
+    )
+    found = [predict(machine, model, workload, decisions) for machine in machines]
+
+    def range_of(name: str) -> Range:
+        values = [getattr(prediction, name) for prediction in found]
+        return min(values), max(values)
+
+    return Intervals(*(range_of(name) for name in Intervals.__dataclass_fields__))

@@ -1,0 +1,1 @@
+"""The plan, and the file that holds it."""

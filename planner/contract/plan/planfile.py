@@ -1,0 +1,256 @@
+"""The plan as a file that a person can read and edit: written at once or not at all, read strictly, predicted anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.strictly import build, convert
+from penstock.planner.contract.config.config_schema import HardwareConfig, WorkloadConfig
+from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
+from penstock.planner.contract.experts.expert_hits import flaw
+from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.plan.plan import FORMAT, Plan
+from penstock.planner.contract.prices.cost import Prediction, predict
+from penstock.planner.contract.prices.reuse import BreakEven
+from penstock.planner.contract.rules.broken import broken_rules
+
+_HEAD = """\
+# A plan for `runtime run`, made by `planner solve`. Edit what it decides and it is checked again, and predicted again,
+# when it is read. Sizes are bytes, rates GB/s with GB = 1e9.
+"""
+_COMMENTS = {
+    "weights": "Where weights live and how they move: resident_units stay in VRAM, resident_layers in DRAM, the rest is streamed.",
+    "kv": "KV cache pages of page_tokens tokens of one layer, per tier; a layer's pages lie in one tier.",
+    "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
+    "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
+    "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest, and a "
+    "decode step longer where experts are known late; nine_in_ten: [least, most] in nine of ten runs.",
+    "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
+    "hardware": "What was assumed of the machine.",
+    "model": "The model: bytes of each layer's attention and FFN, routed experts apart (a list when layers differ).",
+    "workload": "The work that it was made for.",
+}
+_INTERVALS = "nine_in_ten"
+"""In the section ``predicted``: between what the seconds lie in nine of ten runs."""
+_UNWRAPPED = 2**31 - 1
+_KEYS_A_LINE, _LINE = 6, 100
+"""A mapping is written on one line up to this many keys and columns."""
+_REQUIRED = ("weights", "kv", "batch", "prefill_chunk_tokens", "hardware", "model", "workload")
+_OPTIONAL = ("notes", "experts", "predicted", "break_even_tokens")
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write ``plan`` to ``path``; an older file there is replaced only by a complete one. Raises UserError."""
+    text = _HEAD + "".join(_section(name, value) for name, value in as_mapping(plan).items())
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(21, "Is a directory")
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"out={path}: cannot write the plan ({error.strerror}); choose another out=") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_plan(path: Path, key: str = "plan") -> Plan:
+    """The plan in the file ``path``, which a user set as ``key``. Keys and types are checked, rules are not: see ``check_plan``.
+
+    The prediction is computed anew, so that an edited plan's is true; only where a rule is broken it stays as written.
+    Raises UserError naming the file and ``section.key``.
+    """
+    data = _load(path, key)
+    try:
+        return _plan_from(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise UserError with the first rule that ``plan`` breaks."""
+    for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions):
+        raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
+
+
+def _plan_from(data: Mapping[str, Any]) -> Plan:
+    known = ("penstock", *_REQUIRED, *_OPTIONAL)
+    for key in data:
+        if key not in known:
+            raise UserError(f"{key}: no such section; a plan has {', '.join(known)}{nearest(str(key), known)}")
+    for key in _REQUIRED:
+        if key not in data:
+            raise UserError(f"{key}: missing; write the plan again with `planner solve`")
+    hardware = hardware_from(build(HardwareConfig, data["hardware"], "hardware"))
+    model = _model_from(data["model"])
+    workload = workload_from(build(WorkloadConfig, data["workload"], "workload"))
+    decisions = Decisions(
+        weights=build(WeightDecisions, data["weights"], "weights"),
+        kv=build(KvPages, data["kv"], "kv"),
+        experts=convert(ExpertSlots | None, data.get("experts"), "experts"),
+        batch=convert(int, data["batch"], "batch"),
+        prefill_chunk_tokens=convert(int, data["prefill_chunk_tokens"], "prefill_chunk_tokens"),
+    )
+    if broken_rules(hardware, model, workload, decisions):
+        predicted = build(Prediction, _without_intervals(data.get("predicted")), "predicted")
+    else:
+        predicted = predict(hardware, model, workload, decisions)
+    if "break_even_tokens" in data:
+        build(BreakEven, data["break_even_tokens"], "break_even_tokens")
+    notes = convert(tuple[str, ...], data.get("notes") or [], "notes")
+    return Plan(hardware, model, workload, decisions, predicted, notes)
+
+
+def _without_intervals(predicted: Any) -> Any:
+    """``predicted`` without what follows from the rest of the plan."""
+    return {key: value for key, value in predicted.items() if key != _INTERVALS} if isinstance(predicted, Mapping) else predicted
+
+
+def _load(path: Path, key: str) -> Mapping[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        data = yaml.load(path.read_bytes(), Loader=loader)
+    except FileNotFoundError as error:
+        raise UserError(f"{key}={path}: no such file; write one with `planner solve out={path}`") from error
+    except OSError as error:
+        raise UserError(f"{key}={path}: cannot be read ({error.strerror}); choose another {key}=") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{key}={path}: not readable as YAML{where}; correct it there or write it again") from error
+    if not isinstance(data, Mapping) or "penstock" not in data:
+        raise UserError(f"{key}={path}: not a plan, the key `penstock` is missing; write one with `planner solve`")
+    if data["penstock"] != FORMAT:
+        found = data["penstock"]
+        raise UserError(f"{key}={path}: format {found} of a plan, this program reads {FORMAT}; write it again with `planner solve`")
+    return data
+
+
+def as_mapping(plan: Plan) -> dict[str, Any]:
+    """What the file of ``plan`` holds, section by section."""
+    decisions = plan.decisions
+    return {
+        "penstock": FORMAT,
+        "notes": list(plan.notes),
+        "weights": _plain(decisions.weights),
+        "kv": _kv_mapping(decisions.kv),
+        "experts": _plain(decisions.experts),
+        "batch": decisions.batch,
+        "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
+        "predicted": _rounded(_plain(plan.predicted) | {_INTERVALS: _plain(plan.intervals)}),
+        "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
+        "hardware": hardware_mapping(plan.hardware),
+        "model": _model_mapping(plan.model),
+        "workload": dict(workload_mapping(plan.workload)),
+    }
+
+
+def _kv_mapping(kv: KvPages) -> dict[str, Any]:
+    """Nothing is said of reuse where nothing is kept."""
+    values = _plain(kv)
+    return values if kv.reuse != KvReuse() else {key: value for key, value in values.items() if key != "reuse"}
+
+
+def _section(name: str, value: Any) -> str:
+    if value is None or value == []:
+        return ""
+    comment = f"\n# {_COMMENTS[name]}\n" if name in _COMMENTS else ""
+    return comment + "\n".join(_lines(name, value)) + "\n"
+
+
+def _lines(name: str, value: Any, indent: str = "") -> Iterator[str]:
+    """``name: value``, on one line where that reads well, else one line a key or row."""
+    short = _flow(value)
+    nested = isinstance(value, Mapping) and any(isinstance(v, Mapping | list) and v for v in value.values())
+    if isinstance(value, Mapping) and value and (nested or len(value) > _KEYS_A_LINE or len(short) > _LINE):
+        yield f"{indent}{name}:"
+        for key, item in value.items():
+            yield from _lines(key, item, indent + "  ")
+    elif isinstance(value, list) and any(isinstance(item, list | str) for item in value):
+        yield f"{indent}{name}:"
+        yield from (f"{indent}  - {_flow(item)}" for item in value)
+    else:
+        yield f"{indent}{name}: {short}"
+
+
+def _flow(value: Any) -> str:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text = yaml.dump(value, Dumper=dumper, sort_keys=False, default_flow_style=True, width=_UNWRAPPED, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, enumerations and tuples as what YAML has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _rounded(value: Any) -> Any:
+    """Six figures are enough of a prediction, which is computed again when it is read."""
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _model_mapping(model: ModelSpec) -> dict[str, Any]:
+    values = _plain(model)
+    head = {"name": values.pop("name"), "model_type": values.pop("model_type"), "layers": model.layers}
+    for key in ("attn_bytes", "ffn_bytes"):
+        sizes = values[key]
+        values[key] = sizes[0] if len(set(sizes)) == 1 else sizes
+    return head | values
+
+
+def _model_from(data: Any) -> ModelSpec:
+    if not isinstance(data, Mapping) or "layers" not in data:
+        raise UserError("model.layers: missing; write the plan again with `planner solve`")
+    values = dict(data)
+    layers = convert(int, values.pop("layers"), "model.layers")
+    if layers < 1:
+        raise UserError(f"model.layers={layers}: must be 1 or more")
+    for key in ("attn_bytes", "ffn_bytes"):
+        size = values.get(key)
+        if isinstance(size, int):
+            values[key] = [size] * layers
+        elif isinstance(size, list) and len(size) != layers:
+            raise UserError(f"model.{key}: {len(size)} sizes for {layers} layers; give one for each, or one for all")
+    model = build(ModelSpec, values, "model")
+    if model.experts:
+        _check_experts(model.experts, layers)
+    return model
+
+
+def _check_experts(experts: Experts, layers: int) -> None:
+    if not 1 <= experts.top_k <= experts.count or experts.expert_bytes < 1:
+        raise UserError(
+            f"model.experts: top_k={experts.top_k} of count={experts.count}, expert_bytes={experts.expert_bytes}; allowed: 1 to count, "
+            "and 1 or more; write the plan again with `planner solve`"
+        )
+    if not experts.layers or list(experts.layers) != sorted({layer for layer in experts.layers if 0 <= layer < layers}):
+        raise UserError(f"model.experts.layers={list(experts.layers)}: must ascend within 0 to {layers - 1}; write the plan again")
+    if not 0 <= experts.foreseen <= 1:
+        raise UserError(f"model.experts.foreseen={experts.foreseen}; allowed: 0 to 1; write the plan again with `planner solve`")
+    if not 0 <= experts.second_tier <= 1:
+        raise UserError(f"model.experts.second_tier={experts.second_tier}; allowed: 0 to 1; write the plan again with `planner solve`")
+    if wrong := flaw(experts.hit_rates, experts.count):
+        raise UserError(f"model.experts.hit_rates: {wrong}; write the plan again with `planner solve`")

@@ -1,0 +1,38 @@
+"""What a plan puts into each tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import dram_use, ssd_in_place_bytes, ssd_use, vram_use
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One tier: its bytes and what takes them, the largest item first."""
+
+    tier: Tier
+    capacity_bytes: int
+    items: dict[str, int]
+
+    @property
+    def taken_bytes(self) -> int:
+        """What must be left free counts as taken."""
+        return sum(self.items.values())
+
+    @property
+    def free_bytes(self) -> int:
+        return self.capacity_bytes - self.taken_bytes
+
+
+def fills(plan: Plan) -> tuple[Fill, ...]:
+    """The tiers that the machine has, from the fastest on. The SSD's capacity is what is free there and what the checkpoint takes."""
+    h, args = plan.hardware, (plan.hardware, plan.model, plan.workload, plan.decisions)
+    tiers = [(Tier.dram, h.dram_bytes, dram_use(*args)), (Tier.ssd, h.ssd_bytes + ssd_in_place_bytes(plan.model), ssd_use(*args))]
+    if h.gpu:
+        tiers.insert(0, (Tier.vram, h.vram_bytes, vram_use(*args)))
+    return tuple(
+        Fill(tier, capacity, {item: n for item, n in sorted(use.items(), key=lambda pair: -pair[1]) if n}) for tier, capacity, use in tiers
+    )

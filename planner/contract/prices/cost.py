@@ -1,0 +1,149 @@
+"""What a plan's decisions cost: seconds per stage and phase, and bytes per tier, from scratch and without side effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.experts.expert_misses import misses, visit
+from penstock.planner.contract.experts.expert_slots import kept_in_all
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Objective, Workload
+from penstock.planner.contract.prices.contention import contention
+from penstock.planner.contract.prices.head_start import first_pass_bytes, head_start
+from penstock.planner.contract.prices.memory_law import dram_use, ssd_use, used_bytes, vram_use
+from penstock.planner.contract.prices.reuse import expected
+from penstock.planner.contract.prices.routed import routed_s
+from penstock.planner.contract.prices.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, ssd_gbps, table_is_far
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a plan promises. Stage seconds are sums over a phase; a phase lasts as long as its largest stage, the prefill longer by what
+    it takes to restore the KV of its prompts' beginnings, a decode step by what its routers hold up, each pass by the
+    profile's ``pass_s``."""
+
+    load_s: float
+    """From the imports' end to the first request: filling the residents of every tier, page-locking, loading kernels. The page cache is
+    taken to be cold; a run, which can look, predicts this figure anew."""
+    ttft_s: float
+    """Mean over the workload's batches, of which the first finds slots full (``HeadStart``)."""
+    prefill_s: float
+    """Of a batch behind another one."""
+    decode_s_per_token: float
+    """One decode step: a token for each sequence of the batch."""
+    decode_tokens_per_s: float
+    bottleneck_prefill: Stage
+    bottleneck_decode: Stage
+    ssd_bytes_per_token: int
+    """Read from SSD per decode step."""
+    h2d_bytes_per_token: int
+    """Copied to the device per decode step."""
+    vram_bytes: int
+    dram_bytes: int
+    ssd_bytes: int
+    total_s: float
+    """What the program minimises: see ``objective_weights``."""
+    prefill_stages: dict[str, float]
+    """Stage -> seconds over the whole prefill."""
+    decode_stages: dict[str, float]
+    """Stage -> seconds of one decode step."""
+    restored_tokens: int = 0
+    """At the head of each prompt, whose KV was kept and is restored."""
+    restore_s: float = 0.0
+    """Of the prefill: restoring them."""
+    experts_missed_vram: float = 0.0
+    """Of the routed experts that a decode step visits, in all layers: the share that VRAM does not have. 0 without a GPU."""
+    experts_missed_dram: float = 0.0
+    """The share that no memory has."""
+
+
+def objective_weights(workload: Workload, batch: int) -> tuple[float, float]:
+    """Weights of (prefill seconds, seconds of one decode step) in the objective.
+
+    ``latency``: every request served, in whole batches. ``throughput``: the same for an endless stream, so batches count in
+    parts. ``ttft``: the prefill, with decode to break ties.
+    """
+    if workload.objective is Objective.ttft:
+        return 1.0, FIXED.ttft_decode_weight * workload.new_tokens
+    if workload.objective is Objective.throughput:
+        return workload.requests / batch, workload.requests / batch * workload.new_tokens
+    batches = waves(workload, batch)
+    return batches, batches * workload.new_tokens
+
+
+def waves(workload: Workload, batch: int) -> int:
+    """Batches that serve every request, one after the other."""
+    return -(-workload.requests // batch)
+
+
+def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
+    """The prediction for ``decisions``, whoever made them; they must hold the rules of ``penstock.planner.contract.rules``."""
+    prefill = Prefill(hardware, model, workload, decisions)
+    moved, fill = prefill.traffic, kv_fill(workload)
+    start, restore_s = expected(prefill)
+    stages = prefill.stages(start)
+    missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
+    ssd_s, h2d_s = moved.pass_ssd_s(missed) + fill * moved.kv_ssd_s, moved.pass_h2d_s(missed) + fill * moved.kv_h2d_s
+    ssd_s, h2d_s = contention(hardware).finish(ssd_s, h2d_s)
+    decode = {
+        Stage.ssd: ssd_s,
+        Stage.h2d: h2d_s,
+        Stage.d2h: moved.kv_d2h_s / workload.max_tokens,
+        Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch)
+        + (lookup_s(model, decisions.batch, 1) if table_is_far(hardware, decisions) else 0.0),
+    }
+    streamed_s = moved.weights_h2d_s + fill * moved.kv_h2d_s
+    routed = routed_s(hardware, model, decisions.batch, decode[Stage.compute], streamed_s, missed, moved)
+    prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, *decode.values()) + hardware.pass_s
+    ahead = head_start(hardware, model, decisions)
+    first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
+    expert_bytes, visited = 0, 1.0
+    if model.experts:
+        expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
+    prefill_weight, decode_weight = objective_weights(workload, decisions.batch)
+    dram = used_bytes(dram_use(hardware, model, workload, decisions))
+    return Prediction(
+        load_s=load_s(hardware, model, workload, decisions),
+        ttft_s=prefill_s - (prefill_s - first_s) / waves(workload, decisions.batch),
+        prefill_s=prefill_s,
+        decode_s_per_token=decode_s,
+        decode_tokens_per_s=decisions.batch / decode_s,
+        bottleneck_prefill=max(stages, key=stages.__getitem__),
+        bottleneck_decode=max(decode, key=decode.__getitem__),
+        ssd_bytes_per_token=moved.weights_ssd_bytes + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
+        h2d_bytes_per_token=moved.weights_h2d_bytes + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
+        vram_bytes=used_bytes(vram_use(hardware, model, workload, decisions)),
+        dram_bytes=dram,
+        ssd_bytes=used_bytes(ssd_use(hardware, model, workload, decisions)),
+        total_s=prefill_weight * prefill_s + decode_weight * decode_s,
+        prefill_stages={str(stage): s for stage, s in stages.items()},
+        decode_stages={str(stage): s for stage, s in decode.items()},
+        restored_tokens=start,
+        restore_s=restore_s,
+        experts_missed_vram=missed.vram / visited,
+        experts_missed_dram=missed.dram / visited,
+    )
+
+
+def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, cached: float = 0.0) -> float:
+    """Seconds from the imports' end to the first prefill, with a share ``cached`` of the weights in the page cache. Reading, page-locking,
+    which begins before the imports, and the first use of every kernel overlap. Of experts those are read that DRAM keeps, from where VRAM's
+    slots are filled, too; where it keeps none, those of VRAM."""
+    loaded = model.weight_bytes - first_pass_bytes(place(model, decisions.weights, hardware.gpu is not None))
+    if model.experts and decisions.experts:
+        kept = kept_in_all(model.experts, decisions.experts.dram_slots or decisions.experts.vram_slots)
+        loaded -= (model.experts.units - kept) * model.experts.expert_bytes
+    ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
+    read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
+    pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - FIXED.imports_s)
+    first_s = FIXED.first_kernels_s if hardware.gpu else FIXED.first_passes * decode_compute_s(hardware, model, workload, decisions.batch)
+    return max(read_s, pin_s, first_s) + hardware.start_s
+
+
+def pinned_gb(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
+    """GB of DRAM that a start faults in, and locks for a GPU."""
+    return used_bytes(dram_use(hardware, model, workload, decisions)) / GB

@@ -1,0 +1,68 @@
+"""What the host issues for the layers of one pass: an MoE layer has more operations than the dense one that is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import Experts, ModelSpec, touched_experts
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Calls into PyTorch of one layer, views among them: the interpreter takes about as long for one as for a kernel.
+
+    Counted under ``torch.inference_mode`` with ``transformers`` v5 and one token (tests/runtime/test_launches.py counts them again), routed
+    experts as in ``experts.expert_forward``. Events are recorded on a GPU alone, by hooks in the probe's layer as in the runtime.
+    """
+
+    attention: int = 50
+    """A Llama's layer without its MLP: norms, projections, rotary embedding, KV cache, attention, residual sums."""
+    prompt: int = 4
+    """More of these where a sequence has several tokens: the mask, and the cache's part of it."""
+    behind: int = 6
+    """The same where other tokens are cached before them: a mask of its own, and heads of K and V repeated to match it."""
+    mlp: int = 5
+    """Three projections, SiLU, product."""
+    marks: int = 4
+    """Events at both ends of attention and FFN."""
+    router: int = 19
+    """Of an MoE layer, of Mixtral: scores, softmax, top-k and their sums, the choice read back, outputs put together, weighted and summed.
+    Routers of other families have a few less or more, shared experts are not counted."""
+    sorted: int = 4
+    """More of these where several tokens are sorted by expert, and each token's outputs put apart."""
+    expert: int = 5
+    """Each that is touched: two projections, SiLU, product, the split of gate and up."""
+    gathered: int = 4
+    """More of these where an expert's tokens are gathered and scattered."""
+    expert_marks: int = 1
+    """An event recorded behind an expert. One that has just come is waited for, once."""
+
+    def dense(self, gpu: bool) -> int:
+        return self.attention + self.mlp + self.marks * gpu
+
+    def routed(self, experts: Experts, tokens: int, gpu: bool) -> float:
+        """A layer with ``experts`` in a pass over ``tokens`` tokens."""
+        return self.attention + self.marks * gpu + self.routing(tokens) + touched_experts(experts, tokens) * self.each(tokens, gpu)
+
+    def routing(self, tokens: int) -> int:
+        """Of an MoE layer's FFN without its experts."""
+        return self.router + self.sorted * (tokens > 1)
+
+    def each(self, tokens: int, gpu: bool) -> int:
+        """Of an expert that is touched."""
+        return self.expert + self.gathered * (tokens > 1) + self.expert_marks * gpu
+
+
+OPERATIONS = Operations()
+
+
+def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
+    """Host seconds to issue all layers of a pass over ``tokens`` tokens: for each the measured one's, as many times as it has times the
+    operations of a dense layer in a decode step; ``more`` than these in the attention of this pass."""
+    gpu = hardware.gpu is not None
+    dense = OPERATIONS.dense(gpu)
+    operations: float = model.layers * (dense + more)
+    if model.experts:
+        operations += len(model.experts.layers) * (OPERATIONS.routed(model.experts, tokens, gpu) - dense)
+    return operations / dense * hardware.layer_launch_s

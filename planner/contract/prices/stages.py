@@ -1,0 +1,283 @@
+"""Seconds of each stage: rates of the links, compute, what a plan's decisions move in a pass, and one prefill.
+
+A phase lasts as long as its slowest stage, since stages overlap: residents are spread evenly between streamed layers, so no
+link waits for a run of the others. Without a GPU the SSD's DMA and the CPU's compute overlap the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.experts.expert_misses import Misses, misses
+from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
+from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.contention import contention
+from penstock.planner.contract.prices.launches import OPERATIONS, issue_s
+from penstock.planner.contract.prices.memory_law import kv_layer_bytes, kv_page_bytes
+
+
+class Stage(StrEnum):
+    """What a byte or a FLOP waits for."""
+
+    ssd = "ssd"
+    h2d = "h2d"
+    d2h = "d2h"
+    compute = "compute"
+
+
+@dataclass(frozen=True)
+class FixedCosts:
+    """Seconds and weights that no transfer explains."""
+
+    embedding_lookup_s: float = 50e-6
+    """One pass with the embedding table in DRAM: token ids to the host, rows gathered, rows to the device. Two small PCIe
+    copies and a synchronize, 10-20 microseconds each, and the gather."""
+    embedding_rows_gbps: float = 2.5
+    """Rows of an embedding table in DRAM, read over the link by the kernel that gathers them: 2048 rows of 8 KB added 7 ms to a prefill
+    and 8192 added 27 ms, on an H200."""
+    ssd_reads_per_s: float = 4000.0
+    """Most reads a second: each costs the interpreter some 50 microseconds, which the thread that launches kernels feels (8,500 a
+    second doubled the time of a step on an H100). Faster drives want larger blocks."""
+    imports_s: float = 4.0
+    """Importing torch and transformers, at least: 4 s on the fastest machine tried, 8 to 18 on the others."""
+    first_kernels_s: float = 0.6
+    """On a GPU, the first pass over a model, which loads its kernels: 0.5 to 0.6 s with an 8B geometry on an H200."""
+    first_passes: int = 3
+    """Without a GPU, passes of one token that are rehearsed while weights are read."""
+    cpu_dense_rows: int = 256
+    """Rows at which a CPU's matrix rate is measured."""
+    cpu_packing_rows: float = 80.0
+    """The CPU's matrix library packs the weights once a product, which takes as long as this many rows: measured with oneDNN and BF16
+    on 2 cores, 29.0 ms for 128 rows of 4096 x 4096 and 46.9 ms for 256."""
+    ttft_decode_weight: float = 1e-3
+    """Weight of the decode phase when the objective is time to first token: it only breaks ties."""
+
+
+FIXED = FixedCosts()
+
+
+def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> float:
+    """SSD read rate of ``queue_depth`` reads of ``block_bytes``, never more than measured: the curve over block size of the nearest
+    measured depth not above it; below the smallest measured block or depth, the rate there in proportion. Nor
+    more than the interpreter can ask for."""
+    depths = sorted({p.queue_depth for p in hardware.ssd_read})
+    depth = max((d for d in depths if d <= queue_depth), default=depths[0])
+    points = sorted((p.block_bytes, p.gbps) for p in hardware.ssd_read if p.queue_depth == depth)
+    rate = Curve(tuple(points)).at(block_bytes) * min(1.0, queue_depth / depth, block_bytes / points[0][0])
+    return min(rate, block_bytes * FIXED.ssd_reads_per_s / GB)
+
+
+def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int) -> float:
+    """Host-to-device rate of ``nbytes`` in copies of at most ``chunk_bytes``, with nothing else on the way."""
+    return gpu.h2d.at(min(nbytes, chunk_bytes))
+
+
+def expert_copy_s(gpu: Gpu, experts: Experts, chunk_bytes: int) -> float:
+    """Seconds to copy one expert to the device in chunks."""
+    return experts.expert_bytes / h2d_gbps(gpu, experts.expert_bytes, chunk_bytes) / GB
+
+
+def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
+    """Seconds to look up ``rows`` tokens in an embedding table in DRAM, in so many passes."""
+    return passes * FIXED.embedding_lookup_s + rows * model.hidden * model.dtype_bytes / FIXED.embedding_rows_gbps / GB
+
+
+def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
+    """Compute seconds of one pass with ``tokens`` tokens, FLOPs and attention left out: every active weight is read once and every layer
+    issued, with ``more`` operations than in a decode step. A GPU reads while the host issues; on the CPU the same threads do one after the
+    other."""
+    read_s, issued_s = weight_read_s(hardware, model, tokens), issue_s(hardware, model, tokens, more)
+    return max(read_s, issued_s) if hardware.gpu else read_s + issued_s
+
+
+def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Seconds to read every active weight of one pass once from where it is computed with."""
+    active = sum(model.attn_bytes) + sum(model.ffn_active_bytes(i, tokens) for i in range(model.layers)) + model.lm_head_bytes
+    return active / hardware.weight_gbps / GB
+
+
+def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
+    """Compute seconds of one decode step at the mean context."""
+    return step_compute_s(hardware, model, workload.prompt_tokens + workload.new_tokens / 2, batch)
+
+
+def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
+    """Compute seconds of one decode step over ``context`` tokens a sequence: weights or FLOPs, whichever is slower, and the KV cache
+    read."""
+    flops_s = batch * _token_s(hardware, model.flops_per_token, model.attention_flops(context))
+    kv_s = batch * context * model.kv_bytes_per_token / hardware.weight_gbps / GB
+    return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s)
+
+
+def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: float) -> float:
+    return product_flops / hardware.dense_tflops / 1e12 + attention_flops / hardware.attention_tflops / 1e12
+
+
+def elementwise_bytes_per_token(model: ModelSpec) -> int:
+    """Bytes that one token's pass moves through the device's memory outside matrix products, all layers.
+
+    Counted from the eager forward of a Llama-like layer in ``transformers`` v5, tensor by tensor (reads + writes): two RMSNorms in
+    float32 of 18 and two residual sums of 3 elements of ``hidden`` each; SiLU and the gated product, 5 of ``ffn_width``; rotary
+    embedding, 10 of the query and key widths; the attention's output made contiguous, 2; K and V written to the cache, 4 of ``kv_width``.
+    """
+    elements = 42 * model.hidden + 5 * model.ffn_width + 12 * model.attn_width + 14 * model.kv_width
+    return elements * model.dtype_bytes * model.layers
+
+
+def prefill_compute_s(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0
+) -> float:
+    """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence; the LM head sees each last
+    token only, attention all tokens before its own.
+
+    A GPU's matrix products wait for what comes between them, which is bound by its memory.
+    """
+    prompt = workload.prompt_tokens
+    tokens = prompt - start
+    head_flops = 2 * model.lm_head_bytes / model.dtype_bytes
+    per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops((prompt + start) / 2))
+    flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
+    rows = batch * min(chunk_tokens, tokens)
+    first_s, other_s = (weight_pass_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
+    passes_s = prefill_passes(workload, chunk_tokens, start) * other_s + (0.0 if start else first_s - other_s)
+    if hardware.gpu:
+        return max(flops_s + batch * tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB, passes_s)
+    packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
+    return flops_s * packing + passes_s
+
+
+def prefill_passes(workload: Workload, chunk_tokens: int, start: int = 0) -> int:
+    """Passes over the weights that a prompt takes from token ``start`` on."""
+    return -(-(workload.prompt_tokens - start) // chunk_tokens)
+
+
+def earlier_kv(workload: Workload, passes: int, start: int = 0) -> float:
+    """Times that a sequence's KV at its end is read in the prefill's passes: each reads what was computed before it."""
+    return (passes * start + (passes - 1) / 2 * (workload.prompt_tokens - start)) / workload.max_tokens
+
+
+def kv_fill(workload: Workload) -> float:
+    """Mean share of a sequence's KV pages that is in use while it decodes."""
+    return (workload.prompt_tokens + workload.new_tokens / 2) / workload.max_tokens
+
+
+def prompt_fill(workload: Workload) -> float:
+    """Share of a sequence's KV pages that its prompt fills."""
+    return workload.prompt_tokens / workload.max_tokens
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that decisions move, and the seconds that they take with nothing else on the way: streamed weights in one pass, one routed
+    expert, and, once, all KV that lies outside the device at a sequence's end."""
+
+    weights_ssd_bytes: int
+    weights_h2d_bytes: int
+    kv_ssd_bytes: int
+    kv_h2d_bytes: int
+    weights_ssd_s: float
+    weights_h2d_s: float
+    kv_ssd_s: float
+    kv_h2d_s: float
+    kv_d2h_s: float
+    kv_write_s: float
+    """To the SSD."""
+    expert_ssd_s: float
+    expert_h2d_s: float
+    """0 without a GPU."""
+
+    def pass_ssd_s(self, missed: Misses) -> float:
+        """Reading the weights of one pass that misses so many experts."""
+        return self.weights_ssd_s + missed.dram * self.expert_ssd_s
+
+    def pass_h2d_s(self, missed: Misses) -> float:
+        """Copying them."""
+        return self.weights_h2d_s + missed.vram * self.expert_h2d_s
+
+
+def traffic(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Traffic:
+    """What ``decisions`` move."""
+    gpu, kv, ssd, chunk = hardware.gpu, decisions.kv, decisions.weights.ssd, decisions.weights.h2d.chunk_bytes
+    placement = place(model, decisions.weights, gpu is not None)
+    page = kv_page_bytes(model, kv.page_tokens)
+    kv_ssd, kv_h2d = kv.ssd_pages * page, (kv.dram_pages + kv.ssd_pages) * page if gpu else 0
+    ssd_rate = ssd_gbps(hardware, ssd.block_bytes, ssd.queue_depth) * GB
+    weights_ssd_s, kv_ssd_s = placement.ssd_bytes_per_pass / ssd_rate, kv_ssd / ssd_rate
+    weights_h2d_s = kv_h2d_s = kv_d2h_s = 0.0
+    if gpu:
+        sizes = [placement.unit_bytes(unit) for unit in placement.streamed_units]
+        weights_h2d_s = sum(n / h2d_gbps(gpu, n, chunk) for n in sizes) / GB
+        layer = kv_layer_bytes(model, kv)
+        kv_h2d_s = kv_h2d / h2d_gbps(gpu, layer, chunk) / GB if kv_h2d else 0.0
+        kv_d2h_s = kv_h2d / (gpu.d2h.peak * GB)
+    write_s = kv_ssd / (hardware.ssd_write_gbps * GB) if kv_ssd else 0.0
+    expert_ssd_s = expert_h2d_s = 0.0
+    if model.experts and decisions.experts:
+        expert_ssd_s = model.experts.expert_bytes / ssd_rate
+        expert_h2d_s = expert_copy_s(gpu, model.experts, decisions.experts.chunk_bytes) if gpu else 0.0
+    return Traffic(
+        placement.ssd_bytes_per_pass, placement.h2d_bytes_per_pass, kv_ssd, kv_h2d,
+        weights_ssd_s, weights_h2d_s, kv_ssd_s, kv_h2d_s, kv_d2h_s, write_s, expert_ssd_s, expert_h2d_s,
+    )  # fmt: skip
+
+
+def table_is_far(hardware: HardwareProfile, decisions: Decisions) -> bool:
+    """Whether embedding rows are looked up over the link."""
+    return hardware.gpu is not None and decisions.weights.embedding is Tier.dram
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The prefill of one batch by ``decisions``, from any token on: the KV of what lies before is there already.
+
+    The tokens that are left attend to all before them, and take a pass over the streamed weights at least, however few they are.
+    """
+
+    hardware: HardwareProfile
+    model: ModelSpec
+    workload: Workload
+    decisions: Decisions
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        return traffic(self.hardware, self.model, self.decisions)
+
+    def stages(self, start: int = 0) -> dict[Stage, float]:
+        """Seconds of each stage when the prompts' first ``start`` tokens need not be computed."""
+        return self._stages(start, 0.0, 0.0)
+
+    def seconds(self, start: int = 0) -> float:
+        """Of the slowest stage, and of what no stage explains in each pass."""
+        return max(self.stages(start).values()) + self._passes_s(start)
+
+    def first_seconds(self, start: int, ssd_s: float, h2d_s: float) -> float:
+        """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins."""
+        return max(self._stages(start, ssd_s, h2d_s).values()) + self._passes_s(start)
+
+    def _stages(self, start: int, less_ssd_s: float, less_h2d_s: float) -> dict[Stage, float]:
+        h, model, work, moved = self.hardware, self.model, self.workload, self.traffic
+        batch, chunk = self.decisions.batch, self.decisions.prefill_chunk_tokens
+        passes = prefill_passes(work, chunk, start)
+        missed = misses(model, self.decisions.experts, batch * min(chunk, work.prompt_tokens - start), h.gpu is not None)
+        earlier = earlier_kv(work, passes, start)
+        compute_s = prefill_compute_s(h, model, work, batch, chunk, start)
+        if table_is_far(h, self.decisions):
+            compute_s += lookup_s(model, batch * (work.prompt_tokens - start), passes)
+        ssd_s = passes * moved.pass_ssd_s(missed) + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s
+        h2d_s = passes * moved.pass_h2d_s(missed) + earlier * moved.kv_h2d_s
+        ssd_s, h2d_s = contention(h).finish(ssd_s - less_ssd_s, h2d_s - less_h2d_s)
+        return {
+            Stage.ssd: ssd_s,
+            Stage.h2d: h2d_s,
+            Stage.d2h: prompt_fill(work) * moved.kv_d2h_s,
+            Stage.compute: compute_s,
+        }
+
+    def _passes_s(self, start: int) -> float:
+        return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

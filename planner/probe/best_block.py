@@ -1,0 +1,69 @@
+"""Which points of the SSD's read table are measured, and how often: all once, then again and again those near the best.
+
+Rates of one point differ by a third between samples on a shared or virtual SSD. So samples of different points are
+interleaved, a point's rate is its median, and the time left after the first pass goes to the points among which a plan
+chooses: repeating them also undoes the luck by which a point looked best.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+
+from penstock.planner.common.measures import GB
+from penstock.planner.probe.smooth import monotone
+
+NEAR_BEST = 0.85
+"""A point whose median reaches this share of the best median is measured again."""
+
+
+def next_point(samples: dict[tuple[int, int], list[float]]) -> tuple[int, int]:
+    """Of the points near the best, the one sampled least; the faster one when they tie."""
+    medians = {point: statistics.median(rates) for point, rates in samples.items()}
+    bar = NEAR_BEST * max(medians.values())
+    return min((point for point in medians if medians[point] >= bar), key=lambda p: (len(samples[p]), -medians[p]))
+
+
+def sweep(
+    blocks: tuple[int, ...],
+    depths: tuple[int, ...],
+    sample: Callable[[int, int], float],
+    sample_s: float,
+    left_s: Callable[[], float],
+    tick: Callable[[], None],
+    seed: int = 0,
+) -> dict[tuple[int, int], list[float]]:
+    """Samples (GB/s) by (block_bytes, queue_depth), until ``left_s()`` runs out.
+
+    A point whose queue alone would take longer than what is left, at the rate seen so far, is left out. At least one
+    point is measured.
+    """
+    points = [(block, depth) for block in blocks for depth in depths]
+    random.Random(seed).shuffle(points)
+    points.sort(key=lambda point: point != (min(blocks), min(depths)))  # the lightest first: it tells what the others cost
+    samples: dict[tuple[int, int], list[float]] = {}
+    for block, depth in points:
+        best = max((max(rates) for rates in samples.values()), default=0.0)
+        cost = max(sample_s, block * depth / GB / best) if best else 0.0
+        if samples and cost > left_s():
+            continue
+        samples[block, depth] = [sample(block, depth)]
+        tick()
+    while left_s() > 1.5 * sample_s:
+        point = next_point(samples)
+        samples[point].append(sample(*point))
+        tick()
+    return samples
+
+
+def table(samples: dict[tuple[int, int], list[float]]) -> list[list[float]]:
+    """Rows [block_bytes, queue_depth, GB/s], in order: medians made monotone, each as heavy as its samples are many."""
+    medians = {point: statistics.median(rates) for point, rates in samples.items()}
+    smooth = monotone(medians, {point: float(len(rates)) for point, rates in samples.items()})
+    return [[block, depth, round(rate, 3)] for (block, depth), rate in sorted(smooth.items())]
+
+
+def best_point(samples: dict[tuple[int, int], list[float]]) -> tuple[int, int]:
+    """(block_bytes, queue_depth) of the highest median."""
+    return max(samples, key=lambda point: statistics.median(samples[point]))

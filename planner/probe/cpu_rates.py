@@ -1,0 +1,69 @@
+"""The processor: BF16 matrix-vector rate at decode shapes and matrix rate at prefill shapes, through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.planner.common.measures import GB, show_bytes
+from penstock.planner.contract.given.findings import CannotMeasure, Figure
+from penstock.planner.contract.prices.stages import FIXED
+from penstock.planner.probe.clocked import median_seconds
+from penstock.planner.probe.dram_rates import Arena
+
+if TYPE_CHECKING:
+    import torch
+
+MATVEC_ROWS, MATVEC_COLUMNS = 14336, 4096
+"""An FFN matrix of an 8B model."""
+DENSE_TOKENS, DENSE_ROWS, DENSE_COLUMNS = FIXED.cpu_dense_rows, 4096, 4096
+"""Tokens of a prefill chunk times an attention matrix of an 8B model."""
+
+
+def arena_matrices(arena: Arena, rows: int, columns: int) -> list[torch.Tensor]:
+    """The arena as BF16 matrices of [rows, columns], as many whole ones as it holds; no bytes are copied."""
+    import torch
+
+    nbytes = rows * columns * 2
+    return [
+        torch.frombuffer(arena.buffer, dtype=torch.bfloat16, count=rows * columns, offset=i * nbytes).view(rows, columns)
+        for i in range(arena.nbytes // nbytes)
+    ]
+
+
+def random_weights(nbytes: int = 2**20) -> bytes:
+    """BF16 normal numbers, as bytes, to fill an arena with."""
+    import torch
+
+    return torch.randn(nbytes // 2).mul_(0.02).to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
+
+
+def measure_cpu(arena: Arena, seconds: float, cache_bytes: int) -> Iterator[Figure]:
+    """The matrix-vector and the matrix rate; the arena is filled with random weights first.
+
+    ``cache_bytes`` is the last-level cache's size: the weights are rotated so that together they exceed it.
+    """
+    import torch
+    from torch.nn.functional import linear
+
+    arena.fill(random_weights())
+    matrices = arena_matrices(arena, MATVEC_ROWS, MATVEC_COLUMNS)
+    if not matrices:
+        raise CannotMeasure(f"{show_bytes(arena.nbytes)} of DRAM do not hold one {MATVEC_ROWS}x{MATVEC_COLUMNS} matrix")
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        x = torch.randn(1, MATVEC_COLUMNS).to(torch.bfloat16)
+        turn = iter(range(10**9))
+        took = median_seconds(lambda: linear(x, matrices[next(turn) % len(matrices)]), seconds, least=len(matrices) + 1)
+        weights = len(matrices) * MATVEC_ROWS * MATVEC_COLUMNS * 2
+        cached = "" if weights > 2 * cache_bytes else f"; may be flattered by {show_bytes(cache_bytes)} of cache"
+        rate = MATVEC_ROWS * MATVEC_COLUMNS * 2 / GB / took
+        shape = f"{MATVEC_ROWS}x{MATVEC_COLUMNS}"
+        yield Figure("cpu.matvec_gbps", rate, f"F.linear, 1 row, {len(matrices)} rotated BF16 {shape}, {threads} threads{cached}")
+
+        y = torch.randn(DENSE_TOKENS, DENSE_COLUMNS).to(torch.bfloat16)
+        weight = torch.randn(DENSE_ROWS, DENSE_COLUMNS).to(torch.bfloat16)
+        took = median_seconds(lambda: linear(y, weight), seconds)
+        flops = 2 * DENSE_TOKENS * DENSE_ROWS * DENSE_COLUMNS
+        how = f"F.linear, BF16 {DENSE_TOKENS}x{DENSE_COLUMNS} by {DENSE_COLUMNS}x{DENSE_ROWS}, {threads} threads"
+        yield Figure("cpu.dense_tflops", flops / 1e12 / took, how)

@@ -1,0 +1,265 @@
+"""One CUDA GPU: what its context takes, the link in both directions, and how fast it computes. Torch is imported inside.
+
+Host memory: the arena, page-locked once by the caller through :func:`host_register`. VRAM: two buffers of the largest
+chunk while the link is measured, three matrices of 235 MB while the compute rates are.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.planner.common.measures import GB, show_bytes
+from penstock.planner.contract.given.findings import CannotMeasure, Figure
+from penstock.planner.probe.dram_rates import Arena, Lock
+from penstock.planner.probe.driver import NvmlGpu, nvml_gpus
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNKS = tuple(kib * 1024 for kib in (256, 1024, 4096, 16384, 65536, 262144))
+"""Copy sizes of the H2D and D2H curves."""
+PASS_BYTES = 256 * 2**20
+"""Bytes copied in one sample, so that fixed costs of a sample vanish."""
+QUEUED = 8
+"""Copies in flight while the SSD is busy: 10 ms of them at the fastest link, more than this thread ever waits for the interpreter."""
+LONG_PROMPT = 8192
+"""Tokens of the prompt at which attention is timed."""
+BUSY_CHUNK = 64 * 2**20
+"""Copy size while the other direction or the SSD is busy."""
+
+
+def host_register() -> Lock:
+    """Page-locking through CUDA, which makes copies from the memory run at the link's rate."""
+    import torch
+
+    cudart = torch.cuda.cudart()
+
+    def lock(address: int, nbytes: int) -> str | None:
+        code = int(cudart.cudaHostRegister(address, nbytes, 0))
+        return None if code == 0 else f"CUDA error {code}"
+
+    def unlock(address: int, nbytes: int) -> None:
+        with suppress(RuntimeError):  # a device that has failed has nothing in flight, and the profile is already made
+            torch.cuda.synchronize()
+        cudart.cudaHostUnregister(address)
+
+    return Lock("cudaHostRegister", lock, unlock)
+
+
+class Gpu:
+    """GPU number ``index`` of those that CUDA shows; making one starts the CUDA context.
+
+    Raises CannotMeasure when there is no such GPU or the context cannot start.
+    """
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
+            raise CannotMeasure(f"no CUDA GPU: torch {torch.__version__} ({built}) sees none")
+        if index >= torch.cuda.device_count():
+            raise CannotMeasure(f"probe.gpu={index}: CUDA shows {torch.cuda.device_count()} GPUs, numbered from 0")
+        self.index = index
+        self.device = f"cuda:{index}"
+        before, self.no_nvml = self._ask_nvml()
+        torch.cuda.set_device(index)
+        self._warm_libraries()
+        properties = torch.cuda.get_device_properties(index)
+        self.name = properties.name
+        self._uuid = str(getattr(properties, "uuid", ""))
+        left, self._total = torch.cuda.mem_get_info(index)
+        mine = self._pick(before)
+        after = self._pick(self._ask_nvml()[0])
+        if mine and after and after.used_bytes > mine.used_bytes:
+            self.context_bytes = after.used_bytes - mine.used_bytes
+            self.context_how = "NVML's bytes in use after a first product less those before CUDA started"
+        else:
+            self.context_bytes = self._total - left
+            self.context_how = f"all bytes in use after a first product, other processes' included ({self.no_nvml or 'NVML saw no change'})"
+        self.vram_bytes = min(self._total, left + self.context_bytes)
+
+    @staticmethod
+    def _ask_nvml() -> tuple[dict[str, NvmlGpu], str]:
+        try:
+            return nvml_gpus(), ""
+        except CannotMeasure as error:
+            return {}, str(error)
+
+    def _pick(self, gpus: dict[str, NvmlGpu]) -> NvmlGpu | None:
+        found = [gpu for uuid, gpu in gpus.items() if self._uuid and uuid.removeprefix("GPU-") == self._uuid.removeprefix("GPU-")]
+        return found[0] if found else next(iter(gpus.values())) if len(gpus) == 1 else None
+
+    def _warm_libraries(self) -> None:
+        import torch
+
+        x = torch.ones(64, 64, dtype=torch.bfloat16, device=self.device)
+        torch.matmul(x, x)
+        torch.cuda.synchronize()
+        del x
+        torch.cuda.empty_cache()
+
+    def identity(self) -> Iterator[Figure]:
+        """Name with the PCIe link, memory and what the context takes."""
+        mine = self._pick(self._ask_nvml()[0])
+        link = mine.pcie if mine else f"PCIe link unknown ({self.no_nvml or 'NVML does not list this GPU'})"
+        yield Figure("gpu.name", self.name, f"CUDA device {self.index}, {link}")
+        yield Figure("gpu.context_bytes", self.context_bytes, self.context_how)
+        yield Figure("vram_bytes", self.vram_bytes, f"free VRAM and this process's context, of {show_bytes(self._total)}")
+
+    def _seconds(self, issue: Callable[[], object], stream: torch.cuda.Stream | None = None) -> float:
+        import torch
+
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream or torch.cuda.current_stream()):
+            start.record()
+            issue()
+            end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    def _median(self, issue: Callable[[], object], seconds: float, least: int = 3) -> float:
+        import torch
+
+        self._seconds(issue)
+        torch.cuda.synchronize()
+        durations: list[float] = []
+        end = time.perf_counter() + seconds
+        while len(durations) < least or time.perf_counter() < end:
+            durations.append(self._seconds(issue))
+        return statistics.median(durations)
+
+    def _host(self, arena: Arena) -> torch.Tensor:
+        import torch
+
+        if not arena.locked:
+            raise CannotMeasure("the host memory could not be page-locked")
+        return torch.frombuffer(arena.buffer, dtype=torch.uint8)
+
+    def _copies(self, to: torch.Tensor, from_: torch.Tensor, chunk: int) -> Callable[[], None]:
+        """Copy PASS_BYTES (at least one chunk) in chunks; both sides wrap where they end."""
+
+        def slots(side: torch.Tensor) -> list[torch.Tensor]:
+            return list(side[: side.numel() // chunk * chunk].split(chunk))
+
+        targets, sources = slots(to), slots(from_)
+        count = max(1, PASS_BYTES // chunk)
+        pairs = [(targets[i % len(targets)], sources[i % len(sources)]) for i in range(count)]
+
+        def issue() -> None:
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+
+        return issue
+
+    def link(self, arena: Arena, seconds: float) -> Iterator[Figure]:
+        """H2D and D2H over chunk size, from one registered mapping; the first pass over it is a warm-up."""
+        import torch
+
+        host = self._host(arena)
+        chunks = [chunk for chunk in CHUNKS if 2 * chunk <= host.numel()]
+        device = torch.empty(max(chunks), dtype=torch.uint8, device=self.device)
+        for start in range(0, host.numel() - max(chunks) + 1, max(chunks)):
+            device.copy_(host[start : start + max(chunks)], non_blocking=True)
+        torch.cuda.synchronize()
+        for name, up in (("gpu.h2d", True), ("gpu.d2h", False)):
+            rows = []
+            for chunk in chunks:
+                issue = self._copies(device, host, chunk) if up else self._copies(host, device, chunk)
+                moved = max(1, PASS_BYTES // chunk) * chunk
+                rows.append([chunk, round(moved / GB / self._median(issue, seconds / len(chunks)), 3)])
+            yield Figure(name, rows, f"copies of each size from one registered mapping of {show_bytes(host.numel())}, CUDA events, median")
+
+    def both_ways(self, arena: Arena, seconds: float) -> Iterator[Figure]:
+        """H2D's rate while D2H copies run all along on another stream."""
+        import torch
+
+        host = self._host(arena)
+        half = host.numel() // 2
+        there, back = (torch.empty(BUSY_CHUNK, dtype=torch.uint8, device=self.device) for _ in range(2))
+        up, down = self._copies(there, host[:half], BUSY_CHUNK), self._copies(host[half:], back, BUSY_CHUNK)
+        streams = torch.cuda.Stream(), torch.cuda.Stream()
+        durations: list[float] = []
+        end = time.perf_counter() + seconds
+        while len(durations) < 3 or time.perf_counter() < end:
+            with torch.cuda.stream(streams[1]):
+                for _ in range(3):
+                    down()
+            durations.append(self._seconds(up, streams[0]))
+            torch.cuda.synchronize()
+        rate = max(1, PASS_BYTES // BUSY_CHUNK) * BUSY_CHUNK / GB / statistics.median(durations)
+        yield Figure("gpu.h2d_with_d2h_gbps", rate, f"copies of {show_bytes(BUSY_CHUNK)} both ways on two streams, H2D's share, median")
+
+    def pageable(self, seconds: float) -> Iterator[Figure]:
+        """H2D from ordinary memory."""
+        import torch
+
+        host = torch.ones(PASS_BYTES // 2, dtype=torch.uint8)
+        device = torch.empty_like(host, device=self.device)
+        took = self._median(lambda: device.copy_(host), seconds)
+        how = f"copies of {show_bytes(host.numel())} from memory not page-locked, median"
+        yield Figure("gpu.h2d_pageable_gbps", host.numel() / GB / took, how)
+
+    def compute(self, seconds: float) -> Iterator[Figure]:
+        """BF16 rate of products and of attention at prefill shapes, and weight bytes per second at decode shapes."""
+        import torch
+        from torch.nn.functional import linear, scaled_dot_product_attention
+
+        def made(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, dtype=torch.bfloat16, device=self.device)
+
+        torch.backends.cuda.enable_cudnn_sdp(False)  # the runtime does without it
+        with torch.inference_mode():
+            tokens, weight = made(4096, 4096), made(14336, 4096)
+            took = self._median(lambda: linear(tokens, weight), seconds, least=5)
+            yield Figure("gpu.dense_tflops", 2 * 4096 * 4096 * 14336 / 1e12 / took, "F.linear, BF16 4096x4096 by 4096x14336, median")
+            queries, keys = made(1, 32, LONG_PROMPT, 128), made(1, 8, LONG_PROMPT, 128)
+
+            def attend() -> None:
+                scaled_dot_product_attention(queries, keys, keys, is_causal=True, enable_gqa=True)
+
+            took = self._median(attend, seconds)
+            how = f"scaled_dot_product_attention, causal, {LONG_PROMPT} tokens, 32 query and 8 KV heads of 128, without cuDNN, median"
+            yield Figure("gpu.attention_tflops", 2 * 32 * 128 * LONG_PROMPT**2 / 1e12 / took, how)
+            rotated, token = [made(14336, 8192) for _ in range(3)], made(1, 8192)
+
+            def decode() -> None:
+                for _ in range(4):
+                    for matrix in rotated:
+                        linear(token, matrix)
+
+            took = self._median(decode, seconds, least=5) / (4 * len(rotated))
+            how = f"F.linear, 1 row, {len(rotated)} rotated BF16 14336x8192, median"
+            yield Figure("gpu.memory_gbps", 14336 * 8192 * 2 / GB / took, how)
+
+    def feeding(self, arena: Arena, seconds: float, going: Callable[[], bool]) -> tuple[float, float, float]:
+        """H2D for ``seconds`` or as long as ``going()``, one copy at least, while the caller keeps the SSD busy: GB/s, and when it began
+        and ended by ``time.perf_counter``. Enough copies are queued that the link does not wait for this thread, which shares the
+        interpreter with the readers."""
+        import torch
+
+        host = self._host(arena)
+        sources = list(host[: host.numel() // BUSY_CHUNK * BUSY_CHUNK].split(BUSY_CHUNK))
+        device = [torch.empty(BUSY_CHUNK, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        events: list[torch.cuda.Event] = []
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        while not events or (time.perf_counter() < start + seconds and going()):
+            at = len(events)
+            device[at % 2].copy_(sources[at % len(sources)], non_blocking=True)
+            events.append(torch.cuda.Event())
+            events[-1].record()
+            if at >= QUEUED:
+                events[at - QUEUED].synchronize()
+        torch.cuda.synchronize()
+        end = time.perf_counter()
+        return len(events) * BUSY_CHUNK / GB / (end - start), start, end
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()

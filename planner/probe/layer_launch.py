@@ -1,0 +1,87 @@
+"""What it costs the host to issue one decoder layer: those of a real model, with next to no arithmetic in them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from penstock.planner.contract.given.findings import Figure
+
+if TYPE_CHECKING:
+    import torch
+
+HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, CACHED_TOKENS = 128, 4, 2, 256, 32, 32
+"""Layers so small that a device has done with an operation before the next one is issued."""
+LAYERS = 16
+"""Issued before a synchronize: fewer operations than a CUDA stream queues before it makes the host wait."""
+WARM_UP_STEPS = 2
+LEAST_SAMPLES = 2
+"""Few, since on an overloaded machine a layer takes 100 times as long as on an idle one."""
+
+
+class TinyDecoder:
+    """A Llama of ``transformers`` with random weights on ``device``, batch 1, that decodes one token over ``CACHED_TOKENS`` cached ones.
+
+    An event is recorded at both ends of each attention and FFN, as the runtime does.
+    """
+
+    def __init__(self, device: str):
+        import torch
+        from transformers import LlamaConfig, LlamaModel
+
+        config = LlamaConfig(
+            hidden_size=HIDDEN, intermediate_size=FFN, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, num_hidden_layers=LAYERS,
+            vocab_size=VOCAB, dtype=torch.bfloat16,
+        )  # fmt: skip
+        self._model = LlamaModel(config).to(device=device, dtype=torch.bfloat16).eval().requires_grad_(False)
+        self._events = device != "cpu"
+        for layer in self._model.layers:
+            for block in (layer.self_attn, layer.mlp):
+                block.register_forward_pre_hook(lambda *_: self._mark())
+                block.register_forward_hook(lambda *_: self._mark())
+        ids = torch.ones(1, CACHED_TOKENS, dtype=torch.long, device=device)
+        self._token, self._position = ids[:, :1], torch.full((1, 1), CACHED_TOKENS, device=device)
+        with torch.inference_mode():
+            self._cache = self._model(input_ids=ids, use_cache=True).past_key_values
+
+    def _mark(self) -> None:
+        if self._events:
+            import torch
+
+            torch.cuda.Event(enable_timing=True, blocking=True).record()
+
+    def step(self) -> torch.Tensor:
+        """Issue all layers for one token -> [1, 1, HIDDEN]."""
+        out = self._model(input_ids=self._token, position_ids=self._position, past_key_values=self._cache, use_cache=True)
+        return out.last_hidden_state
+
+    def timed_step(self, synchronize: Callable[[], None]) -> float:
+        """Host seconds to issue one layer: a step's, its token out of the cache again. ``synchronize`` waits for the device, uncounted."""
+        import torch
+
+        with torch.inference_mode():
+            start = time.perf_counter()
+            self.step()
+            taken = time.perf_counter() - start
+            synchronize()
+            self._cache.crop(-1)
+        return taken / LAYERS
+
+
+def measure_launch(device: str, seconds: float, synchronize: Callable[[], None]) -> Iterator[Figure]:
+    """Host seconds to issue one layer on ``device``; ``synchronize`` waits for the device and is not counted.
+
+    The median, as a run's steps are: on shared machines a host's speed changes by half within a minute, and its fastest quarter of
+    samples lies 3 to 33 % below (six times 64 samples on an H200's host).
+    """
+    model = TinyDecoder(device)
+    for _ in range(WARM_UP_STEPS):
+        model.timed_step(synchronize)
+    durations: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(durations) < LEAST_SAMPLES or time.perf_counter() < end:
+        durations.append(model.timed_step(synchronize))
+    how = f"a Llama of {LAYERS} layers of hidden size {HIDDEN} in transformers, {device}: median of {len(durations)} steps"
+    yield Figure("layer_launch_s", statistics.median(durations), how)

@@ -1,0 +1,76 @@
+"""The measured figures as a table."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.contract.config.config_schema import HardwareConfig
+from penstock.planner.contract.given.findings import unmeasured
+
+
+def profile_table(config: HardwareConfig) -> Table:
+    """The figures with how each was measured; what was not measured says why."""
+    table = Table(title=f"hardware profile {config.name}", title_justify="left", show_lines=False)
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("origin", overflow="fold", style="dim")
+    lacking = unmeasured(config.origin)
+    for path, value in _figures(config):
+        origin = lacking.get(path, config.origin.get(path, ""))
+        table.add_row(path, "[yellow]not measured[/yellow]" if path in lacking else escape(value), escape(origin))
+    for path in sorted(set(lacking) - {path for path, _ in _figures(config)}):
+        table.add_row(path, "[yellow]not measured[/yellow]", escape(lacking[path]))
+    return table
+
+
+def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
+    gpu = config.gpu
+    rows = [
+        ("dram_bytes", show_bytes(config.dram_bytes)),
+        ("dram.copy_gbps", f"{config.dram.copy_gbps:.1f} GB/s"),
+        ("dram.read_gbps", f"{config.dram.read_gbps:.1f} GB/s"),
+        ("dram.pin_s_per_gb", f"{show_seconds(config.dram.pin_s_per_gb)}/GB"),
+        ("ssd_bytes", show_bytes(config.ssd_bytes)),
+        ("ssd.write_gbps", f"{config.ssd.write_gbps:.2f} GB/s"),
+        ("ssd.read", _read_grid(config.ssd.read)),
+        ("cpu.cores", str(config.cpu.cores)),
+        ("cpu.matvec_gbps", f"{config.cpu.matvec_gbps:.1f} GB/s"),
+        ("cpu.dense_tflops", f"{config.cpu.dense_tflops:.3g} TFLOP/s"),
+        ("layer_launch_s", show_seconds(config.layer_launch_s)),
+    ]
+    if gpu is None:
+        return rows
+    return rows + [
+        ("gpu.name", gpu.name),
+        ("vram_bytes", show_bytes(config.vram_bytes)),
+        ("gpu.context_bytes", show_bytes(gpu.context_bytes)),
+        ("gpu.dense_tflops", f"{gpu.dense_tflops:.0f} TFLOP/s"),
+        ("gpu.attention_tflops", f"{gpu.attention_tflops:.0f} TFLOP/s"),
+        ("gpu.memory_gbps", f"{gpu.memory_gbps:.0f} GB/s"),
+        ("gpu.h2d", _curve(gpu.h2d)),
+        ("gpu.d2h", _curve(gpu.d2h)),
+        ("gpu.h2d_pageable_gbps", f"{gpu.h2d_pageable_gbps:.1f} GB/s"),
+        ("gpu.h2d_while_ssd_gbps", f"{gpu.h2d_while_ssd_gbps:.1f} GB/s"),
+        ("gpu.h2d_with_d2h_gbps", f"{gpu.h2d_with_d2h_gbps:.1f} GB/s"),
+        ("gpu.ssd_while_h2d_gbps", f"{gpu.ssd_while_h2d_gbps:.1f} GB/s"),
+    ]
+
+
+def _binary(nbytes: float) -> str:
+    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
+
+
+def _curve(rows: list[list[float]]) -> str:
+    return "\n".join(f"{_binary(size)} {rate:.1f} GB/s" for size, rate in rows)
+
+
+def _read_grid(rows: list[list[float]]) -> str:
+    """A line for each block size, a column for each queue depth, in GB/s."""
+    depths = sorted({int(depth) for _, depth, _ in rows})
+    rates = {(block, int(depth)): f"{rate:.2f}" for block, depth, rate in rows}
+    lines = ["depth".rjust(8) + "".join(f"{depth:>6}" for depth in depths)]
+    for block in sorted({block for block, _, _ in rows}):
+        lines.append(_binary(block).rjust(8) + "".join(f"{rates.get((block, depth), '-'):>6}" for depth in depths))
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""One decode step as its prediction has it: each stage works through its units in forward order, side by side with the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.stages import Stage
+
+ROUTERS = "routers"
+"""The lane of what cannot overlap, since it is known only after a router."""
+EACH_PASS = "each pass"
+"""The lane of what no stage explains (``HardwareProfile.pass_s``)."""
+
+KINDS = {
+    "attn": "attention",
+    "ffn": "FFN",
+    "head": "LM head",
+    "layer": "layers",
+    "rest": "KV and routed experts",
+    "wait": "waiting for experts",
+    "pass": "what no stage explains",
+}
+"""What pieces of work are there, and what people call them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a stage's work, in seconds from the step's beginning. ``kind`` is one of ``KINDS``."""
+
+    name: str
+    kind: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One stage's work of one step."""
+
+    stage: str
+    parts: tuple[Part, ...]
+
+    @property
+    def busy_s(self) -> float:
+        return self.parts[-1].end_s - self.parts[0].start_s
+
+
+def lanes(plan: Plan) -> tuple[Lane, ...]:
+    """The stages that work at all. A stage's seconds are shared out by bytes; those of compute evenly over the layers."""
+    p, placement = plan.predicted, plan.placement
+    ssd = [(f"layer {i}", "layer", placement.layer_dram_bytes(i)) for i in placement.ssd_layers]
+    h2d = [(str(unit), unit.kind, placement.unit_bytes(unit)) for unit in placement.streamed_units]
+    work: dict[str, list[tuple[str, str, int]]] = {
+        Stage.ssd: [*ssd, ("KV and experts", "rest", p.ssd_bytes_per_token - sum(n for *_, n in ssd))],
+        Stage.h2d: [*h2d, ("KV and experts", "rest", p.h2d_bytes_per_token - sum(n for *_, n in h2d))],
+        Stage.d2h: [("KV", "rest", 1)],
+        Stage.compute: [(f"layer {i}", "layer", 1) for i in range(plan.model.layers)],
+    }
+    found = [Lane(stage, _in_turn(work[stage], 0.0, p.decode_stages[stage])) for stage in work if p.decode_stages[stage] > 0]
+    slowest_s, explained_s = max(p.decode_stages.values()), p.decode_s_per_token - plan.passes_s["decode"]
+    if explained_s > slowest_s * (1 + 1e-9):
+        found.append(Lane(ROUTERS, (Part("waiting for experts", "wait", slowest_s, explained_s),)))
+    if plan.passes_s["decode"]:
+        found.append(Lane(EACH_PASS, (Part("no stage works", "pass", explained_s, p.decode_s_per_token),)))
+    return tuple(found)
+
+
+def _in_turn(work: list[tuple[str, str, int]], start_s: float, seconds: float) -> tuple[Part, ...]:
+    total = sum(size for *_, size in work)
+    parts, at = [], start_s
+    for name, kind, size in work:
+        if size > 0:
+            end = at + seconds * size / total
+            parts.append(Part(name, kind, at, end))
+            at = end
+    return tuple(parts) or (Part("", "rest", start_s, start_s + seconds),)

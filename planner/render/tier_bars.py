@@ -1,0 +1,51 @@
+"""What lies in each tier, as bars filled to scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import cycle
+
+from rich.console import Console
+from rich.text import Text
+
+from penstock.planner.common.console import WIDTH, print_head, print_line
+from penstock.planner.common.measures import GB, show_bytes
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.tier_fill import fills
+from penstock.planner.contract.prices.memory_law import LEFT_ALONE
+
+_BAR = 58
+_GLYPHS = "█▓▒░▚▪▫◦▞◆◇○"
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
+_FREE, _KEPT = "·", "x"
+
+
+def print_tiers(plan: Plan, console: Console) -> None:
+    print_head(console, "Tiers", ", each filled to scale")
+    for fill in fills(plan):
+        bar, legend = _bar(fill.items, fill.capacity_bytes)
+        capacity = fill.capacity_bytes / GB
+        scale = f" {fill.taken_bytes / GB:.3g}/{capacity:{'.4g' if capacity >= 1 else '.3g'}} GB"
+        print_line(console, Text(f"  {fill.tier.upper():<5}").append(bar).append(scale))
+        for text in legend:
+            print_line(console, Text(" " * 7).append(text))
+
+
+def _bar(use: Mapping[str, int], capacity: int) -> tuple[Text, list[Text]]:
+    """The bar of one tier and the lines of its legend. Cells are shared out by cumulated bytes, so they never overflow."""
+    bar, legend, line = Text(), [], Text()
+    total, end = 0, 0
+    looks = zip(_GLYPHS, cycle(_COLOURS), strict=False)
+    for item, nbytes in use.items():
+        glyph, colour = (_KEPT, "dim") if item in LEFT_ALONE else next(looks)
+        total += nbytes
+        cells = min(_BAR, round(_BAR * total / capacity)) if capacity else 0
+        bar.append(glyph * (cells - end), colour)
+        end = max(end, cells)
+        entry = Text(glyph, colour).append(f" {item.replace('_', ' ')} {show_bytes(nbytes)}  ", "default")
+        if len(line) + len(entry) > WIDTH - 8:
+            legend.append(line)
+            line = Text()
+        line.append(entry)
+    bar.append(_FREE * (_BAR - end), "dim")
+    return bar, [*legend, line]

@@ -1,0 +1,198 @@
+"""A trace acted out under a policy: what it keeps and fetches ahead, for every number of slots. Decode steps are scored, prompts
+studied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy
+from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.replay.stack import Stack
+
+BLOCK_TOKENS = 128
+"""Tokens whose foresights are scored together."""
+
+Advance = Callable[[int], None]
+"""Is told of each token that was acted out."""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Successive decode steps under a policy."""
+
+    used: np.ndarray
+    """[tokens, layers, top_k]: the experts."""
+    depth: np.ndarray
+    """[tokens, layers, count]: n slots hold an expert of depth below n when its layer is visited."""
+    foreseen: np.ndarray
+    """[tokens, layers, count]: probabilities that the policy gave just before."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the uses of a trace found in slots."""
+
+    uses: int
+    tokens: int
+    hits: tuple[int, ...]
+    """For n = 0, ..., count slots a layer."""
+
+    def rate(self, slots: int) -> float:
+        """Share of the uses that were found in ``slots``."""
+        return self.hits[slots] / self.uses
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What prefetching would have done beside ``slots``."""
+
+    slots: int
+    fetched: int
+    right: int
+    """Of those fetched: used."""
+    missed: int
+    """Uses that were not in slots."""
+    named: int
+    """Uses that are among the ``slots`` likeliest of their layer, held or not."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A policy's record over a trace."""
+
+    kept: Kept
+    fetched: tuple[Fetched, ...]
+    """For each number of slots asked for; empty when the policy never looks ahead."""
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Before each visit of a layer, its likeliest experts that are not held are fetched."""
+
+    most: int
+    """How many, at most."""
+    least_chance: float = 0.0
+    """Only those that are likelier than this."""
+
+
+def replay(
+    trace: Trace,
+    name: ExpertPolicyName,
+    slots: Sequence[int] = (),
+    prefetch: Prefetch = Prefetch(0),
+    advance: Advance = lambda tokens: None,
+) -> Replay:
+    """Act the trace out, and prefetch beside each of ``slots``. The time is that of the policy and O(tokens x layers x count x (count +
+    slots)); memory a block's."""
+    policy = make_expert_policy(name, trace.layers, trace.count, trace.top_k)
+    histogram = np.zeros(trace.count + 1, np.int64)
+    fetched = np.zeros((len(slots), 4), np.int64)
+    looked = False
+    for visits in _act(trace, policy):
+        histogram += _depths(visits)
+        if visits.foreseen.any():
+            looked = True
+            for row, n in zip(fetched, slots, strict=True):
+                row += _fetch(visits, n, prefetch)
+        advance(len(visits.used))
+    records = tuple(Fetched(n, *map(int, row)) for n, row in zip(slots, fetched, strict=True)) if looked else ()
+    return Replay(_kept(histogram, trace), records)
+
+
+def replay_belady(trace: Trace, advance: Advance = lambda tokens: None) -> Kept:
+    """The most that any policy could find in slots, knowing what comes: those stay whose next use comes first."""
+    experts = trace.experts[trace.decode].astype(np.intp)
+    coming = np.full((trace.layers, trace.count), np.inf)
+    after = np.empty(experts.shape)
+    for t in range(len(experts) - 1, -1, -1):
+        after[t] = np.take_along_axis(coming, experts[t], 1)
+        np.put_along_axis(coming, experts[t], t, 1)
+    stack, histogram = Stack(trace.layers, trace.count), np.zeros(trace.count + 1, np.int64)
+    never = len(experts) + 1.0
+    for t, used in enumerate(experts):
+        np.put_along_axis(coming, used, after[t], 1)
+        depth = stack.visit(-np.minimum(coming, never), used)
+        histogram += np.bincount(np.take_along_axis(depth, used, 1).ravel(), minlength=trace.count + 1)
+        advance(1)
+    return _kept(histogram, trace)
+
+
+def hit_curve(trace: Trace, name: ExpertPolicyName, advance: Advance = lambda tokens: None) -> tuple[float, ...]:
+    """Share of a token's experts found in n slots of their layer, for n = 0, ..., count: concave, from 0 to 1.
+
+    It is the least concave curve that is nowhere below what the replay found; with all experts kept, first uses count as found.
+    """
+    kept = replay(trace, name, advance=advance).kept
+    points = [(0, 0.0), *((n, kept.rate(n)) for n in range(1, trace.count)), (trace.count, 1.0)]
+    hull: list[tuple[int, float]] = []
+    for n, rate in points:
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (n - hull[-1][0]) <= (rate - hull[-1][1]) * (hull[-1][0] - hull[-2][0]):
+            hull.pop()
+        hull.append((n, rate))
+    return tuple(float(x) for x in np.interp(range(trace.count + 1), *zip(*hull, strict=True)))
+
+
+def _act(trace: Trace, policy: ExpertPolicy) -> Iterator[Visits]:
+    """Every decode step in blocks, after what came before it."""
+    stack = Stack(trace.layers, trace.count)
+    for start, end in _runs(trace):
+        if trace.decode[start]:
+            for first in range(start, end, BLOCK_TOKENS):
+                yield _decode(trace, policy, stack, first, min(first + BLOCK_TOKENS, end))
+        else:
+            for layer in range(trace.layers):
+                policy.study(layer, trace.experts[start:end, layer].astype(np.intp))
+
+
+def _runs(trace: Trace) -> Iterator[tuple[int, int]]:
+    """First token and the one after the last of each pass over a prompt and each series of decode steps."""
+    changes = (np.diff(trace.prompt) != 0) | (np.diff(trace.decode.astype(np.int8)) != 0)
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(trace.prompt)]
+    yield from zip(bounds, bounds[1:], strict=False)
+
+
+def _decode(trace: Trace, policy: ExpertPolicy, stack: Stack, start: int, end: int) -> Visits:
+    used = trace.experts[start:end].astype(np.intp)
+    scores = trace.scores[policy.needs_ahead][start:end] if policy.needs_ahead else None
+    shape = (trace.layers, trace.count)
+    depth, foreseen = np.empty((len(used), *shape), np.int16), np.empty((len(used), *shape), np.float32)
+    worth = np.empty(shape)
+    for t, routed in enumerate(used.tolist()):
+        for layer, experts in enumerate(routed):
+            foreseen[t, layer] = policy.foresee(layer)
+            policy.observe(layer, experts, scores[t, layer] if scores is not None and layer + 1 < trace.layers else None)
+            worth[layer] = policy.worth(layer)
+        depth[t] = stack.visit(worth, used[t])
+    return Visits(used, depth, foreseen)
+
+
+def _depths(visits: Visits) -> np.ndarray:
+    """[count + 1]: how many uses were found at each depth, the last one for those not held at all."""
+    return np.bincount(np.take_along_axis(visits.depth, visits.used, 2).ravel(), minlength=visits.depth.shape[2] + 1)
+
+
+def _kept(histogram: np.ndarray, trace: Trace) -> Kept:
+    tokens = int(trace.decode.sum())
+    return Kept(tokens * trace.layers * trace.top_k, tokens, (0, *np.cumsum(histogram[:-1]).tolist()))
+
+
+def _fetch(visits: Visits, slots: int, prefetch: Prefetch) -> tuple[int, int, int, int]:
+    """Fetched, right, missed and named as ``Fetched`` has them."""
+    used = np.zeros(visits.depth.shape, np.bool_)
+    np.put_along_axis(used, visits.used, True, 2)
+    outside = visits.depth >= slots
+    chosen = _likeliest(np.where(outside, visits.foreseen, 0), prefetch.most, prefetch.least_chance)
+    named = _likeliest(visits.foreseen, slots, 0)
+    return int(chosen.sum()), int((chosen & used).sum()), int((used & outside).sum()), int((named & used).sum())
+
+
+def _likeliest(chances: np.ndarray, most: int, least: float) -> np.ndarray:
+    """Mask of up to ``most`` experts with the highest chances above ``least``, of equals the lower number."""
+    order = np.argsort(-chances, axis=2, kind="stable")[..., :most]
+    mask = np.zeros(chances.shape, np.bool_)
+    np.put_along_axis(mask, order, True, 2)
+    return mask & (chances > least)

@@ -1,0 +1,262 @@
+"""Routed experts without bytes: the runtime's expert caches, filled piece by piece by the SSD's lane and the link's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.planner.common.timeline.spans import EXPERTS, SSD
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import expert_caches
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.stages import Traffic
+from penstock.planner.simulate.lanes import Lanes, Work, ns
+
+Key = tuple[int, int]
+"""(decoder layer, expert)."""
+
+
+@dataclass(eq=False)
+class _Coming:
+    """An expert on its way into a tier: ``allowed`` pieces of it may move, ``left`` have not arrived."""
+
+    key: Key
+    slot: int
+    left: int
+    allowed: int
+    demanded: bool
+    submitted: int = 0
+    under_way: int = 0
+    dropped: bool = False
+
+
+@dataclass
+class TierCounts:
+    """As a run's report has them."""
+
+    hits: int = 0
+    misses: int = 0
+    ahead: int = 0
+    ahead_used: int = 0
+
+
+class SimulatedTier:
+    """One tier's slots. What is demanded moves at once, what is fetched ahead ``in_flight`` pieces at a time. ``arrived`` is told of every
+    piece: (key, whether it was the last)."""
+
+    def __init__(
+        self, cache: ExpertCache, track: str, piece_ns: int, piece_bytes: int, pieces: int, in_flight: int, lanes: Lanes,
+        arrived: Callable[[Key, bool], None] = lambda key, last: None,
+    ):  # fmt: skip
+        self.cache, self.pieces = cache, pieces
+        self.counts = TierCounts()
+        self.ahead: set[Key] = set()
+        self.coming: dict[Key, _Coming] = {}
+        self._track, self._piece_ns, self._piece_bytes, self._in_flight = track, piece_ns, piece_bytes, in_flight
+        self._lanes, self._arrived = lanes, arrived
+
+    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(hits, misses) of ``wanted``; what was fetched ahead in vain is dropped, what comes is demanded now."""
+        seen = self.cache.find(layer, wanted)
+        self.cache.judge(layer, routing)
+        self.counts.hits += len(seen.hits)
+        self.counts.misses += len(seen.misses)
+        under_way = {coming.slot: coming for coming in self.coming.values()}
+        for slot in seen.dropped:
+            self._drop(slot, under_way.get(slot))
+        self.counts.ahead_used += len({(layer, e) for e in seen.hits} & self.ahead)
+        self.ahead = {key for key in self.ahead if key[0] != layer}
+        for expert in seen.hits:
+            coming = self.coming.get((layer, expert))
+            if coming is not None:
+                coming.demanded = True
+                self._submit(coming)
+        return seen.hits, seen.misses
+
+    def here(self, key: Key) -> bool:
+        return self.cache.slot(*key) is not None and key not in self.coming
+
+    def begin(self, key: Key, demanded: bool, allowed: int) -> bool:
+        """Let ``key`` come, ``allowed`` pieces of it at first; False while no slot is free."""
+        slot = self.cache.take(*key)
+        if slot is None:
+            return False
+        coming = self.coming[key] = _Coming(key, slot, self.pieces, allowed, demanded)
+        if not demanded:
+            self.ahead.add(key)
+            self.counts.ahead += 1
+        self._submit(coming)
+        return True
+
+    def allow(self, key: Key) -> None:
+        """One piece more of ``key`` may move."""
+        self.coming[key].allowed += 1
+        self._submit(self.coming[key])
+
+    def settle(self, key: Key) -> None:
+        """``key`` was used: it is kept, or its slot is free."""
+        for slot in self.cache.settle(*key):
+            self.cache.give_back(slot)
+
+    def _submit(self, coming: _Coming) -> None:
+        while coming.submitted < coming.allowed and not coming.dropped and (coming.demanded or coming.under_way < self._in_flight):
+            coming.submitted += 1
+            coming.under_way += 1
+            layer, expert = coming.key
+            work = Work(("expert", layer, expert), f"expert.{layer}.{expert}", self._piece_bytes, partial(self._landed, coming))
+            self._lanes.add(self._track, work, self._piece_ns)
+
+    def _landed(self, coming: _Coming) -> None:
+        coming.under_way -= 1
+        coming.left -= 1
+        if coming.dropped:
+            if not coming.under_way:
+                self.cache.give_back(coming.slot)
+            return
+        if not coming.left:
+            del self.coming[coming.key]
+        self._submit(coming)
+        self._arrived(coming.key, not coming.left)
+
+    def _drop(self, slot: int, coming: _Coming | None) -> None:
+        if coming is not None:
+            coming.dropped = True
+            del self.coming[coming.key]
+        if coming is None or not coming.under_way:
+            self.cache.give_back(slot)
+
+
+class SimulatedExperts:
+    """Both tiers of a plan's experts; without a GPU compute takes them from DRAM. :meth:`visit`, then :meth:`ready` and :meth:`used` until
+    ``waiting`` is empty."""
+
+    def __init__(self, plan: Plan, moved: Traffic, lanes: Lanes):
+        experts, made = plan.model.experts, plan.decisions.experts
+        pieces = -(-experts.expert_bytes // made.chunk_bytes)
+        self._made, self._pieces = made, pieces
+        reads, piece_bytes = plan.decisions.weights.ssd, experts.expert_bytes // pieces
+        lanes.of[SSD].width = max(1, reads.queue_depth * reads.block_bytes // piece_bytes)  # blocks of as many are read at once
+        self.waiting: dict[int, None] = {}
+        """Experts of the visited layer that were not computed with."""
+        self._visited = (experts.layers[0], 0)
+        self._far: dict[Key, int] = {}
+        """Missed by both tiers: pieces that lie in DRAM and were not given to the link."""
+        self._near: deque[Key] = deque()
+        self._todo: deque[Key] = deque()
+        self._wanted: Iterator[Key] | None = None
+        self._wanted_in_dram: Iterator[Key] | None = None
+        self._looked = True
+        self._from_dram: set[Key] = set()
+        """Of the visited layer, what DRAM was asked for."""
+
+        def tier(cache: ExpertCache, track: str, seconds: float, *arrived: Callable[[Key, bool], None]) -> SimulatedTier:
+            return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, *arrived)
+
+        vram, dram = expert_caches(experts, made, plan.hardware.gpu is not None)
+        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_h2d_s)
+        self.dram = tier(dram, SSD, moved.expert_ssd_s, self._in_dram)
+        for part in (self.dram, self.card) if self.card else (self.dram,):
+            for layer in experts.layers:
+                for expert in range(experts.count):
+                    if part is self.dram or not made.dram_slots or self.dram.here((layer, expert)):
+                        part.cache.keep(layer, expert)
+
+    @property
+    def nearest(self) -> SimulatedTier:
+        """The tier that compute takes experts from."""
+        return self.card or self.dram
+
+    def visit(self, layer: int, routing: Routing) -> None:
+        """``layer``'s router has chosen."""
+        self._visited = layer, len(routing.experts)
+        self._wanted = None
+        self._looked = False
+        wanted: Sequence[int] = routing.experts
+        order: list[int] = []
+        if self.card is not None:
+            hits, wanted = self.card.visit(layer, routing, wanted)
+            order += sorted(hits, key=lambda e: (layer, e) in self.card.coming)
+        hits, misses = self.dram.visit(layer, routing, wanted)
+        self._from_dram = {(layer, e) for e in (*hits, *misses)}
+        if self.card is None:  # what was there all along is computed while nothing else has come
+            order = sorted((*hits, *misses), key=lambda e: self.dram.cache.keeps(layer, e))
+        else:
+            order += [*(e for e in hits if self.dram.here((layer, e))), *(e for e in hits if not self.dram.here((layer, e))), *misses]
+        self.waiting = dict.fromkeys(order)
+        if self.card is not None:
+            self._near.extend((layer, e) for e in hits if self.dram.here((layer, e)))
+            for expert in hits:
+                coming = self.dram.coming.get((layer, expert))
+                if coming is not None:
+                    self._far[layer, expert] = self._pieces - coming.left
+            self._far |= dict.fromkeys(((layer, e) for e in misses), 0)
+        self._todo.extend((layer, e) for e in misses)
+        self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts), self._made.into_dram(self.card is not None))
+
+    def ready(self) -> int | None:
+        """An expert that compute can take now, the first of the visit's order."""
+        layer, _ = self._visited
+        return next((e for e in self.waiting if self.nearest.here((layer, e))), None)
+
+    def copied_only(self) -> bool:
+        """Whether nothing that the visit waits for comes from the SSD: the host has queued all of its copies."""
+        return self.card is not None and not self._far and not self._todo
+
+    def used(self, expert: int) -> None:
+        """Computed with."""
+        del self.waiting[expert]
+        key = self._visited[0], expert
+        if self.card is not None:
+            self.card.settle(key)
+        if key in self._from_dram:
+            self.dram.settle(key)
+
+    def go_on(self) -> bool:
+        """Begin what can; whether that was anything."""
+        did = False
+        while self._todo and self.dram.begin(self._todo[0], True, self._pieces):
+            self._todo.popleft()
+            did = True
+        if self.card is None:
+            return self._look_ahead_in_dram() or did
+        while self._near and self.card.begin(self._near[0], True, self._pieces):
+            self._near.popleft()
+            did = True
+        for key in [key for key, pieces in self._far.items() if pieces and not self._near]:
+            if key not in self.card.coming and not self.card.begin(key, True, 0):
+                break
+            while self._far[key]:
+                self._far[key] -= 1
+                self.card.allow(key)
+                did = True
+                if key not in self.card.coming or self.card.coming[key].allowed == self._pieces:
+                    del self._far[key]
+                    break
+        did = self._look_ahead_in_dram() or did
+        if not self._near and not self._looked:
+            self._looked = True
+            self._wanted = self.card.cache.coming(*self._visited, self._made.prefetch)
+        if self._wanted is not None and self.card.cache.room_ahead and not self.card.ahead & set(self.card.coming):
+            key = next(self._wanted, None)
+            if key is None:
+                self._wanted = None
+            elif self.dram.here(key):
+                self.card.begin(key, False, self._pieces)
+            did = True
+        return did
+
+    def _look_ahead_in_dram(self) -> bool:
+        did = False
+        while not self._todo and self._wanted_in_dram is not None and self.dram.cache.room_ahead:
+            key = next(self._wanted_in_dram, None)
+            if key is None:
+                self._wanted_in_dram = None
+            else:
+                did = self.dram.begin(key, False, self._pieces)
+        return did
+
+    def _in_dram(self, key: Key, last: bool) -> None:
+        if self.card is not None and key in self._far:
+            self._far[key] += 1

@@ -1,0 +1,143 @@
+"""What compute does in each pass, and how much KV there is: seconds from ``penstock.planner.contract.prices.stages``, cut up by unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.kv_tiers import kv_tiers
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.given.model import touched_experts
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.launches import OPERATIONS
+from penstock.planner.contract.prices.reuse import expected
+from penstock.planner.contract.prices.stages import Prefill, lookup_s, prefill_compute_s, step_compute_s, table_is_far
+from penstock.planner.simulate.lanes import NS, ns
+
+PREFILL = "prefill"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One visit of every unit."""
+
+    prefill: bool
+    before_ns: int
+    """Of compute before the first unit: looking up embeddings, restoring kept KV."""
+    unit_ns: tuple[int, ...]
+    """Compute of each unit, in order."""
+    expert_ns: int
+    """Compute of one routed expert, whatever it computes with."""
+    row_ns: float
+    """And of each token that was routed to it."""
+    issued_ns: int
+    """Of an MoE layer's compute what issuing takes longer than the device: it goes on while experts are copied."""
+    kv_read: float
+    """Tokens whose KV a layer outside the device brings in."""
+    kv_new: float
+    """Tokens whose KV goes out."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """``count`` equal passes one after the other."""
+
+    count: int
+    each: Pass
+
+
+def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
+    """A batch of ``batch`` sequences: the prefill, and a step for every new token but the first.
+
+    Steps whose context lies in the same KV page are taken as equal, at their mean context: seconds are linear in it, so the sum is the
+    same.
+    """
+    model, work, made = plan.model, plan.workload, plan.decisions
+    far, shares = table_is_far(plan.hardware, made), _Shares(plan, units, batch)
+    machines = plan.hardware, replace(plan.hardware, layer_launch_s=0.0)
+    routed = len(model.experts.layers) if model.experts else 1
+    found: list[Passes] = []
+    start, restore_s = expected(Prefill(plan.hardware, model, work, made))
+    for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
+        last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
+        prompt = replace(work, prompt_tokens=last)
+        seconds, device_s = (prefill_compute_s(h, model, prompt, batch, made.prefill_chunk_tokens, first) for h in machines)
+        before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
+        before_s += restore_s if first == start else 0.0
+        dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first)))
+    page, until = made.kv.page_tokens, work.max_tokens - 1
+    first = work.prompt_tokens
+    while first < until:
+        last = min(until, (first // page + 1) * page)
+        context = (first + last) / 2
+        seconds, device_s = (step_compute_s(h, model, context, batch) for h in machines)
+        before_s = lookup_s(model, batch, 1) if far else 0.0
+        dealt = shares.cut(device_s, seconds - device_s, context, batch)
+        found.append(Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1)))
+        first = last
+    return found
+
+
+class _Shares:
+    """Compute seconds of a pass dealt out to its units: what issuing adds by the operations that each has, the rest by the bytes that they
+    read or the FLOPs that they cost, whichever takes longer for the whole pass, attention's own apart. Only the shares are of this place;
+    the sum is that of ``penstock.planner.contract.prices.stages``."""
+
+    def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
+        self._plan, self._units, self._batch = plan, units, batch
+        self._head_rows = batch
+
+    def cut(self, device_s: float, issued_s: float, context: float, tokens: int) -> tuple[tuple[int, ...], int, float]:
+        """Nanoseconds of each unit, of one routed expert and of a token routed to it, in a pass over ``tokens`` tokens in all sequences,
+        each of which sees ``context`` others on average."""
+        experts = self._plan.model.experts
+        routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
+        work, work_each, work_row = self._work(context, tokens, routed, touched)
+        issue, issue_each = [self._operations(unit, tokens) for unit in self._units], 0
+        if experts:
+            issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None)
+        rows = tokens * experts.top_k if experts else 0
+        by_work = device_s / (sum(work) + routed * (touched * work_each + rows * work_row))
+        by_issue = issued_s / (sum(issue) + routed * touched * issue_each)
+        units = tuple(ns(by_work * w + by_issue * i) for w, i in zip(work, issue, strict=True))
+        return units, ns(by_work * work_each + by_issue * issue_each), by_work * work_row * NS
+
+    def _work(self, context: float, tokens: int, routed: int, touched: float) -> tuple[list[float], float, float]:
+        """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: bytes or FLOPs."""
+        model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
+        read_kv = self._batch * context * model.kv_bytes_per_token / model.layers
+        read = [self._bytes(unit) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
+        score_s = tokens * model.attention_flops(context) / model.layers / hardware.attention_tflops
+        flops = [
+            2 * self._bytes(unit) / model.dtype_bytes * (self._head_rows if unit.kind == "head" else tokens) / hardware.dense_tflops
+            + (score_s if unit.kind == "attn" else 0)
+            for unit in self._units
+        ]
+        expert_bytes, rows = (experts.expert_bytes, tokens * experts.top_k) if experts else (0, 0)
+        row_flops = 2 * expert_bytes / model.dtype_bytes / hardware.dense_tflops
+        by_read, by_flops = sum(read) + routed * touched * expert_bytes, sum(flops) + routed * rows * row_flops
+        if by_read / hardware.weight_gbps > by_flops / 1e3:
+            return read, expert_bytes, 0.0
+        return flops, 0.0, row_flops
+
+    def _operations(self, unit: Unit, tokens: int) -> float:
+        if unit.kind == "head":
+            return 0.0
+        marks = OPERATIONS.marks / 2 if self._plan.hardware.gpu else 0.0
+        if unit.kind == "attn":
+            return OPERATIONS.attention + marks
+        experts = self._plan.model.experts
+        return (OPERATIONS.routing(tokens) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
+
+    def _bytes(self, unit: Unit) -> int:
+        model = self._plan.model
+        if unit.kind == "head":
+            return model.lm_head_bytes // self._plan.decisions.weights.head_blocks
+        return model.attn_bytes[unit.layer] if unit.kind == "attn" else model.ffn_bytes[unit.layer]
+
+
+def outside_kv(plan: Plan) -> dict[int, Tier]:
+    """Layers whose KV does not lie where it is computed with, and where it does."""
+    own = Tier.vram if plan.hardware.gpu else Tier.dram
+    return {i: tier for i, tier in enumerate(kv_tiers(plan.model.layers, plan.decisions.kv)) if tier is not own}

@@ -1,0 +1,95 @@
+"""What is asked of the program, checked before anything is solved: workloads that mean nothing, and forced values that break a rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import (
+    CachePolicy,
+    Decisions,
+    DramWeights,
+    ExpertSlots,
+    H2dCopies,
+    KvPages,
+    ResidentUnits,
+    SsdReads,
+    Tier,
+    VramWeights,
+    WeightDecisions,
+)
+from penstock.planner.contract.decided.force import MOE, Force
+from penstock.planner.contract.decided.placement import head_blocks
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Objective, Workload
+from penstock.planner.contract.prices.memory_law import pages_per_sequence
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.rules.expert_rules import expert_chunk_range
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.menu import MENUS, ssd_menu
+
+
+def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> None:
+    """Raise ``UserError`` for a workload that means nothing or a forced value that breaks a rule by itself, naming both."""
+    if workload.prompt_tokens < 1 or workload.new_tokens < 1 or workload.requests < 1 or workload.batch < 0:
+        raise UserError(
+            f"workload.prompt_tokens={workload.prompt_tokens}, new_tokens={workload.new_tokens}, requests={workload.requests}, "
+            f"batch={workload.batch}; allowed: 1 or more each (batch 0 under objective=throughput); raise the one that is less"
+        )
+    if workload.batch == 0 and workload.objective is not Objective.throughput:
+        raise UserError(
+            f"workload.batch=0 with workload.objective={workload.objective}; allowed: 0 lets the program choose under throughput only; "
+            "set workload.batch=1 or workload.objective=throughput"
+        )
+    for key in ("staging_bytes", "block_bytes", "queue_depth", "chunk_bytes", "prefill_chunk_tokens", "in_flight"):
+        if force.given.get(key, 1) < 1:
+            raise UserError(f"force.{key}={force.given[key]} breaks the rule '{key} range'; allowed: 1 or more; raise it or drop it")
+    of_experts = [name for name in force.given if name.startswith(MOE)]
+    if model.experts is None and of_experts:
+        keys = ", ".join(f"{Force.key(name)}={force.given[name]}" for name in of_experts)
+        raise UserError(f"{keys}: {model.name} has no routed experts; drop it, or choose a MoE model")
+    base = _neutral(hardware, model, workload, force)
+    roomy = replace(hardware, vram_bytes=2**62, dram_bytes=2**62, ssd_bytes=2**62)
+    for rule in broken_rules(roomy, model, workload, force.apply(base, model.layers)):
+        keys = force.culprits(partial(_breaks, rule.name, roomy, model, workload))
+        raise UserError(f"{keys} breaks the rule '{rule.name}': {rule.message}")
+
+
+def _breaks(name: str, hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> bool:
+    decisions = force.apply(_neutral(hardware, model, workload, force), model.layers)
+    return any(rule.name == name for rule in broken_rules(hardware, model, workload, decisions))
+
+
+def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> Decisions:
+    """Decisions that break no rule but capacities, as near to the forced values as the rules let them be."""
+    gpu = hardware.gpu is not None
+    low, high = LIMITS.headroom_min, LIMITS.headroom_max
+    through = model.layers - min(force.resident_attn or 0, force.resident_ffn or 0)
+    wishes = [force.prefetch_distance, None if force.hwm_layers is None else force.hwm_layers - low, through]
+    cap = force.cap_layers if force.cap_layers is not None else max(0, min(wish for wish in wishes if wish is not None))
+    hwm = max(cap + low, min(cap + high, force.prefetch_distance or 0))
+    ssd = ssd_menu(hardware, model, force)[0]
+    slots = max(MENUS.ring_slots[0], (force.vram_prefetch_distance or 0) + LIMITS.ring_margin) if gpu else 0
+    page = force.page_tokens if force.page_tokens in LIMITS.page_tokens else LIMITS.page_tokens[0]
+    batch = workload.batch or 1
+    pages = model.layers * batch * pages_per_sequence(workload, page)
+    blocks = head_blocks(model) if gpu else 1
+    weights = WeightDecisions(
+        CachePolicy.pinned,
+        Tier.dram,
+        blocks,
+        VramWeights(ResidentUnits(0, 0, 0), slots, max(0, slots - LIMITS.ring_margin)),
+        DramWeights(cap, hwm, hwm, cap),
+        SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
+        H2dCopies(2**20, MENUS.in_flight),
+    )
+    kv = KvPages(page, pages if gpu else 0, 0 if gpu else pages, 0)
+    experts = None
+    if model.experts:
+        slots, low = fewest_slots(model.experts), expert_chunk_range(hardware, model.experts)[0]
+        in_vram = model.experts.units if force.expert_dram_slots == 0 else slots
+        experts = ExpertSlots(in_vram if gpu else 0, slots, chunk_bytes=low)
+    return Decisions(weights, kv, experts, batch, workload.prompt_tokens)

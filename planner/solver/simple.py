@@ -1,0 +1,90 @@
+"""Whether the fastest plan is worth more than a simple one on every machine that this one may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.spread import spread
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.program import nearest_first, solve
+
+SAME = 0.01
+"""Two plans are as fast whose seconds differ by no more than this share, half of which the program itself gives up for memory: the one with
+less memory is better, which is certain."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Share of the fastest plan's seconds that the simple one takes more: by the profile, and at either end of nine in ten."""
+
+    promised: float
+    least: float
+    most: float
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether on machines that this one may be the fastest plan is no better, and the two are not as fast on all of these."""
+        return self.least <= 0 and max(self.promised, -self.least) > SAME
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Decisions that answer a question; ``left`` is what the fastest plan gains over them, where they are simple ones since that is
+    doubtful."""
+
+    decisions: Decisions
+    left: Gain | None = None
+
+
+def choose(question: Question) -> Choice:
+    """The fastest decisions, or the simple ones where it is not certain that these are slower. Costs those of ``solve``, four solves and
+    30 predictions. Raises ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
+    q = question
+    best = solve(q.hardware, q.model, q.workload, q.force)
+    simple = nearest_first(q, best)
+    if simple is None:
+        return Choice(best)
+    found = gain(q, best, simple)
+    return Choice(simple, found) if found.doubtful else Choice(best)
+
+
+def gain(question: Question, chosen: Decisions, simple: Decisions) -> Gain:
+    """Of ``chosen`` over ``simple`` in the objective T, both on the same machine: what is wrong in a figure is wrong for both.
+
+    With r = ln(T(simple) / T(chosen)) by the profile, and r(f, s) the same with the seconds of figure f multiplied by s, the ends of nine
+    in ten are
+
+        least = r - sqrt(sum over f of max(0, r - r(f, 1 + d), r - r(f, 1 / (1 + d)))^2)
+        most  = r + sqrt(sum over f of max(0, r(f, 1 + d) - r, r(f, 1 / (1 + d)) - r)^2)
+
+    where d is the spread of f (``lessons.spread``): figures are off independently, so what each takes or adds is summed as squares.
+    All three are given as exp(.) - 1. Costs 30 predictions.
+    """
+    q = question
+
+    def ratio(by: Mapping[Figure, float]) -> float:
+        machine = slowed(q.hardware, by)
+        mine, its = (predict(machine, q.model, q.workload, decisions).total_s for decisions in (chosen, simple))
+        return math.log(its / mine)
+
+    promised, down, up = ratio({}), 0.0, 0.0
+    for figure in Figure:
+        share = 1 + spread(q.hardware, figure)
+        ends = ratio({figure: share}) - promised, ratio({figure: 1 / share}) - promised
+        down += max(0.0, *(-end for end in ends)) ** 2
+        up += max(0.0, *ends) ** 2
+    return Gain(*(math.expm1(log) for log in (promised, promised - math.sqrt(down), promised + math.sqrt(up))))
+
+
+def doubt(left: Gain) -> str:
+    """Why the simple plan was taken, for people."""
+    what, known = "the simple plan (each tier filled, nearest first)", "as far as this machine's figures are known"
+    if left.promised > SAME:
+        ends = f"{left.least:+.1%} to {left.most:+.1%}"
+        return f"{what}: by the profile it takes {left.promised:.1%} longer than the fastest one, {known} {ends}, so it may be no slower"
+    return f"{what}: by the profile it is as fast as one with less memory, and {known} it takes up to {-left.least:.1%} less time than that"

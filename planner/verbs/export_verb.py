@@ -1,0 +1,62 @@
+"""`planner export`: a plan written for another engine, with what that engine cannot be told."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from penstock.planner.common.console import make_console
+from penstock.planner.common.output import write_at_once
+from penstock.planner.contract.plan.planfile import check_plan, read_plan
+from penstock.planner.export.exported import Losses, Request, cost
+from penstock.planner.export.targets import find_target
+from penstock.planner.verbs.verb_schema import ExportConfig
+
+
+def export_verb(cfg: ExportConfig) -> None:
+    """Write the export and tell what is lost; the last line is one JSON document."""
+    target = find_target(cfg.to)
+    plan = read_plan(Path(cfg.plan))
+    check_plan(plan)
+    request = Request(plan, os.path.basename(cfg.plan), cfg.checkpoint or plan.model.checkpoint, cfg.dir)
+    made = target.export(request)
+    out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")
+    write_at_once(out, "out", lambda temporary: _write(temporary, made.text))
+    _tell(made.losses, plan.predicted.decode_tokens_per_s, target.name, out)
+    print(json.dumps(_document(made.losses, cfg.plan, target.name, out, plan.predicted.decode_tokens_per_s), separators=(",", ":")))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    if text.startswith("#!"):
+        path.chmod(0o755)
+
+
+def _tell(losses: Losses, own: float, target: str, out: Path) -> None:
+    console = make_console()
+    for lost in losses.lost:
+        console.print(f"lost: {lost.decided}: {lost.instead}. {cost(lost, own)}", style="dim")
+    if losses.cannot_run:
+        console.print(f"{target} cannot run this plan as it is on this machine: {losses.cannot_run}", style="bold yellow")
+    console.print(f"wrote {os.path.relpath(out)}", soft_wrap=True)
+
+
+def _document(losses: Losses, plan: str, target: str, out: Path, own: float) -> dict[str, object]:
+    return {
+        "plan": plan,
+        "to": target,
+        "out": os.path.relpath(out),
+        "decode_tokens_per_s": own,
+        "together_tokens_per_s": losses.together_tokens_per_s,
+        "cannot_run": losses.cannot_run or None,
+        "lost": [
+            {
+                "decided": lost.decided,
+                "instead": lost.instead,
+                "decode_tokens_per_s": lost.tokens_per_s,
+                "unpredicted": lost.unpredicted or None,
+            }
+            for lost in losses.lost
+        ],
+    }

@@ -1,0 +1,29 @@
+"""`planner probe`: measure, keep the profile where ``hardware=NAME`` finds it, and show it."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.profile_files import prepare_directory, profile_path, write_profile
+from penstock.planner.probe.measure import probe
+from penstock.planner.probe.profile_table import profile_table
+from penstock.planner.verbs.verb_schema import ProbeSettings
+
+
+def probe_verb(settings: ProbeSettings) -> None:
+    """Measure this machine. The name is refused before measuring: a preset's name would never be found."""
+    if resources.files("penstock").joinpath("conf", "hardware", f"{settings.name}.yaml").is_file():
+        raise UserError(f"probe.name={settings.name}: a preset has this name and would hide the profile; choose another name")
+    prepare_directory(profile_path(settings.name))
+    config = probe(settings)
+    path = write_profile(settings.name, config)
+    Console(highlight=False).print(profile_table(config))
+    print(f"kept as hardware={settings.name} in {path}")
+    figures = OmegaConf.to_container(OmegaConf.structured(config))
+    assert isinstance(figures, dict)
+    print(json.dumps({"profile": str(path)} | {str(k): v for k, v in figures.items()}, separators=(",", ":")))

@@ -1,0 +1,121 @@
+"""`planner simulate`: a plan acted out, as tables, JSON and a timeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from penstock.planner.common.bars import make_bar
+from penstock.planner.common.console import make_console
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.output import write_json
+from penstock.planner.common.timeline.timeline_file import check_form, write_trace
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.experts.policies import make_expert_policy
+from penstock.planner.contract.experts.routing_files import read_trace
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.simulate.act import Options, Progress, Simulation
+from penstock.planner.simulate.bend import check_bent
+from penstock.planner.simulate.outcome import Told
+from penstock.planner.simulate.routings import DrawnRouting, Routings, TracedRouting
+from penstock.planner.simulate.simulate_table import print_told
+from penstock.planner.verbs.verb_schema import RuleBreaks, SimulateConfig
+
+
+def simulate_verb(cfg: SimulateConfig) -> None:
+    """Act the plan out and tell; with decisions changed, the plan as it was beside it. The last line is one JSON document. Files are
+    written when all is done."""
+    if cfg.trace is not None:
+        check_form(Path(cfg.trace))
+    plan, force = _asked(cfg)
+    changed = _forced(plan, force, cfg.rules)
+    routings = _routings(cfg, plan)
+    options = Options(cfg.wrap_around, keep_spans=cfg.trace is not None)
+    with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("acting it out", total=None)
+        progress: Progress = lambda done, of: bar.update(task, completed=done, total=of)  # noqa: E731
+        told = _told(changed, options, progress, routings())
+        before = _told(plan, Options(cfg.wrap_around), progress, routings()) if changed is not plan and not _broken(plan) else None
+    console = make_console()
+    if cfg.demo is not None:
+        console.print(f"{cfg.demo.about}\n", soft_wrap=True)
+    for rule in broken_rules(changed.hardware, changed.model, changed.workload, changed.decisions):
+        console.print(f"warning: the plan breaks a rule ({rule.name}): {rule.message}", style="yellow", soft_wrap=True)
+    print_told(told, before, console)
+    document = {"plan": _name(cfg), **told.document()}
+    if before is not None:
+        document["before"] = before.document()
+        document["damage"] = {"ssd_bytes": told.read_bytes - before.read_bytes, "seconds": float(f"{told.total_s - before.total_s:.6g}")}
+    if cfg.out is not None:
+        write_json(Path(cfg.out), "out", document)
+    if cfg.trace is not None:
+        write_trace(told.timeline(), Path(cfg.trace))
+    print(json.dumps(document, separators=(",", ":")))
+
+
+def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:
+    if (cfg.plan is None) == (cfg.demo is None):
+        raise UserError("plan=, demo=: one of them is needed, and only one; write a plan with `planner solve`, or choose a demonstration")
+    force = Force.from_config(cfg.force)
+    if cfg.demo is None:
+        plan = read_plan(Path(cfg.plan).expanduser())
+    else:
+        own = {name: getattr(cfg.demo, name) for name in ("cap_layers", "hwm_layers", "prefetch_distance")}
+        force = replace(force, **{name: value for name, value in own.items() if name not in force.given})
+        with resources.as_file(resources.files("penstock").joinpath("conf", "plans", f"{cfg.demo.plan}.yaml")) as path:
+            plan = read_plan(path)
+    return plan, force
+
+
+def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
+    """``plan`` with what is forced; itself where nothing changes. UserError where a rule is broken that is not to be."""
+    decisions = force.apply(plan.decisions, plan.model.layers) if force.given else plan.decisions
+    changed = plan if decisions == plan.decisions else replace(plan, decisions=decisions)
+    broken = broken_rules(changed.hardware, changed.model, changed.workload, decisions)
+    if broken and rules is RuleBreaks.refuse:
+        raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}; or act it out all the same with rules=warn")
+    if broken:
+        check_bent(changed, broken)
+        return changed
+    return changed if changed is plan else replace(changed, predicted=predict(plan.hardware, plan.model, plan.workload, decisions))
+
+
+def _broken(plan: Plan) -> tuple[str, ...]:
+    return tuple(rule.name for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions))
+
+
+def _told(plan: Plan, options: Options, progress: Progress, routings: Routings | None) -> Told:
+    return Told(Simulation(plan, options, progress, routings).run(), _broken(plan))
+
+
+def _routings(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routings | None]:
+    """Makes the routers' choices, the same ones each time; None for a dense model. UserError for a trace of another model."""
+    experts, made = plan.model.experts, plan.decisions.experts
+    if experts is None or made is None:
+        if cfg.traces is not None:
+            raise UserError(f"traces={cfg.traces}: {plan.model.name} has no routed experts; leave it out, or name a plan of a MoE model")
+        return lambda: None
+    needs = make_expert_policy(made.policy, len(experts.layers), experts.count, experts.top_k).needs_ahead
+    if cfg.traces is None:
+        if needs is not None:
+            raise UserError(f"experts.policy={made.policy}: needs scores of hidden states, which only a trace has; give traces=FILE")
+        return lambda: DrawnRouting(experts)
+    trace = read_trace(Path(cfg.traces).expanduser(), experts.count)
+    for what, traced, planned in (("MoE layers", trace.layers, len(experts.layers)), ("experts a token", trace.top_k, experts.top_k)):
+        if traced != planned:
+            raise UserError(f"traces={cfg.traces}: has {traced} {what}, the plan's model {planned}; name a trace of {plan.model.name}")
+    if needs is not None and needs not in trace.scores and trace.layers > 1:
+        raise UserError(f"traces={cfg.traces}: has no scores for experts.policy={made.policy}; record them with `runtime run moe.record=`")
+    return lambda: TracedRouting(trace, needs if trace.layers > 1 else None)
+
+
+def _name(cfg: SimulateConfig) -> str:
+    return cfg.plan if cfg.demo is None else cfg.demo.plan

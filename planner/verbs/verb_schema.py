@@ -1,0 +1,182 @@
+"""The configuration schema of the planner's other verbs: beside ``contract.config.config_schema``, which describes a problem and a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from omegaconf import MISSING
+
+from penstock.planner.contract.config.config_schema import (
+    CalibrationUse,
+    ForceConfig,
+    HardwareConfig,
+    ModelConfig,
+    MoeConfig,
+    WorkloadConfig,
+)
+
+
+@dataclass
+class ExplainConfig:
+    """`planner explain`"""
+
+    plan: str | None = None
+    """The plan file to explain; null: what the other keys ask for, as `planner solve` reads them."""
+    hardware: HardwareConfig | None = None
+    model: ModelConfig | None = None
+    workload: WorkloadConfig | None = None
+    force: ForceConfig = field(default_factory=ForceConfig)
+    moe: MoeConfig = field(default_factory=MoeConfig)
+    calibration: CalibrationUse = CalibrationUse.own
+    """As in `planner solve`; a plan file holds its own rates."""
+    step: float = 0.1
+    """How much more and less of each resource is tried, as a share of it; of memory whole GB, and room for one layer at least."""
+    out: str | None = None
+    """A JSON file to write."""
+    html: str | None = None
+    """A page with pictures to write, such as explain.html."""
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+@dataclass
+class DiffConfig:
+    """`planner diff`"""
+
+    a: str = MISSING
+    """A plan file."""
+    b: str = MISSING
+    """The plan file to compare it with."""
+    out: str | None = None
+    """A JSON file to write."""
+
+
+@dataclass
+class DoctorConfig:
+    """`planner doctor`"""
+
+    path: str = "."
+    """A file or directory on the file system that holds the checkpoint."""
+    out: str | None = None
+    """A JSON file to write."""
+
+
+@dataclass
+class ProbeSettings:
+    path: str = "."
+    """A directory on the file system that holds the checkpoint."""
+    quick: bool = False
+    """15 s at most instead of 60."""
+    name: str = "local"
+    """The profile's name: `hardware=NAME` finds it."""
+    gpu: int = 0
+    """Index of the GPU that plans will use."""
+
+
+@dataclass
+class ProbeConfig:
+    """`planner probe`"""
+
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+
+
+@dataclass
+class ReplayConfig:
+    """`planner replay`"""
+
+    traces: str = MISSING
+    """The routing trace: JSON lines, plain, gz or xz."""
+    model: ModelConfig | None = None
+    """Whose experts they are; for their number and bytes."""
+    policy: list[str] = field(default_factory=list)
+    """Policies to compare, beside LRU and Belady's bound; empty: all that the trace can feed."""
+    slots: list[int] = field(default_factory=list)
+    """Numbers of slots a layer; empty: all from 1 to one less than the experts, or 15 of them."""
+    prefetch: int | None = None
+    """Experts of the coming layer that are fetched ahead, at most; null: as many as a token uses."""
+    least_chance: float = 0.0
+    """What a policy finds less likely than this is not fetched ahead."""
+    experts: int | None = None
+    """Experts of one layer; null: those of the model, or as many as the trace names."""
+    score_prompts: bool = False
+    """Score the tokens of prompts, too, as if each were a step of its own; else they are only studied."""
+    out: str | None = None
+    """A JSON file to write."""
+    plot: str | None = None
+    """A picture to draw, such as replay.png."""
+
+
+TargetName = StrEnum("TargetName", [(n, n) for n in ("env", "lightllm", "accelerate", "llama.cpp", "vllm", "deepspeed")], module=__name__)
+"""The engines that a plan can be exported to."""
+
+
+@dataclass
+class ExportConfig:
+    """`planner export`"""
+
+    plan: str = MISSING
+    """The plan file, written by `planner solve`."""
+    to: TargetName = MISSING
+    """The engine to write for."""
+    checkpoint: str | None = None
+    """What the engine shall load; null takes the plan's, or leaves it to the environment (MODEL, or GGUF for llama.cpp)."""
+    dir: str | None = None
+    """A directory on the SSD for kept KV or swapped weights; null leaves it to the environment (KV_DIR)."""
+    out: str | None = None
+    """The file to write; null: beside here, named after the plan and the engine."""
+
+
+@dataclass
+class ReportConfig:
+    """`planner report`"""
+
+    dir: str = MISSING
+    """The directory to gather: one sweep, such as sweeps/0, or all of them; the name alone will do."""
+    out: str | None = None
+    """Name of the files to write, without their endings .csv, .json and .html; null: report, in the directory."""
+
+
+class RuleBreaks(StrEnum):
+    """What becomes of a plan that breaks rules."""
+
+    refuse = "refuse"
+    warn = "warn"
+    """It is acted out where it can be."""
+
+
+@dataclass
+class DemoConfig:
+    """A plan that ships with the program, and what is changed in it."""
+
+    about: str = MISSING
+    """In words."""
+    plan: str = MISSING
+    """Which one, of conf/plans."""
+    cap_layers: int | None = None
+    """Layers that the DRAM cache shrinks to; null: the plan's."""
+    hwm_layers: int | None = None
+    """Layers that it may hold at most; null: the plan's."""
+    prefetch_distance: int | None = None
+    """Layers that may be read ahead; null: the plan's."""
+
+
+@dataclass
+class SimulateConfig:
+    """`planner simulate`"""
+
+    plan: str | None = None
+    """The plan file, written by `planner solve`."""
+    demo: DemoConfig | None = None
+    """A demonstration in place of a plan."""
+    force: ForceConfig = field(default_factory=ForceConfig)
+    rules: RuleBreaks = RuleBreaks.refuse
+    """What becomes of a plan that breaks rules; `warn` acts it out where it can be."""
+    wrap_around: bool = True
+    """At the last layers, prefetch the first ones for the next pass."""
+    traces: str | None = None
+    """A file of routings for a plan of a MoE model; null: experts are drawn so often again as the plan expects."""
+    trace: str | None = None
+    """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
+    out: str | None = None
+    """A JSON file to write."""

@@ -1,0 +1,1 @@
+"""What a user asked of a run, checked without torch."""

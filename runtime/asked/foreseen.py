@@ -1,0 +1,40 @@
+"""A plan re-predicted for exactly the work at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.asked.order import Order
+from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.asked.schedule import batches_of, context_tokens
+
+
+def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: int) -> Plan:
+    """The same decisions for ``count`` requests of at most ``longest`` tokens, all of which are computed. The batch shrinks to the requests
+    that there are; KV pages stay in proportion."""
+    batch = min(batch, count)
+    kv, old = plan.decisions.kv, plan.decisions.batch
+    pages = {name: getattr(kv, name) // old * batch for name in ("vram_pages", "dram_pages", "ssd_pages")}
+    decisions = replace(plan.decisions, batch=batch, kv=replace(kv, **pages))
+    work = replace(plan.workload, batch=batch, prompt_tokens=longest, new_tokens=new_tokens, requests=count, shared_prefix_tokens=0)
+    return replace(plan, workload=work, decisions=decisions, predicted=predict(plan.hardware, plan.model, work, decisions))
+
+
+def random_count(cfg: RunConfig, plan: Plan) -> int:
+    """Requests that are made at random when no text is given."""
+    return cfg.batch or max(plan.decisions.batch, plan.workload.requests)
+
+
+def foreseen(cfg: RunConfig, order: Order) -> Plan:
+    """The plan for ``order`` before a tokenizer was read: a text counts as one token and a reply as none, so the work needs this much at
+    least."""
+    plan, size = order.plan, cfg.batch or order.plan.decisions.batch
+    if order.requests is None:
+        count, longest = random_count(cfg, plan), cfg.prompt_tokens or plan.workload.prompt_tokens
+    else:
+        count, talks = len(order.requests), [r.conversation for r in order.requests]
+        size = len(batches_of(talks, size)[0])
+        longest = max(context_tokens(talks, [r.known_tokens for r in order.requests], [0] * count))
+    return for_requests(plan, count, min(longest, order.prompt_limit), order.new_tokens, size)

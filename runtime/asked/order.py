@@ -1,0 +1,188 @@
+"""What a run was asked, checked as far as it can be without torch: mistakes are told in a second, not after its imports."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.timeline.timeline_file import check_form
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.decisions import KvReuse
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.rules.rule import BrokenRule
+from penstock.runtime.asked.knobs import check_engine
+from penstock.runtime.asked.requests import Asked, read_requests
+from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.kv.pages.kv_check import check_reuse, check_scratch
+from penstock.runtime.told.calibrate import check_calibration
+
+_SHAPES = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied")
+_IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes")
+
+
+@dataclass(frozen=True)
+class Order:
+    """A plan that keeps every rule, the checkpoint that it is for, and what to generate."""
+
+    plan: Plan
+    checkpoint: Path
+    out: Path
+    """Where the report goes; it could be written there."""
+    trace: Path | None
+    """Where the timeline goes, None when none was asked for."""
+    record: Path | None
+    """Where routings go, None when none were asked for."""
+    requests: list[Asked] | None
+    """None asks for random tokens."""
+    new_tokens: int
+    """The most that a request asks for."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of KV that the plan holds for each sequence."""
+        return _capacity_tokens(self.plan)
+
+    @property
+    def prompt_limit(self) -> int:
+        """Tokens of a prompt, at most. The sequences of a batch advance together, so each has room for the most new tokens of all."""
+        return self.capacity_tokens - self.new_tokens
+
+
+def read_order(cfg: RunConfig) -> Order:
+    """Read the plan, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit together."""
+    _check_values(cfg)
+    plan = _read_forced(cfg)
+    check_reuse(cfg.kv, plan)
+    if cfg.calibrate:
+        check_calibration(plan)
+    plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
+    if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
+        most = plan.decisions.batch
+        raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
+    checkpoint = _checkpoint(cfg, plan.model)
+    check_scratch(cfg.kv, plan, checkpoint)
+    out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
+    new_tokens = _new_tokens(cfg, plan)
+    requests = _requests(cfg, plan, new_tokens)
+    most = max((r.max_new_tokens for r in requests or ()), default=new_tokens)
+    return Order(plan, checkpoint, out, trace, _record(cfg, plan), requests, most)
+
+
+def _check_values(cfg: RunConfig) -> None:
+    if not 0 <= cfg.temperature < math.inf:
+        raise UserError(f"temperature={cfg.temperature}: must be 0 (greedy) or more; set it so")
+    if not 0 < cfg.top_p <= 1:
+        raise UserError(f"top_p={cfg.top_p}: must be above 0 and at most 1; leave it out to keep all tokens")
+    if not 0 <= cfg.seed < 2**63:
+        raise UserError(f"seed={cfg.seed}: must be 0 or more, below 2**63; choose another")
+    if cfg.prompt_tokens is not None and cfg.prompt_tokens < 1:
+        raise UserError(f"prompt_tokens={cfg.prompt_tokens}: must be 1 or more; leave it out to take the plan's")
+    if cfg.rounds < 1 or cfg.warmup_rounds < 0:
+        raise UserError(f"rounds={cfg.rounds}, warmup_rounds={cfg.warmup_rounds}: at least 1 and 0 are needed; raise the one that is less")
+    if "" in cfg.stop:
+        raise UserError("stop: an empty text would end every sequence at once; leave it out")
+
+
+def _read_forced(cfg: RunConfig) -> Plan:
+    plan = read_plan(Path(cfg.plan).expanduser())
+    forced = Force.from_config(cfg.force)
+
+    def first_broken(force: Force) -> BrokenRule | None:
+        decisions = force.apply(plan.decisions, plan.model.layers) if force.given else plan.decisions
+        return next(iter(broken_rules(plan.hardware, plan.model, plan.workload, decisions)), None)
+
+    rule = first_broken(forced)
+    if rule is None:
+        return replace(plan, decisions=forced.apply(plan.decisions, plan.model.layers)) if forced.given else plan
+    if rule == first_broken(Force()):
+        raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
+    raise UserError(f"{forced.culprits(lambda fewer: first_broken(fewer) == rule)} breaks the rule '{rule.name}': {rule.message}")
+
+
+def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
+    where = cfg.checkpoint or planned.checkpoint
+    if where is None:
+        raise UserError(f"plan={cfg.plan} was made for the preset {planned.name}, without weights; give checkpoint=DIR")
+    path = Path(where).expanduser()
+    found = spec_from_checkpoint(path)
+    if planned.digest is not None and planned.digest == found.digest:
+        return path
+    for key in _IDENTITY:
+        want, got = getattr(planned, key), getattr(found, key)
+        if want != got and (want or key != "model_type"):
+            raise UserError(
+                f"checkpoint={where} is not the plan's model {planned.name}: {key} is {_brief(got)}, the plan says {_brief(want)}; "
+                "solve again with model.checkpoint= this one"
+            )
+    if planned.digest is not None:
+        raise UserError(
+            f"checkpoint={where} holds other weights than the plan's {planned.checkpoint} (their digests differ); "
+            "solve again with model.checkpoint= this one"
+        )
+    return path
+
+
+def _capacity_tokens(plan: Plan) -> int:
+    kv = plan.decisions.kv
+    return kv.pages // plan.model.layers // plan.decisions.batch * kv.page_tokens
+
+
+def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
+    """Of requests that do not say how many."""
+    tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, _capacity_tokens(plan)
+    if not 1 <= tokens < capacity:
+        raise UserError(
+            f"max_new_tokens={tokens}: the plan holds KV for {capacity} tokens a sequence, so 1 to {capacity - 1} are allowed; "
+            f"solve again with workload.new_tokens={max(1, tokens)}"
+        )
+    return tokens
+
+
+def _requests(cfg: RunConfig, plan: Plan, new_tokens: int) -> list[Asked] | None:
+    if cfg.prompt is not None and cfg.prompts is not None:
+        raise UserError(f"prompt={cfg.prompt!r} and prompts={cfg.prompts} are both given; choose one")
+    if cfg.prompts is not None:
+        return read_requests(cfg.prompts, plan.model.vocab, _capacity_tokens(plan), new_tokens)
+    return None if cfg.prompt is None else [Asked("prompt", cfg.prompt, new_tokens)]
+
+
+def _trace(cfg: RunConfig) -> Path | None:
+    if cfg.trace is None:
+        return None
+    trace = Path(cfg.trace).expanduser()
+    if trace.absolute() == Path(cfg.out).expanduser().absolute():
+        raise UserError(f"trace={cfg.trace}: the report goes there; choose another out= or trace=")
+    check_form(trace)
+    return writable(trace, "trace")
+
+
+def _record(cfg: RunConfig, plan: Plan) -> Path | None:
+    where = cfg.moe.record
+    if where is None:
+        return None
+    if plan.model.experts is None:
+        raise UserError(f"moe.record={where}: {plan.model.name} has no routed experts; leave it out")
+    if cfg.kv.dir is not None or plan.decisions.kv.reuse != KvReuse():
+        raise UserError(f"moe.record={where}: tokens whose KV is restored are not routed; run without kv.dir and kept pages")
+    return writable(Path(where).expanduser(), "moe.record")
+
+
+def writable(out: Path, key: str) -> Path:
+    """``out``, of which it is known before the run that a file could be written there."""
+    if out.is_dir():
+        raise UserError(f"{key}={out}: a directory; name a file")
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"{key}={out}: {place} is not a directory that can be written to; choose another {key}=")
+    return out
+
+
+def _brief(value: object) -> str:
+    return f"{sum(value)} bytes in all" if isinstance(value, tuple) else str(value)

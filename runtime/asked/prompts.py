@@ -1,0 +1,88 @@
+"""Prompts as token ids: from text, or at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from penstock.planner.common.errors import UserError
+from penstock.runtime.asked.requests import Asked
+
+GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A checkpoint's tokenizer, None when it has none, and the ids that it ends and pads with."""
+
+    tokenizer: PreTrainedTokenizerBase | None
+    stop_ids: frozenset[int]
+    pad: int
+    size: int
+
+    def text(self, ids: list[int]) -> str:
+        """Decoded text; ids separated by spaces without a tokenizer."""
+        if self.tokenizer is None:
+            return " ".join(map(str, ids))
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
+    """Tokenizer and stop tokens of a checkpoint directory, the latter from config.json where there is no generation_config.json."""
+    tokenizer = None
+    if any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            raise UserError(f"{directory}: the tokenizer cannot be read ({_first_line(error)}); download its files again") from error
+    try:
+        if (directory / GENERATION).exists():
+            generation = GenerationConfig.from_pretrained(directory)
+        else:
+            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{directory}: {GENERATION} cannot be read ({_first_line(error)}); download it again, or remove it") from error
+    eos = generation.eos_token_id
+    stop = frozenset([eos] if isinstance(eos, int) else eos or ())
+    pad = generation.pad_token_id if generation.pad_token_id is not None else min(stop, default=0)
+    return Vocabulary(tokenizer, stop, pad, vocab_size)
+
+
+def ids_of(asked: Sequence[Asked], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
+    """The ids of each request's own prompt. What the tokenizer puts at a text's beginning and end is left out of a conversation's later
+    turns, which are continuations. UserError for a text that has no tokens, or without a tokenizer."""
+    begun: set[str] = set()
+    prompts = []
+    for request in asked:
+        prompts.append(_ids(request, vocabulary, special=request.conversation not in begun))
+        if request.conversation is not None:
+            begun.add(request.conversation)
+    return prompts
+
+
+def random_ids(count: int, tokens: int, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
+    """``count`` prompts of ``tokens`` random ids each, the same for the same ``seed``."""
+    draw = random.Random(seed)
+    return [tuple(draw.randrange(vocab_size) for _ in range(tokens)) for _ in range(count)]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _ids(request: Asked, vocabulary: Vocabulary, special: bool) -> tuple[int, ...]:
+    if not isinstance(request.prompt, str):
+        return request.prompt
+    if vocabulary.tokenizer is None:
+        raise UserError(
+            f"{request.where}: the checkpoint has no tokenizer, so text cannot be read; give ids as `tokens` in a .jsonl file, or leave"
+            " prompt= and prompts= out for random tokens"
+        )
+    ids = vocabulary.tokenizer(request.prompt, add_special_tokens=special)["input_ids"]
+    if not ids:
+        raise UserError(f"{request.where}: the prompt {request.prompt!r} has no tokens; give some text")
+    return tuple(ids)

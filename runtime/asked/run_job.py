@@ -1,0 +1,149 @@
+"""An order made ready to run: its prompts as token ids, its batches, and the plan re-predicted for exactly this work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import load_s
+from penstock.runtime.asked.foreseen import for_requests, random_count
+from penstock.runtime.asked.order import Order
+from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
+from penstock.runtime.asked.run_schema import RunConfig, Validation
+from penstock.runtime.asked.schedule import batches_of, context_tokens
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.memory.free_memory import Free, refuse_if_short, refuse_to_compare
+from penstock.runtime.reading.cached import PageCache
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """``ids`` are those of its own prompt; of a conversation's turn, all of the turns before come first."""
+
+    ids: Ids
+    max_new_tokens: int
+    conversation: str | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """One batch and what came of it. ``members`` are the numbers of its requests, ``cut`` the tokens that each one's prompt lost at its
+    head to fit."""
+
+    members: tuple[int, ...]
+    cut: tuple[int, ...]
+    batch: Batch
+    made: Generation
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan that was found fit to run, re-predicted for exactly the work that it was given."""
+
+    plan: Plan
+    checkpoint: Path
+    device: torch.device
+    vocabulary: Vocabulary
+    requests: list[Request]
+    max_new_tokens: int
+    """The most that a request asks for."""
+    capacity_tokens: int
+    """Tokens of KV for each sequence."""
+
+    def play(self, run: Callable[[Batch], Generation]) -> Iterator[Served]:
+        """Every request once: ``run`` is given one batch after the other, turns with all that was said in their conversation before."""
+        spoken: dict[str, Ids] = {}
+        for members in self._schedule():
+            requests = [self.requests[k] for k in members]
+            contexts = [spoken.get(r.conversation, ()) + r.ids for r in requests]
+            batch = self._batch(requests, contexts)
+            served = Served(members, tuple(max(0, len(c) - self._limit) for c in contexts), batch, run(batch))
+            for request, context, reply in zip(requests, contexts, served.made.tokens, strict=True):
+                if request.conversation is not None:
+                    spoken[request.conversation] = context + tuple(reply)
+            yield served
+
+    @property
+    def first(self) -> Batch:
+        """What :meth:`play` begins with; no batch has more sequences."""
+        requests = [self.requests[k] for k in self._schedule()[0]]
+        return self._batch(requests, [r.ids for r in requests])
+
+    @property
+    def largest(self) -> Batch:
+        """As many sequences as ever run together, as long as any may become; of no meaning."""
+        first = self.first
+        return replace(first, prompts=[(0,) * self.plan.workload.prompt_tokens] * len(first.prompts))
+
+    @property
+    def _limit(self) -> int:
+        return self.capacity_tokens - self.max_new_tokens
+
+    def _schedule(self) -> list[tuple[int, ...]]:
+        return batches_of([r.conversation for r in self.requests], self.plan.decisions.batch)
+
+    def _batch(self, requests: Sequence[Request], contexts: Sequence[Ids]) -> Batch:
+        return Batch(
+            prompts=[c[-self._limit :] for c in contexts],
+            max_new_tokens=max(r.max_new_tokens for r in requests),
+            capacity=self.capacity_tokens,
+            chunk_tokens=self.plan.decisions.prefill_chunk_tokens,
+            stop_ids=self.vocabulary.stop_ids,
+            pad=self.vocabulary.pad,
+            limits=[r.max_new_tokens for r in requests],
+            keep_replies=[r.conversation is not None for r in requests],
+        )
+
+
+def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> Job:
+    """Read the tokenizer and the prompts. UserError when they do not fit, or more memory is needed than was free."""
+    plan, limit = order.plan, order.prompt_limit
+    vocabulary = read_vocabulary(order.checkpoint, plan.model.vocab)
+    if order.requests is not None:
+        prompts = ids_of(order.requests, vocabulary)
+        requests = [Request(ids, r.max_new_tokens, r.conversation) for ids, r in zip(prompts, order.requests, strict=True)]
+        _refuse_what_never_fits(order, requests, may_stop=bool(vocabulary.stop_ids or cfg.stop))
+    else:
+        tokens = cfg.prompt_tokens or plan.workload.prompt_tokens
+        prompts = random_ids(random_count(cfg, plan), tokens, vocabulary.size, cfg.seed)
+        requests = [Request(ids, order.new_tokens) for ids in prompts]
+    longest = min(limit, max(_contexts(requests, [r.max_new_tokens for r in requests])))
+    together = len(batches_of([r.conversation for r in requests], cfg.batch or plan.decisions.batch)[0])
+    plan = for_requests(plan, len(requests), longest, order.new_tokens, together)
+    refuse_if_short(plan, free)
+    plan = _knowing_the_page_cache(plan, order.checkpoint)
+    if cfg.validate is Validation.full:
+        refuse_to_compare(plan.model, free)
+    return Job(plan, order.checkpoint, device, vocabulary, requests, order.new_tokens, order.capacity_tokens)
+
+
+def _contexts(requests: Sequence[Request], replies: Sequence[int]) -> list[int]:
+    return context_tokens([r.conversation for r in requests], [len(r.ids) for r in requests], replies)
+
+
+def _refuse_what_never_fits(order: Order, requests: Sequence[Request], may_stop: bool) -> None:
+    """UserError for a turn that is longer than its KV whatever is said before it: replies that nothing ends are as long as they may be."""
+    limits = [r.max_new_tokens for r in requests]
+    least, most = _contexts(requests, [0] * len(requests) if may_stop else limits), _contexts(requests, limits)
+    for asked, tokens in zip(order.requests, least, strict=True):
+        if asked.conversation is not None and tokens > order.prompt_limit:
+            raise UserError(
+                f"{asked.where}: at this turn conversation {asked.conversation!r} has {tokens} tokens, the plan holds KV for"
+                f" {order.prompt_limit} beside max_new_tokens={order.new_tokens}; begin a new conversation, or solve again with"
+                f" workload.prompt_tokens={max(most)} workload.new_tokens={order.new_tokens}"
+            )
+
+
+def _knowing_the_page_cache(plan: Plan, checkpoint: Path) -> Plan:
+    with closing(PageCache()) as cache:
+        cached = cache.share(p for p in checkpoint.iterdir() if p.suffix in (".safetensors", ".bin"))
+    again = load_s(plan.hardware, plan.model, plan.workload, plan.decisions, cached)
+    return replace(plan, predicted=replace(plan.predicted, load_s=again))

@@ -1,0 +1,211 @@
+"""The configuration schema of the runtime's verbs: what a user may set, its types, and what each key means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from omegaconf import MISSING
+
+from penstock.planner.contract.config.config_schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
+
+
+class Validation(StrEnum):
+    """What a run compares beyond the rules and the prediction, which every run checks."""
+
+    none = "none"
+    full = "full"
+    """The streamed logits against the unstreamed model's; loads the whole model a second time."""
+
+
+@dataclass
+class EngineConfig:
+    """How the engine moves; none of it changes what is computed."""
+
+    wrap_around: bool = True
+    """At the last layers, prefetch the first ones for the next pass."""
+    warmup_layers: int | None = None
+    """Layers of the DRAM cache's first fill, the first ones that compute visits, that must have arrived before it starts; null: all."""
+    balance_units: int | None = 1
+    """Units from the first one that waits for its VRAM slot on, itself counted, of which the copier may take another kind's first.
+    1: strictly in forward order; null: as many as are copied ahead."""
+    keep_finished_units: int = 0
+    """Later units that must have computed before a finished one's VRAM slot is given to another."""
+
+
+@dataclass
+class ReuseConfig:
+    """KV pages of prompts that are kept for later prompts that begin alike: on disk, and in the memory that the plan has for them."""
+
+    dir: str | None = None
+    """Directory of the pages; null: none outlive the process, auto: penstock/kv in the user's cache directory ($XDG_CACHE_HOME or
+    ~/.cache). One process at a time writes there."""
+    read_only: bool = False
+    """Only read from the directory, beside whoever writes there: what is computed is kept in this process's memory alone."""
+    limit_bytes: int | None = None
+    """The pages of all models in it, at most; beyond it the least recently used go. null: the plan's kv.reuse.ssd_bytes, or 10 GiB where
+    it has none."""
+    staging_bytes: int = 67108864
+    """DRAM that pages pass through where the plan has none for them; two pages at least."""
+    scratch_dir: str | None = None
+    """Where the KV of a plan with `kv.ssd_pages` lies while it runs, in a file without a name; null: beside the checkpoint."""
+    read_gbps: float | None = None
+    """Rate of the directory's drive, by which it is decided whether reading is faster than computing; null: measured at the start."""
+
+
+@dataclass
+class ExpertsConfig:
+    """Routed experts of a run."""
+
+    record: str | None = None
+    """File to write of what every token was routed to, for `planner replay` and `planner solve moe.traces=`; plain, or *.gz, *.xz."""
+
+
+@dataclass
+class RunConfig:
+    """`runtime run`"""
+
+    plan: str = MISSING
+    """The plan file, written by `planner solve`."""
+    checkpoint: str | None = None
+    """Hugging Face checkpoint or packed store to run; null takes the plan's."""
+    prompt: str | None = field(default=None, metadata={"literal": True})
+    """Text to continue."""
+    prompts: str | None = None
+    """File of prompts, one a line; over-long ones keep their tail. In a *.jsonl each line is a JSON object: `prompt` (text)
+    or `tokens` (ids), and at will `max_new_tokens` and `conversation` (a name; what was said in it before comes before the prompt)."""
+    prompt_tokens: int | None = None
+    """Length of random prompts when no text is given; null takes the plan's."""
+    batch: int | None = None
+    """Sequences together; null takes the plan's, or the number of prompts when fewer."""
+    max_new_tokens: int | None = None
+    """Tokens to generate for each prompt that does not say so itself; null takes the plan's."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Share of probability that sampling keeps."""
+    seed: int = 0
+    """Of sampling and of random prompts."""
+    stop: list[str] = field(default_factory=list, metadata={"literal": True})
+    """Texts that end a sequence, besides the model's own stop tokens."""
+    validate: Validation = Validation.none
+    """`full` compares the logits with the unstreamed model's."""
+    rounds: int = 1
+    """Times that all prompts are run; figures are means or medians over rounds, texts are the first one's."""
+    warmup_rounds: int = 0
+    """Rounds before those, of which nothing is reported."""
+    limits: bool = False
+    """Measure the limits in this very process, before and after: the SSD's rate with the plan's blocks and depth, the arena's H2D, both at
+    once; and at the end what computing takes when nothing moves."""
+    out: str = "run.json"
+    """The report to write."""
+    trace: str | None = None
+    """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
+    calibrate: bool = False
+    """Keep what the run measured of the machine, for `planner solve` to go by."""
+    verbose: bool = False
+    """Log each load and eviction."""
+    kv: ReuseConfig = field(default_factory=ReuseConfig)
+    moe: ExpertsConfig = field(default_factory=ExpertsConfig)
+    force: ForceConfig = field(default_factory=ForceConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+@dataclass
+class BenchConfig:
+    """`runtime bench`"""
+
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    force: ForceConfig = field(default_factory=ForceConfig)
+    """As in `planner solve`; a mode that contradicts it is not run."""
+    calibration: CalibrationUse = CalibrationUse.own
+    """As in `planner solve`."""
+    modes: list[str] = field(default_factory=lambda: ["full", "preload", "stream", "mixed"])
+    """Where weights are while the model runs. full: all of them where it computes (VRAM, or DRAM without a GPU); preload: all in VRAM
+    and DRAM, as many in VRAM as fit; stream: all in DRAM, none kept in VRAM; mixed: the best plan that reads the SSD, too. Without a
+    GPU preload and stream are full."""
+    checkpoint: str | None = None
+    """Hugging Face checkpoint or packed store to run; null takes the model's."""
+    rounds: int = 3
+    """Times that all requests are run."""
+    warmup_rounds: int = 1
+    """Rounds before those, of which nothing is reported."""
+    prompt: str | None = field(default=None, metadata={"literal": True})
+    """Text to continue; null runs random tokens."""
+    prompts: str | None = None
+    """File of prompts, one a line, or of requests (*.jsonl), as in `runtime run`."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Share of probability that sampling keeps."""
+    seed: int = 0
+    """Of sampling and of random prompts."""
+    out: str = "bench.json"
+    """Every mode's report, with the keys of the seeds' benchmark."""
+    verbose: bool = False
+    """Show what each run prints, each load and eviction included."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+@dataclass
+class PackConfig:
+    """`runtime pack`"""
+
+    checkpoint: str = MISSING
+    """Hugging Face checkpoint to read."""
+    out: str = MISSING
+    """Directory of the packed store."""
+    device: str | None = None
+    """Raw block device to write the weights to instead of a file in `out`; needs force=true."""
+    force: bool = False
+    """Overwrite: an existing store, or a block device that is not mounted."""
+
+
+@dataclass
+class VerifyConfig:
+    """`runtime verify`"""
+
+    store: str = MISSING
+    """Directory of a packed store."""
+
+
+class KvAction(StrEnum):
+    """What is done with a directory of KV pages."""
+
+    list = "list"
+    """Tell what each model keeps there."""
+    verify = "verify"
+    """Read every page and compare it with its checksums."""
+    clear = "clear"
+    """Remove every page, or those of one namespace."""
+
+
+@dataclass
+class KvConfig:
+    """`runtime kv`"""
+
+    action: KvAction = MISSING
+    """What to do; the word alone will do. `verify` ends with status 1 when something is damaged."""
+    dir: str = "auto"
+    """Directory of KV pages; auto: penstock/kv in the user's cache directory, as in `runtime run`."""
+    namespace: str | None = None
+    """The one namespace to clear, as `list` shows it; null: all."""
+
+
+@dataclass
+class SynthConfig:
+    """`runtime synth`"""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    out: str = MISSING
+    """Directory of the checkpoint to make."""
+    seed: int = 0
+    """Of the random weights."""
+    shard_bytes: int = 2147483648
+    """Bytes of one safetensors file, at most (a tensor is never split)."""

@@ -1,0 +1,63 @@
+"""The VRAM side of an engine: one allocation divided, and the ring that streams units through its slots."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.planner.common.measures import align_up
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import kv_layer_bytes, kv_ring_slots
+from penstock.runtime.engine.host_side import HostSide
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.memory.pieces import cut
+from penstock.runtime.memory.vram import VramPool, device_layout
+from penstock.runtime.moving.ring import VramRing
+from penstock.runtime.moving.stream import Rehearsal, RingStream
+
+
+class CardSide:
+    """What an engine has in VRAM beside activations and the KV that stays there: taken at once, in one block."""
+
+    def __init__(self, plan: Plan, host: HostSide, copier: CopyDevice, device: torch.device):
+        weights, placement, options = plan.decisions.weights, host.placement, host.options
+        streamed = {u: device_layout(host.layouts[u]) for u in placement.streamed_units}
+        fixed = [(f, device_layout(f.layout)) for f in host.fixtures if f.tier is Tier.vram]
+        size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
+        counts = {name: count for name, (count, _) in placement.ring_classes.items()}
+        kv_count, kv_bytes = kv_ring_slots(plan.model, plan.decisions.kv), align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
+        experts, expert_bytes = (0, 0) if host.experts is None else host.experts.room.vram_share
+        room = options.page_room
+        ring_bytes = sum(count * size[name] for name, count in counts.items())
+        slots_bytes = ring_bytes + kv_count * kv_bytes + experts * expert_bytes + room.vram_bytes
+        self.vram = VramPool(sum(x.nbytes for _, x in fixed) + slots_bytes, device)
+        self.fixed = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
+        """What stays here, with its layout and its place."""
+        slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
+        self.kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_count)]
+        self.expert_slots = [self.vram.take(expert_bytes) for _ in range(experts)]
+        pages = (self.vram.take(n * room.page_bytes).view(n, room.page_bytes) for n in (room.bounce_pages, room.vram_pages))
+        self.bounce, self.kept = pages
+        """Pages of KV: [pages, page_bytes]."""
+        pieces = {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
+        self.ring = VramRing(
+            units=placement.streamed_units,
+            pieces=pieces.__getitem__,
+            slots=slots,
+            source=host.dram,
+            device=copier,
+            distance=weights.vram.prefetch_distance,
+            in_flight=weights.h2d.in_flight,
+            ledger=host.ledger,
+            wrap=options.wrap_around,
+            balance=max(1, weights.vram.prefetch_distance) if options.balance_units is None else options.balance_units,
+            keep=options.keep_finished_units,
+        )
+        tensors = {u: x.tensors for u, x in streamed.items()}
+        self.stream = RingStream(self.ring, host.dram, tensors, copier, host.ledger)
+        self.rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
+
+    @property
+    def streamed_into(self) -> list[torch.Tensor]:
+        """All places that something moves through."""
+        return [*self.ring.slots, *self.kv_slots, *self.expert_slots]

@@ -1,0 +1,281 @@
+"""A streamed model, assembled from a plan: store, arena, cache, ring and the `transformers` module bound to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.engine.card_side import CardSide
+from penstock.runtime.engine.generate import Batch, Sequences
+from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.experts.routed import Experts
+from penstock.runtime.kv.batch.contiguous import KvBuffers
+from penstock.runtime.kv.batch.outside_kv import OutsideKv
+from penstock.runtime.kv.pages.page_tiers import PageMemory
+from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.memory.arena import Arena, PageLock
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.attention import attend_without_masks
+from penstock.runtime.model.fixtures import head_rows
+from penstock.runtime.model.lookup import look_up_on_host
+from penstock.runtime.model.skeleton import Binder, BlockedHead, Skeleton, move_buffers, parameters
+from penstock.runtime.moving.filler import Arrival, Fill, Filler
+from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
+
+Progress = Callable[[str, int, int], None]
+"""Told (phase, done, total)."""
+
+
+class Engine:
+    """``model`` can be called like the unstreamed one after :meth:`load`; units move underneath by the plan.
+
+    Takes the arena (the plan's DRAM share of weights) at once and, with a GPU, one block of VRAM; nothing is allocated after
+    :meth:`load` but activations and KV. ``copier`` is None to compute on the CPU from two tiers. ``host`` is the DRAM side made before
+    with the same ``options``, which stays its maker's to close; None makes it here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        skeleton: Skeleton,
+        copier: CopyDevice | None,
+        device: torch.device,
+        options: EngineOptions,
+        say: Callable[[str], None] | None = None,
+        host: HostSide | None = None,
+    ):
+        self.device = device
+        self.model = skeleton.model
+        attend_without_masks(self.model, device)
+        self.copier = copier
+        copies = plan.decisions.weights.h2d
+        self.chunking = copies.chunk_bytes, copies.in_flight
+        self._placement = plan.placement
+        self._filler: Filler | None = None
+        self._kv: dict[int, KvBuffers] = {}
+        self._stack = ExitStack()
+        try:
+            self.host = HostSide(plan, skeleton, self._take_arena, options, say) if host is None else host
+            if host is None:
+                self._stack.callback(self.host.close)
+            self.arena, self.pool, self.dram, self.ledger = self.host.arena, self.host.pool, self.host.dram, self.host.ledger
+            at, nbytes = self.host.pages_at, options.page_room.dram_bytes
+            self.page_memory = PageMemory(self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes))
+            self.card = None if copier is None else CardSide(plan, self.host, copier, device)
+            if self.card is None:
+                tensors = {u: x.tensors for u, x in self.host.layouts.items()}
+                self.stream: HostStream | RingStream = HostStream(self.dram, tensors, self.ledger)
+                slots = self.arena.slice(self.host.cache_at, self.dram.slots * self.dram.slot_bytes).split(max(1, self.dram.slot_bytes))
+                self._rehearsal = Rehearsal(tensors, lambda u: slots[u.layer % len(slots)])
+            else:
+                self.page_memory = replace(self.page_memory, device=copier, bounce=self.card.bounce, kept=self.card.kept)
+                self.stream, self._rehearsal = self.card.stream, self.card.rehearsal
+            self._stack.callback(self.stream.close)
+            self.experts = self._open_experts(skeleton)
+            directory = skeleton.store.directory if options.kv_scratch_dir is None else options.kv_scratch_dir
+            self.outside = OutsideKv(plan, self.host, self.card.kv_slots if self.card else [], copier, self.model, directory)
+            self._stack.callback(self.outside.close)
+            self._binder = Binder(self.model, self.host.blocks, self._rehearsal)
+            self._bind_fixtures()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_arena(self, nbytes: int) -> Arena:
+        with uninterrupted():
+            arena = Arena(nbytes)
+            self._stack.callback(arena.close)
+        arena.occupy(self.copier if isinstance(self.copier, PageLock) else None)
+        return arena
+
+    def _open_experts(self, skeleton: Skeleton) -> Experts | None:
+        host = self.host.experts
+        if host is None:
+            return None
+        with uninterrupted():
+            each = host.dram.slot_bytes
+            slots = self.card.expert_slots if self.card else []
+            places = slots or self.arena.slice(host.at, max(1, host.room.dram_slots) * each).split(each)
+            experts = Experts(host, skeleton.layers, slots, places, self.copier, self.stream, self.ledger, self.host.options.record)
+            self._stack.callback(experts.close)
+        return experts
+
+    def _bind_fixtures(self) -> None:
+        """Point the model at what never moves; its bytes come with :meth:`load`."""
+        bound = [(f, parameters(f.layout.tensors, self._reach(at, f.layout.nbytes))) for f, at in self.host.fixed if f.bind]
+        if self.card is not None:
+            on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self.card.fixed]
+            resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
+            rows = head_rows(self._placement.model.vocab, self._placement.weights.head_blocks)
+            self.model.set_output_embeddings(BlockedHead(rows, resident, self._binder, self.model.get_output_embeddings()))
+            bound += on_card
+        for f, params in bound:
+            if f.bind:
+                f.bind(params)
+        move_buffers(self.model, self.device)
+        if self.copier is not None and not all(self._kernels_reach(at, f.layout.nbytes) for f, at in self.host.fixed if f.bind):
+            look_up_on_host(self.model.get_input_embeddings(), self.device)
+
+    def _reach(self, at: int, nbytes: int) -> torch.Tensor:
+        """A fixed DRAM region as whatever computes with it sees it."""
+        host = self.arena.slice(at, nbytes)
+        return self.copier.alias(host) if self.copier is not None and self._kernels_reach(at, nbytes) else host
+
+    def _kernels_reach(self, at: int, nbytes: int) -> bool:
+        return not isinstance(self.copier, PageLock) or self.arena.is_locked(at, nbytes)
+
+    def load(self, batch: Batch, progress: Progress) -> None:
+        """Fill every place and start the stream. While weights arrive, passes of ``batch``'s shape are rehearsed."""
+        self.begin_loading()
+        self.warm_up(batch)
+        self.finish_loading(progress)
+
+    def begin_loading(self) -> None:
+        """Start to fill every place, on other threads."""
+        self.host.begin_reading()
+        if self.card is not None:
+            fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self.card.fixed] + (self.experts.fills() if self.experts else [])
+            with uninterrupted():
+                self._filler = Filler(self.host.cached, self.host.bounces, self.copier, fills)
+                self._filler.start()
+                self._stack.callback(self._filler.close)
+
+    def warm_up(self, batch: Batch) -> None:
+        """Rehearse passes of ``batch``'s shape, those of one token first: KV memory is taken before activations, which then leave no holes
+        between its parts. On the CPU that is enough: nothing is loaded on demand there."""
+        longest = max(map(len, batch.prompts))
+        for tokens in (1, longest) if self.copier else (1,):
+            self.rehearse(replace(batch, prompts=[[0] * tokens] * len(batch.prompts)))
+        if self.copier and self.experts is not None:
+            with torch.inference_mode():
+                self.experts.warm_up(len(batch.prompts) * min(longest, batch.chunk_tokens))
+
+    def finish_loading(self, progress: Progress) -> None:
+        """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless told not to wait."""
+        total = sum(nbytes for _, nbytes in self.host.reads) + (self._filler.total_bytes if self._filler else 0)
+        done = 0
+
+        def await_(arrival: Arrival) -> None:
+            while not arrival.within(0.1):
+                tell()
+
+        def tell() -> None:
+            progress("load", min(done + (self._filler.filled_bytes if self._filler else 0), total), total)
+
+        for arrival, nbytes in self.host.reads:
+            await_(arrival)
+            done += nbytes
+            tell()
+        if self._filler is not None:
+            await_(self._filler.over)
+            tell()
+        self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers), self.host.options.warmup_layers)
+        self._binder.stream = self.stream
+        if self.card is not None:
+            self.card.ring.start()
+        if self.experts is not None:
+            self.experts.start()
+            self.experts.stream()
+
+    def loaded(self) -> dict[str, tuple[float, int]]:
+        """What arrived on other threads so far, each with its busy seconds and bytes."""
+        meters = {"page_cache": self.host.cached.meter, "ssd": self.pool.meter}
+        arrived = {name: (meter.busy_seconds, meter.bytes) for name, meter in meters.items()}
+        return arrived if self._filler is None else arrived | {"h2d": (self._filler.seconds, self._filler.filled_bytes)}
+
+    def rehearse(self, batch: Batch) -> tuple[float, float]:
+        """A prefill and two decode steps over whatever lies in the buffers -> seconds of the prefill and of the second step.
+
+        Nothing moves meanwhile, so once kernels are loaded these are what computing alone takes. Before :meth:`load` ends or after
+        :meth:`stop`. On the CPU the first rehearsal, with a short prompt, is enough: nothing is loaded on demand there.
+        """
+        self._binder.stream = self._rehearsal
+        if self.experts is not None:
+            self.experts.rehearse()
+            self.experts.expect(len(batch.prompts))
+        with torch.inference_mode():
+            buffers = self._kv_of(batch).with_outside(self.outside.rehearse(batch.capacity))
+            sequences = Sequences(self.model, self.device, batch, self._rehearsal.begin_pass, buffers)
+            fed = torch.zeros(len(batch.prompts), dtype=torch.long, device=self.device)
+            begun = time.perf_counter()
+            sequences.prefill()[0, 0].item()
+            prefill_s = time.perf_counter() - begun
+            sequences.step(fed)[0, 0].item()
+            sequences.jump_to_end()
+            begun = time.perf_counter()
+            sequences.step(fed)[0, 0].item()
+            return prefill_s, time.perf_counter() - begun
+
+    def sequences(self, batch: Batch, prefix: Prefix | None = None) -> Sequences:
+        """``batch`` on its way through the model, in the KV memory of the batches before it. One at a time, after :meth:`load`."""
+        buffers = self._kv_of(batch).with_outside(self.outside.begin(len(batch.prompts), batch.capacity))
+        if self.experts is not None:
+            self.experts.begin(batch.prompts)
+
+        def begin_pass() -> None:
+            self.outside.begin_pass()
+            self.stream.begin_pass()
+
+        return Sequences(self.model, self.device, batch, begin_pass, buffers, prefix)
+
+    def _kv_of(self, batch: Batch) -> KvBuffers:
+        if batch.capacity not in self._kv:
+            self._kv = {batch.capacity: KvBuffers(self.model.config, batch.capacity)}
+        return self._kv[batch.capacity]
+
+    @property
+    def link_target(self) -> torch.Tensor | None:
+        """The largest buffer of VRAM that something streams into; None when nothing does."""
+        return max(self.card.streamed_into if self.card else (), key=torch.Tensor.numel, default=None)
+
+    @property
+    def reads_ssd(self) -> bool:
+        """Whether every pass reads the SSD."""
+        return bool(self._placement.ssd_layers)
+
+    def stage_totals(self) -> dict[str, tuple[int, float]]:
+        """Stage -> (bytes, busy seconds) since the engine was made."""
+        self.stream.settle()
+        if self.experts is not None:
+            self.experts.settle()
+        totals = {name: (t.bytes, t.busy_s) for name, t in self.ledger.totals().items()}
+        return {"ssd": (self.pool.meter.bytes, self.pool.meter.busy_seconds), **totals}
+
+    def track_totals(self) -> dict[str, tuple[int, float]]:
+        """The same for the ledger's tracks, of which weights (``h2d``) and KV (``h2d.kv``) have one each on the link."""
+        self.stream.settle()
+        return {name: (t.bytes, t.busy_s) for name, t in self.ledger.tracks().items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Counters for the report: the cache's hits, loads, evictions and waits, the ring's waits, the reader's retries."""
+        return {
+            "cache": asdict(self.dram.cache.stats),
+            "ring": asdict(self.card.ring.stats) if self.card else None,
+            "experts": self.experts.facts() if self.experts else None,
+            "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
+            "stalls": self.pool.stalls.facts(),
+            "ssd": {
+                "reads": self.pool.meter.reads,
+                "retries": self.pool.meter.retries,
+                "direct_files": [str(f) for f in self.pool.direct_files],
+                "buffered_files": [str(f) for f in self.pool.buffered_files],
+            },
+        }
+
+    def stop(self) -> None:
+        """End the stream: no unit moves any more, the pool and the arena may be used for something else."""
+        self.outside.end()
+        self.stream.close()
+        if self.experts is not None:
+            self.experts.close()
+
+    def close(self) -> None:
+        """Stop threads, free page-locked memory. Safe to call twice, and after a failure in the middle."""
+        self._stack.close()

@@ -1,0 +1,148 @@
+"""The DRAM side of an engine: the arena divided, the layer cache in it, and the threads that fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.planner.common.host_memory import usable_cores
+from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.common.measures import GB, align_down, align_up
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.policy import make_policy
+from penstock.planner.contract.prices.memory_law import OVERHEADS, kv_arena_slots, kv_layer_bytes
+from penstock.planner.contract.prices.stages import ssd_gbps
+from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
+from penstock.runtime.kv.pages.page_room import PageRoom
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.model.fixtures import Fixture, device_fixtures, host_fixtures
+from penstock.runtime.model.skeleton import Skeleton
+from penstock.runtime.moving.dram_side import DramTier
+from penstock.runtime.moving.filler import Arrival, start_reads
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.reading.cached import CachedReads
+from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.base import UnitLayout
+
+FEWEST_BOUNCES = 4
+"""Buffers on the way to VRAM at start, at least: some are read into while others are copied from."""
+SMALLEST_BOUNCE = 2 << 20
+"""Bytes of such a buffer: smaller copies do not reach the link's rate."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a plan is executed, beside what it decides: the keys of ``asked.run_schema.EngineConfig``, and what is recorded."""
+
+    wrap_around: bool = True
+    warmup_layers: int | None = None
+    balance_units: int | None = 1
+    keep_finished_units: int = 0
+    kv_scratch_dir: Path | None = None
+    record: Path | None = None
+    """File for what every token is routed to."""
+    keep_log: bool = False
+    keep_spans: bool = False
+    page_room: PageRoom = PageRoom()
+    """Memory for the KV pages of prefixes."""
+
+
+class HostSide:
+    """What an engine has in DRAM. Reading may begin before there is a device to compute on.
+
+    ``take`` gives an arena of at least so many bytes, resident; it stays its giver's to close, after this.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        skeleton: Skeleton,
+        take: Callable[[int], Arena],
+        options: EngineOptions,
+        say: Callable[[str], None] | None = None,
+    ):
+        self.options = options
+        self.placement = plan.placement
+        self.ledger = Ledger(options.keep_spans)
+        self.blocks = [u for u, _ in self.placement.units if u.kind != "head"]
+        self.layouts: dict[Unit, UnitLayout] = {u: skeleton.store.unit(u) for u in self.blocks}
+        if plan.hardware.gpu is None:
+            self.fixtures = host_fixtures(skeleton.store, skeleton.model)
+        else:
+            self.fixtures = device_fixtures(self.placement, skeleton.store, skeleton.model, skeleton.layers)
+            self.layouts |= {f.unit: f.layout for f in self.fixtures if f.unit and f.unit.kind == "head"}
+        self._reads: list[tuple[Arrival, int]] | None = None
+        self._stack = ExitStack()
+        ssd = plan.decisions.weights.ssd
+        fixed = [f for f in self.fixtures if f.tier is Tier.dram]
+        cache_bytes = DramTier.nbytes(self.placement, self.layouts)
+        bounce_bytes = OVERHEADS.bounce_bytes if plan.hardware.gpu else 0
+        kv_bytes = align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
+        kv_sizes = [kv_bytes] * kv_arena_slots(plan.hardware, plan.model, plan.decisions.kv)
+        pages_bytes = options.page_room.dram_bytes
+        room = ExpertRoom.of(plan, skeleton.store)
+        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes, pages_bytes, room.dram_bytes)
+        self.arena = take(sum(map(align_up, sizes)))
+        staging_at, _ = self.arena.take(ssd.staging_bytes)
+        self.fixed: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
+        self.cache_at, _ = self.arena.take(cache_bytes)
+        self.bounces = self._bounces(bounce_bytes)
+        self.kv_places = [(self.arena.take(size)[0], size) for size in kv_sizes]
+        """(offset, bytes) of each buffer for one layer's KV: of the layers that lie in DRAM, then those that the SSD's pass through."""
+        self.pages_at, _ = self.arena.take(pages_bytes)
+        experts_at, _ = self.arena.take(room.dram_bytes)
+        try:
+            with uninterrupted():
+                staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]
+                on_block = self.ledger.keep_block if options.keep_spans else None
+                self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block, usual_s=_usual_read_s(plan))
+                self._stack.callback(self.pool.close)
+                self.cached = CachedReads(self.pool, usable_cores())
+                self._stack.callback(self.cached.close)
+            self.experts = ExpertHost(room, self.arena, experts_at, self.pool) if room.layouts else None
+            policy = make_policy(self.placement, options.wrap_around)
+            heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self.fixed if f.unit}
+            self.dram = DramTier(self.placement, self.layouts, self.arena, self.cache_at, self.pool, policy, heads, say, options.keep_log)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bounces(self, nbytes: int) -> list[tuple[memoryview, torch.Tensor]]:
+        """``nbytes`` of the arena as one buffer for each core that copies from the page cache."""
+        if not nbytes:
+            return []
+        count = min(max(usable_cores(), FEWEST_BOUNCES), nbytes // SMALLEST_BOUNCE)
+        first, size = self.arena.take(nbytes)[0], align_down(nbytes // count)
+        places = [first + i * size for i in range(count)]
+        return [(self.arena.view[at : at + size], self.arena.slice(at, size)) for at in places]
+
+    def begin_reading(self) -> None:
+        """Start to fill the fixed places and the cache's first layers, from the page cache where they lie there. A second call does
+        nothing."""
+        if self._reads is None:
+            places = ((f.layout.extents, self.arena.view[at : at + f.layout.nbytes]) for f, at in self.fixed)
+            self._reads = start_reads(self.cached, places)
+            self.dram.preload(self.cached)
+            if self.experts is not None:
+                self._reads += self.experts.dram.preload(self.cached)
+
+    @property
+    def reads(self) -> list[tuple[Arrival, int]]:
+        """Reads into fixed places, with their bytes."""
+        return self._reads or []
+
+    def close(self) -> None:
+        """Stop reading. Safe to call twice."""
+        self._stack.close()
+
+
+def _usual_read_s(plan: Plan) -> float:
+    """Seconds of one block with all reads in flight, at the rate that the profile has for them."""
+    ssd = plan.decisions.weights.ssd
+    return ssd.queue_depth * ssd.block_bytes / GB / ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)

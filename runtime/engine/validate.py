@@ -1,0 +1,112 @@
+"""Whether a run did what was promised: the rules held, the numbers are the unstreamed model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.engine.generate import Batch, Generation, Sequences
+from penstock.runtime.experts.expert_modules import expert_parameters, layers_with_experts
+from penstock.runtime.model.skeleton import bind, move_buffers, open_skeleton, parameters, submodule
+from penstock.runtime.moving.dram_cache import CacheStats
+from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.base import UnitLayout
+from penstock.runtime.store.manifest import MANIFEST
+
+BF16_STEP = 2.0**-8
+"""Relative distance between neighbouring BF16 numbers."""
+
+
+@dataclass(frozen=True)
+class LogitsCheck:
+    """Streamed against unstreamed logits over every pass of one batch."""
+
+    passes: int
+    identical: bool
+    """Bit for bit."""
+    max_abs_error: float
+    max_abs_logit: float
+    relative_l2: float
+    """Largest over passes of |streamed - unstreamed| / |unstreamed|, Euclidean norms."""
+    rounding: float
+    """What BF16 rounding explains: one step at each of a layer's two residual additions, adding up like a random walk. Kernels on a GPU
+    add in an order that changes between runs: the unstreamed model differs from itself by as much."""
+    same_argmax: float
+    """Share of sequences and passes whose most likely token agrees."""
+    within_rounding: bool
+
+
+def broken_at_run_time(plan: Plan, stats: CacheStats, peak_dram: int, peak_vram: int) -> list[str]:
+    """Rules that hold only if the engine obeyed: HWM never passed, nothing evicted in the window, budgets kept."""
+    broken = []
+    hwm = plan.decisions.weights.dram.hwm_layers
+    if stats.peak_layers > hwm:
+        broken.append(f"the DRAM cache held {stats.peak_layers} layers, hwm_layers={hwm}")
+    if stats.evictions_in_window:
+        broken.append(f"{stats.evictions_in_window} layers were evicted inside the prefetch window")
+    if peak_dram > plan.hardware.dram_bytes:
+        broken.append(f"DRAM peaked at {peak_dram} bytes, hardware.dram_bytes={plan.hardware.dram_bytes}")
+    if peak_vram > plan.hardware.vram_bytes:
+        broken.append(f"VRAM peaked at {peak_vram} bytes, hardware.vram_bytes={plan.hardware.vram_bytes}")
+    return broken
+
+
+def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
+    """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store."""
+    if not (checkpoint / MANIFEST).exists():
+        return AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto").to(device).eval()
+    skeleton = open_skeleton(checkpoint)
+    model, store, layers = skeleton.model, skeleton.store, skeleton.layers
+    places = [(model, layout) for layout in store.others().values()]
+    places += [(submodule(layers, unit), store.unit(unit)) for i in range(len(layers)) for unit in (Unit("attn", i), Unit("ffn", i))]
+    with ReadPool(4, 4 << 20) as pool:
+        for module, layout in places:
+            bind(module, parameters(layout.tensors, _read(pool, layout).to(device)))
+        for layer, module in layers_with_experts(layers):
+            whole = {name: torch.empty(p.shape, dtype=p.dtype, device=device) for name, p in expert_parameters(module).items()}
+            for e in range(module.num_experts):
+                layout = store.unit(Unit("expert", layer, e))
+                for name, part in parameters(layout.tensors, _read(pool, layout)).items():
+                    whole[name][e] = part
+            bind(module, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
+    model.tie_weights()
+    move_buffers(model, device)
+    return model
+
+
+def _read(pool: ReadPool, layout: UnitLayout) -> torch.Tensor:
+    whole = torch.empty(layout.nbytes + ALIGN, dtype=torch.uint8)
+    buffer = whole[-whole.data_ptr() % ALIGN :][: layout.nbytes]
+    pool.read_now(layout.extents, memoryview(buffer.numpy()))
+    return buffer
+
+
+@torch.inference_mode()
+def compare_logits(
+    model: nn.Module, device: torch.device, batch: Batch, got: Generation, progress: Callable[[int, int], None]
+) -> LogitsCheck:
+    """Feed the unstreamed ``model`` what the streamed one was fed, pass by pass, and compare the last position's logits."""
+    sequences = Sequences(model, device, batch, lambda: None)
+    identical, error, largest, agree, relative = True, 0.0, 0.0, 0, 0.0
+    for k, logits in enumerate(got.logits):
+        want = (sequences.step(got.fed[k - 1]) if k else sequences.prefill()).cpu()
+        identical &= torch.equal(want, logits)
+        difference = want.float() - logits.float()
+        error = max(error, difference.abs().max().item())
+        relative = max(relative, (difference.norm() / want.float().norm()).item())
+        largest = max(largest, want.float().abs().max().item())
+        agree += int((want.argmax(-1) == logits.argmax(-1)).sum())
+        progress(k + 1, len(got.logits))
+    passes = len(got.logits)
+    rounding = BF16_STEP * math.sqrt(2 * model.config.get_text_config().num_hidden_layers)
+    same = agree / (passes * len(batch.prompts))
+    return LogitsCheck(passes, identical, error, largest, relative, rounding, same, relative <= rounding)

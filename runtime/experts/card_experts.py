@@ -1,0 +1,266 @@
+"""The VRAM tier of experts: slots on the card, and the copies that bring experts to them, some of them ahead of their router."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.runtime.experts.dram_experts import DramExperts
+from penstock.runtime.experts.expert_copies import ExpertCopies
+from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.expert_forward import Arrived
+from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
+from penstock.runtime.experts.expert_views import SlotViews
+from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.memory.device import CopyDevice, Event
+from penstock.runtime.memory.pieces import Segment, cut, within
+from penstock.runtime.memory.vram import DeviceLayout
+from penstock.runtime.moving.ledger import Ledger
+
+
+@dataclass
+class _Misses:
+    """What a visit still has to bring: experts in DRAM, those on their way from the SSD, and those whose copies are queued."""
+
+    near: deque[int]
+    far: dict[int, None]
+    started: deque[int] = field(default_factory=deque)
+    looked_ahead: bool = False
+
+
+@dataclass(eq=False)
+class _Ahead:
+    """An expert that is fetched ahead from a slot in DRAM: what of it is still to be queued."""
+
+    key: Key
+    slot: int
+    dram_slot: int
+    source: torch.Tensor
+    chunks: deque[Segment]
+
+
+class CardExperts:
+    """Experts in VRAM ``slots`` under ``cache``, brought from ``dram``.
+
+    A visit computes with what is here at once. What is in DRAM is copied next, what is on the SSD as its parts arrive in DRAM; the host
+    waits for parts of the SSD alone. What stays, and what is fetched ahead, is decided once the missing are on their way; DRAM lets an
+    expert go, or keeps it, when VRAM has decided, since what VRAM keeps is of no worth there. Copies have the stream of ``device`` to
+    themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`fetch_ahead` has queued. One thread
+    does all this: another one for what is fetched ahead would take turns with it in the interpreter, chunk by chunk.
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[Key, DeviceLayout],
+        slots: Sequence[torch.Tensor],
+        cache: ExpertCache,
+        dram: DramExperts,
+        device: CopyDevice,
+        clock: ComputeClock,
+        ledger: Ledger,
+        chunk_bytes: int,
+        in_flight: int,
+        prefetch: int,
+    ):
+        self.stats = TierStats()
+        self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
+        self._layouts, self._cache, self._dram = layouts, cache, dram
+        self._copies = ExpertCopies(slots, device, ledger)
+        self._device, self._clock = device, clock
+        self._chunk_bytes, self._in_flight, self._prefetch = chunk_bytes, in_flight, prefetch
+        self._coming: dict[Key, _Ahead] = {}
+        self._under_way: deque[Event] = deque()
+        self._most_queued, self._most_bytes = float(in_flight), chunk_bytes
+        self._ahead: set[Key] = set()
+        self._wanted: Iterator[Key] | None = None
+        self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
+
+    def settle(self) -> None:
+        """Book all copies that are over; never blocks."""
+        self._copies.settle()
+
+    def keep_first(self) -> dict[Key, torch.Tensor]:
+        """The slots that layers keep, given to their first experts: whoever calls this fills them before :meth:`start`."""
+        places = {}
+        for layer, expert in self._layouts:
+            slot = self._cache.keep(layer, expert)
+            if slot is not None:
+                places[layer, expert] = self._copies.slots[slot]
+        return places
+
+    def start(self) -> None:
+        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it."""
+        held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
+        self._copies.lies_in(slot for slot in held.values() if slot is not None)
+        for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
+            slot = self._cache.keep(*key)
+            if slot is not None:
+                over = self._copy_all(key, slot)
+        if over is not None:
+            self._device.host_waits(over)
+
+    def close(self) -> None:
+        """Nothing is fetched ahead any more: whoever computes on does it without this tier, and passes by."""
+        self._wanted = None
+        self._coming.clear()
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        self.fetch_ahead()
+        return index
+
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        self._wanted = None
+        with self._deciding:
+            seen = self._cache.find(layer, routing.experts)
+        for slot in seen.dropped:
+            self._cache.give_back(slot)
+        begun = {key: self._coming.pop(key) for key in [*self._coming] if key[0] == layer}
+        partly = [e for e in seen.hits if (layer, e) in begun]
+        for expert in partly:
+            self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
+        near, far = self._dram.visit(layer, routing, seen.misses)
+        coming = _Misses(deque(near), dict.fromkeys(far))
+        self._start(layer, coming)
+        self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
+        self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
+        self._ahead = {key for key in self._ahead if key[0] != layer}
+        self._judge(layer, routing)
+        self._go_on(layer, coming, routing)
+        for expert in [*(e for e in seen.hits if e not in partly), *partly]:
+            yield self._ready(layer, expert)
+            self._used(layer, expert)
+        while coming.near or coming.started:
+            self._go_on(layer, coming, routing)
+            expert = coming.started.popleft()
+            yield self._ready(layer, expert)
+            self._used(layer, expert)
+            self._dram.release(layer, expert)
+        while coming.far:
+            self._clock.pause()
+            expert = self._bring_part(layer, coming)
+            if expert is not None:
+                yield self._ready(layer, expert)
+                self._used(layer, expert)
+                self._dram.release(layer, expert)
+        self.settle()
+
+    def _start(self, layer: int, coming: _Misses) -> None:
+        """Queue the copies of what lies in DRAM, as far as there are slots."""
+        while coming.near and self._cache.free:
+            expert = coming.near.popleft()
+            self._copy_all((layer, expert), self._take(layer, expert))
+            coming.started.append(expert)
+
+    def _judge(self, layer: int, routing: Routing) -> None:
+        """Decide in both tiers what is to stay."""
+        if not self._cache.still:
+            with self._judging:
+                self._cache.judge(layer, routing)
+        self._dram.judge(layer, routing)
+
+    def _go_on(self, layer: int, coming: _Misses, routing: Routing) -> None:
+        """Queue what there are slots for; behind the last that DRAM has, copies for coming layers may begin, also while the SSD reads."""
+        if coming.near:
+            self._start(layer, coming)
+        if not (coming.near or coming.looked_ahead):
+            coming.looked_ahead = True
+            self._look_ahead(layer, len(routing.experts))
+
+    def _bring_part(self, layer: int, coming: _Misses) -> int | None:
+        """Wait for a part of an expert from the SSD, for which there is a slot, and queue its copies. The expert, if that was the last."""
+        placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
+        expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed, self.fetch_ahead)
+        segments = self._layouts[layer, expert].segments
+        arrived = [s for extent in self._dram.parts(layer, expert)[number] for s in within(segments, extent.dest, extent.nbytes)]
+        slot = self._cache.slot(layer, expert)
+        if slot is None:
+            slot = self._take(layer, expert)
+        self._copy((layer, expert), slot, *self._dram.place(layer, expert), arrived)
+        if not over:
+            return None
+        del coming.far[expert]
+        return expert
+
+    def _ready(self, layer: int, expert: int) -> Arrived:
+        """``expert`` for kernels that are issued from now on, which stand still until it has arrived."""
+        slot = self._cache.slot(layer, expert)
+        arrival = self._copies.arrival(slot)
+        if arrival is not None and not self._device.done(arrival):
+            self._clock.pause()
+            self._device.compute_waits(arrival)
+        self._clock.resume(arrival)
+        return expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
+
+    def _used(self, layer: int, expert: int) -> None:
+        """What computes with ``expert`` is issued."""
+        self._copies.left(self._cache.slot(layer, expert))
+        for slot in self._cache.settle(layer, expert):
+            self._cache.give_back(slot)
+        self.fetch_ahead()
+
+    def _take(self, layer: int, expert: int) -> int:
+        slot = self._cache.take(layer, expert)
+        if slot is None:
+            raise RuntimeError(f"no slot for expert {layer}.{expert}")
+        return slot
+
+    def _copy_all(self, key: Key, slot: int) -> Event:
+        return self._copy(key, slot, *self._dram.place(*key), self._layouts[key].segments)
+
+    def _copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
+        over = self._copies.copy(key, slot, dram_slot, source, segments)
+        self._dram.read_until(dram_slot, partial(self._device.host_waits, over))
+        return over
+
+    def _look_ahead(self, layer: int, touched: int) -> None:
+        if self._cache.still:
+            return
+        with self._deciding:
+            self._wanted = self._cache.coming(layer, touched, self._prefetch)
+        certain = self._cache.is_dense(touched) and not self._cache.is_last(layer)  # the pass after this one may be a step
+        self._most_queued, self._most_bytes = (math.inf, sys.maxsize) if certain else (self._in_flight, self._chunk_bytes)
+        self.fetch_ahead()
+
+    def fetch_ahead(self) -> None:
+        """Queue chunks of what is wanted ahead, as long as fewer than ``in_flight`` are on their way; all that there are slots for, in one
+        piece each, where the coming layer will want it for certain. Never blocks; called wherever the host passes by."""
+        if self._wanted is None and not self._coming:
+            return
+        while self._under_way and self._device.done(self._under_way[0]):
+            self._under_way.popleft()
+        while len(self._under_way) < self._most_queued:
+            coming = self._next_ahead()
+            if coming is None:
+                return
+            self._under_way.append(self._queue(coming, 1))
+            if not coming.chunks:
+                del self._coming[coming.key]
+
+    def _next_ahead(self) -> _Ahead | None:
+        """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""
+        for coming in self._coming.values():
+            return coming
+        while self._wanted is not None and self._cache.room_ahead:
+            with self._deciding:
+                key = next(self._wanted, None)
+            if key is None:
+                self._wanted = None
+            elif self._dram.here(*key):
+                self.stats.ahead += 1
+                self._ahead.add(key)
+                dram_slot, source = self._dram.place(*key)
+                chunks = deque(cut(self._layouts[key].segments, self._most_bytes))
+                self._coming[key] = _Ahead(key, self._cache.take(*key), dram_slot, source, chunks)
+                return self._coming[key]
+        return None
+
+    def _queue(self, coming: _Ahead, most: int) -> Event:
+        chunks = [coming.chunks.popleft() for _ in range(most)]
+        return self._copy(coming.key, coming.slot, coming.dram_slot, coming.source, chunks)

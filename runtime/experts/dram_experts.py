@@ -1,0 +1,270 @@
+"""The DRAM tier of experts: slots in the arena, and reads that bring experts to them part by part."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import align_up
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.runtime.experts.expert_fetch import Fetch, Key, parts_of
+from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.moving.filler import Arrival
+from penstock.runtime.reading.reader import ReadPool, Reads
+from penstock.runtime.store.base import Extent, UnitLayout
+
+LOOK_UP_S = 0.004
+"""How long a wait for the SSD goes on at a time: a link of 16 to 64 GB/s copies one or two chunks meanwhile."""
+
+
+class DramExperts:
+    """Experts in ``slots`` of the arena from ``base`` on, under ``cache``.
+
+    One consumer calls :meth:`visit`, :meth:`judge`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. What the
+    consumer asked for is read at once, before all else; what is fetched ahead goes ``in_flight`` parts at a time, and not beyond the next
+    visit if that has no use for it.
+    """
+
+    def __init__(
+        self,
+        layouts: Mapping[Key, UnitLayout],
+        arena: Arena,
+        base: int,
+        cache: ExpertCache,
+        pool: ReadPool,
+        part_bytes: int,
+        in_flight: int,
+        prefetch: int,
+    ):
+        self.stats = TierStats()
+        self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
+        self.slot_bytes = slot_bytes(layouts)
+        self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
+        self._cache = cache
+        self._part_bytes, self._in_flight, self._prefetch = part_bytes, in_flight, prefetch
+        self._cond = threading.Condition()
+        self._fetches: dict[Key, Fetch] = {}
+        self._todo: deque[Key] = deque()
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._parts: dict[Key, list[tuple[Extent, ...]]] = {}
+        self._left: dict[int, Callable[[], None]] = {}
+        """Waits for the copies that read a slot last."""
+        self._ahead: set[Key] = set()
+        self._wanted: Iterator[Key] | None = None
+        """What may be fetched ahead, since the latest :meth:`judge`."""
+        self._error: BaseException | None = None
+        self._closed = False
+
+    def preload(self, source: Reads) -> list[tuple[Arrival, int]]:
+        """Start to fill the slots that layers keep, from ``source``: (arrival, bytes) of each expert."""
+        under_way = []
+        for (layer, expert), layout in self._layouts.items():
+            slot = self._cache.keep(layer, expert)
+            if slot is not None:
+                under_way.append((Arrival(), layout.payload_bytes))
+                source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
+        return under_way
+
+    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
+        """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that lie here, to be used in this
+        order, and those on their way, which begin to come as far as there are slots. :meth:`judge` comes next."""
+        with self._cond:
+            self._raise_if_broken()
+            if self._cache.still:
+                self.stats.visited(routing.prompt, len(wanted), 0)
+                return list(wanted), []
+            with self._deciding:
+                seen = self._cache.find(layer, wanted)
+            self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
+            under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
+            for slot in seen.dropped:
+                self._drop(slot, under_way.get(slot))
+            self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
+            self._ahead = {key for key in self._ahead if key[0] != layer}
+            here, coming = [], []
+            for expert in seen.hits:
+                fetch = self._fetches.get((layer, expert))
+                if fetch is None:
+                    here.append(expert)
+                else:
+                    coming.append(expert)
+                    fetch.demanded = True
+                    self._submit(fetch)
+            self._wanted = None
+            self._todo.extend((layer, expert) for expert in seen.misses)
+            self._start_demanded()
+            return here, [*coming, *seen.misses]
+
+    def judge(self, layer: int, routing: Routing) -> None:
+        """Decide what is to stay after the visit, and begin to fetch ahead for the layer after it."""
+        if self._cache.still:
+            return
+        with self._cond:
+            with self._judging:
+                self._cache.judge(layer, routing)
+            with self._deciding:
+                self._wanted = self._cache.coming(layer, len(routing.experts), self._prefetch)
+            self._go_on()
+
+    def here(self, layer: int, expert: int) -> bool:
+        """Whether all of it lies in its slot."""
+        with self._cond:
+            self._raise_if_broken()
+            return self._cache.slot(layer, expert) is not None and (layer, expert) not in self._fetches
+
+    def place(self, layer: int, expert: int) -> tuple[int, torch.Tensor]:
+        """(slot, its uint8 buffer) of an expert that is here or on its way."""
+        slot = self._cache.slot(layer, expert)
+        if slot not in self._buffers:
+            self._buffers[slot] = self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
+        return slot, self._buffers[slot]
+
+    def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
+        """What :meth:`next_part` numbers."""
+        if (layer, expert) not in self._parts:
+            self._parts[layer, expert] = parts_of(self._layouts[layer, expert], self._part_bytes)
+        return self._parts[layer, expert]
+
+    def read_until(self, slot: int, wait: Callable[[], None]) -> None:
+        """Copies that read ``slot`` are queued; ``wait`` returns once they are over."""
+        with self._cond:
+            self._left[slot] = wait
+
+    def next_part(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> tuple[int, int, bool]:
+        """Wait until a part of one of ``experts``, all on their way, has arrived: (expert, number of the part, whether it was the last).
+        Calls ``meanwhile`` again and again until then."""
+        begun = None
+        while True:
+            with self._cond:
+                part = self._arrived(layer, experts)
+                if part is not None:
+                    break
+                begun = begun or time.perf_counter()
+                self._cond.wait(1.0 if meanwhile is None else LOOK_UP_S)
+            if meanwhile is not None:
+                meanwhile()
+        if begun is not None:
+            self.stats.waits += 1
+            self.stats.wait_s += time.perf_counter() - begun
+        return part
+
+    def arrived(self, layer: int, experts: Collection[int]) -> int | None:
+        """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""
+        with self._cond:
+            while (part := self._arrived(layer, experts)) is not None:
+                expert, _, over = part
+                if over:
+                    return expert
+        return None
+
+    def _arrived(self, layer: int, experts: Collection[int]) -> tuple[int, int, bool] | None:
+        self._raise_if_broken()
+        for expert in experts:
+            fetch = self._fetches.get((layer, expert))
+            if fetch is not None and fetch.arrived:
+                part = fetch.arrived.popleft()
+                over = not fetch.left and not fetch.arrived
+                if over:
+                    del self._fetches[fetch.key]
+                return expert, part, over
+        return None
+
+    def release(self, layer: int, expert: int) -> None:
+        """The consumer is through with it, but for copies that :meth:`read_until` told of."""
+        if self._cache.still:
+            return
+        with self._cond:
+            for slot in self._cache.settle(layer, expert):
+                self._cache.give_back(slot)
+            self._go_on()
+
+    def close(self) -> None:
+        """Wake the consumer with an error; reads under way are the reader's to end."""
+        with self._cond:
+            self._closed = True
+            self._cond.notify_all()
+
+    def _go_on(self) -> None:
+        """Start what was asked for, then what may be next, as far as there are slots."""
+        if not self._start_demanded():
+            return
+        while self._wanted is not None and self._cache.room_ahead:
+            with self._deciding:
+                key = next(self._wanted, None)
+            if key is None:
+                self._wanted = None
+                return
+            self._begin(key, demanded=False)
+            self._ahead.add(key)
+            self.stats.ahead += 1
+
+    def _start_demanded(self) -> bool:
+        """Whether all that was asked for is here or on its way."""
+        while self._todo and self._begin(self._todo[0], demanded=True):
+            self._todo.popleft()
+        return not self._todo
+
+    def _begin(self, key: Key, demanded: bool) -> bool:
+        slot = self._cache.take(*key)
+        if slot is None:
+            return False
+        self._left.pop(slot, _at_once)()
+        fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
+        self._submit(fetch)
+        return True
+
+    def _submit(self, fetch: Fetch) -> None:
+        while fetch.submitted < len(fetch.parts) and not fetch.dropped and (fetch.demanded or fetch.under_way < self._in_flight):
+            number = fetch.submitted
+            fetch.submitted += 1
+            fetch.under_way += 1
+            layer, expert = fetch.key
+            landed, name = partial(self._landed, fetch, number), f"expert {layer}.{expert}"
+            self._pool.read(fetch.parts[number], self._view(fetch.slot), landed, name, urgent=fetch.demanded)
+
+    def _landed(self, fetch: Fetch, number: int, error: BaseException | None) -> None:
+        with self._cond:
+            fetch.under_way -= 1
+            fetch.left -= 1
+            fetch.arrived.append(number)
+            if error is not None:
+                self._error = error
+            elif not fetch.dropped:
+                self._submit(fetch)
+            elif not fetch.under_way:
+                self._cache.give_back(fetch.slot)
+                self._start_demanded()
+            self._cond.notify_all()
+
+    def _drop(self, slot: int, fetch: Fetch | None) -> None:
+        if fetch is not None:
+            fetch.dropped = True
+            del self._fetches[fetch.key]
+        if fetch is None or not fetch.under_way:
+            self._cache.give_back(slot)
+
+    def _view(self, slot: int) -> memoryview:
+        start = self._base + slot * self.slot_bytes
+        return self._arena.view[start : start + self.slot_bytes]
+
+    def _raise_if_broken(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise UserError("the weight stream was stopped")
+
+
+def _at_once() -> None:
+    """Nothing to wait for."""
+
+
+def slot_bytes(layouts: Mapping[Key, UnitLayout]) -> int:
+    """One slot: it fits every expert."""
+    return max((align_up(layout.nbytes) for layout in layouts.values()), default=0)

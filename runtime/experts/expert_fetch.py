@@ -1,0 +1,45 @@
+"""An expert on its way from the SSD, part by part."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.runtime.reading.blocks import pieces_of
+from penstock.runtime.store.base import Extent, UnitLayout
+
+Key = tuple[int, int]
+"""(decoder layer, expert)."""
+
+
+@dataclass(eq=False)
+class Fetch:
+    """An expert on its way: parts are submitted in order, and arrive in any."""
+
+    key: Key
+    slot: int
+    parts: Sequence[tuple[Extent, ...]]
+    submitted: int = 0
+    under_way: int = 0
+    demanded: bool = False
+    dropped: bool = False
+    arrived: deque[int] = field(default_factory=deque)
+    """Parts that arrived and that the consumer was not told of."""
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = len(self.parts)
+
+
+def parts_of(layout: UnitLayout, most_bytes: int) -> list[tuple[Extent, ...]]:
+    """The reads that bring a unit, in groups of about ``most_bytes``."""
+    parts: list[list[Extent]] = [[]]
+    room = most_bytes
+    for extent in (piece for e in layout.extents for piece in pieces_of(e, most_bytes)):
+        if parts[-1] and extent.nbytes > room:
+            parts.append([])
+            room = most_bytes
+        parts[-1].append(extent)
+        room -= extent.nbytes
+    return [tuple(part) for part in parts]

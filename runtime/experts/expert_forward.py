@@ -1,0 +1,165 @@
+"""A layer's routed experts, one after the other as they arrive: what the model computes in place of transformers' own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from penstock.planner.contract.experts.expert_cache import Routing
+from penstock.runtime.experts.asked_ahead import Ahead
+from penstock.runtime.experts.expert_modules import expert_parameters, layers_with_experts
+
+NAME = "penstock"
+"""Of our function in transformers' experts interface."""
+_RUNNER = "penstock_experts"
+
+LEAST_STEP = 64
+"""Rows by which the heights of products differ at least: up to there they take as long as reading the weights."""
+
+Arrived = tuple[int, Mapping[str, torch.Tensor]]
+"""An expert and its parameters, without the leading dimension, where the model computes."""
+
+
+class ExpertSource(Protocol):
+    """Where a layer's experts come from, each of them when it has arrived."""
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        """The experts to compute with, [tokens, top_k], where the router chose ``index``."""
+
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        """Each of ``routing``'s experts once. What computes with one is issued before the next is asked for."""
+
+
+class Watcher(Protocol):
+    """Is shown every routing: a recorder of traces."""
+
+    def routed(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
+        """``hidden`` is [tokens, width], ``index`` and ``weights`` are [tokens, top_k]."""
+
+
+class LayerExperts:
+    """One layer's experts as its module calls them.
+
+    On a GPU an expert's rows of a prompt are computed with some of the next expert's, so that all products have one of a few heights: what
+    finds a kernel for a height, and loads it, takes 2 ms once a process, during which nothing is issued. :meth:`warm_up` meets them all.
+
+    Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, then the same weighted, and for the largest
+    expert its rows gathered (an eighth more at most, but not more than ``tokens``), their gate and up, and the product. Reads the routing
+    back once a visit, which waits for the router; scores of the layer ahead come by the same wait.
+    """
+
+    def __init__(self, module: nn.Module, layer: int, source: ExpertSource):
+        self.sequences = 0
+        """Rows of a decode step; a visit of another number is of prompts."""
+        self._module, self._layer = module, layer
+        self._first = "gate_up_proj" if module.has_gate else "up_proj"
+        self.feed(source)
+
+    def feed(self, source: ExpertSource, ahead: Ahead | None = None, watcher: Watcher | None = None) -> None:
+        """Compute with experts from ``source`` from now on."""
+        self._source, self._ahead, self._watcher = source, ahead, watcher
+
+    def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
+        index = self._source.route(index)
+        tokens, top_k = index.shape
+        if self._watcher is not None:
+            self._watcher.routed(self._layer, hidden, index, weights)
+        ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
+        scores = None if ahead is None else ahead.mean(0).to("cpu", non_blocking=True)  # there when the choice is
+        order = torch.sort(index.reshape(-1)).indices if tokens > 1 else None
+        chosen = index.cpu().numpy()
+        routing = Routing(chosen, tokens != self.sequences, None if scores is None else scores.numpy())
+        out = self._each(hidden, weights, routing) if order is None else self._grouped(hidden, order, weights, routing)
+        return out.to(hidden.dtype)
+
+    def warm_up(self, tokens: int) -> None:
+        """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""
+        ((_, parameters),) = self._source.visit(self._layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
+        weight = parameters[self._first]
+        width = weight.shape[0 if self._module.is_transposed else 1]
+        for rows in heights(tokens):
+            self._apply(weight.new_zeros(rows, width), parameters)
+
+    def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
+        made = {e: self._apply(hidden, parameters) for e, parameters in self._source.visit(self._layer, routing)}
+        return (torch.cat([made[e] for e in routing.chosen[0].tolist()]) * weights.T).sum(dim=0, keepdim=True)
+
+    def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """[tokens, hidden] -> the same, each expert with all of its tokens. ``order`` sorts pairs of token and expert by expert."""
+        pairs, top_k = routing.chosen.size, routing.chosen.shape[1]
+        height = height_of(hidden, routing.prompt)
+        bounds = np.bincount(routing.chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
+        out = hidden.new_empty(pairs, hidden.shape[-1])
+        for expert, parameters in self._source.visit(self._layer, routing):
+            begin, end = bounds[expert - 1] if expert else 0, bounds[expert]
+            rows = height(end - begin)
+            first = min(begin, pairs - rows)
+            taken = order[first : first + rows] // top_k
+            out[order[begin:end]] = self._apply(hidden[taken], parameters)[begin - first : end - first]
+        return (out * weights.reshape(-1, 1)).view(len(hidden), top_k, -1).sum(dim=1)
+
+    def _apply(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        module = self._module
+        first = self._linear(rows, parameters, self._first)
+        return self._linear(module._apply_gate(first) if module.has_gate else module.act_fn(first), parameters, "down_proj")
+
+    def _linear(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        weight = parameters[name].T if self._module.is_transposed else parameters[name]
+        product = F.linear(rows, weight)
+        return product.add_(parameters[f"{name}_bias"]) if self._module.has_bias else product
+
+
+def padded(rows: int, tokens: int) -> int:
+    """The height of an expert's product for ``rows`` of a prompt's ``tokens``: the next eighth of a power of two, of ``LEAST_STEP`` rows at
+    least, and never more than there are tokens."""
+    step = max(LEAST_STEP, 1 << max(0, rows.bit_length() - 4))
+    return min(-(-rows // step) * step, tokens)
+
+
+def height_of(hidden: torch.Tensor, prompt: bool) -> Callable[[int], int]:
+    """Rows of an expert -> those of its product."""
+    return partial(padded, tokens=len(hidden)) if prompt and hidden.is_cuda else int
+
+
+def heights(tokens: int) -> list[int]:
+    """All that ``padded`` gives."""
+    return sorted({padded(rows, tokens) for rows in range(1, tokens + 1)})
+
+
+class WholeExperts:
+    """Of a model that has them all: the unstreamed one, to compare with."""
+
+    def __init__(self, layers: nn.ModuleList):
+        self._parameters = {layer: expert_parameters(module) for layer, module in layers_with_experts(layers)}
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        return index
+
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        for expert in routing.experts:
+            yield expert, {name: parameter[expert] for name, parameter in self._parameters[layer].items()}
+
+
+def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """What transformers calls in place of a function of its own."""
+    return getattr(module, _RUNNER)(hidden, index, weights)
+
+
+def take_over(layers: nn.ModuleList, source: ExpertSource) -> list[LayerExperts]:
+    """Let every MoE layer of ``layers`` compute with experts of ``source``."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
+    runners = []
+    for layer, module in layers_with_experts(layers):
+        runners.append(LayerExperts(module, layer, source))
+        setattr(module, _RUNNER, runners[-1])
+        module.config._experts_implementation = NAME
+    return runners

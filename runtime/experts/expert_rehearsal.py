@@ -1,0 +1,35 @@
+"""Experts that lie anywhere: for passes that load kernels and take activations before weights have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+
+import torch
+
+from penstock.planner.contract.experts.expert_cache import Routing
+from penstock.runtime.experts.expert_forward import Arrived
+from penstock.runtime.model.skeleton import views
+from penstock.runtime.store.base import TensorLayout
+
+
+class RehearsedExperts:
+    """Feeds the experts of layers with ``count`` each from ``places`` in turns, as far apart as they can be: one place would stay in the
+    processor's cache. Of several tokens all go to the first expert, so that no later pass has one with more rows, and by their last choice
+    half of them to another, half of the rest to the next, and so on: as unequal as a prompt's, whose time is taken so."""
+
+    def __init__(self, tensors: Sequence[TensorLayout], places: Sequence[torch.Tensor], count: int):
+        self._views = cycle([views(tensors, place) for place in places])
+        self._count = count
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        tokens, top_k = index.shape
+        chosen = torch.arange(top_k, device=index.device, dtype=index.dtype).repeat(tokens, 1)
+        if tokens > 1 and top_k > 1:
+            nth = torch.arange(1, tokens + 1, device=index.device)
+            chosen[:, -1] += torch.log2(tokens / nth).to(index.dtype).clamp(max=self._count - top_k)
+        return chosen
+
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        for expert in routing.experts:
+            yield expert, next(self._views)

@@ -1,0 +1,28 @@
+"""Tensors over slots: what lies there as the model computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.model.skeleton import views
+from penstock.runtime.store.base import TensorLayout
+
+
+class SlotViews:
+    """Of each slot the tensors as they lay there last: to make them anew for every use costs 10 µs a tensor. Experts with tensors at the
+    same places share them."""
+
+    def __init__(self, tensors: Mapping[Key, Sequence[TensorLayout]]):
+        alike: dict[tuple[TensorLayout, ...], tuple[TensorLayout, ...]] = {}
+        self._tensors = {key: alike.setdefault(tuple(laid), tuple(laid)) for key, laid in tensors.items()}
+        self._known: dict[int, tuple[Sequence[TensorLayout], Mapping[str, torch.Tensor]]] = {}
+
+    def of(self, key: Key, slot: int, buffer: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""
+        known, laid = self._known.get(slot), self._tensors[key]
+        if known is None or known[0] is not laid:
+            known = self._known[slot] = laid, views(laid, buffer)
+        return known[1]

@@ -1,0 +1,60 @@
+"""Experts for the CPU, which computes from their slots in DRAM."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from penstock.planner.contract.experts.expert_cache import Routing
+from penstock.runtime.experts.dram_experts import DramExperts
+from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.expert_forward import Arrived
+from penstock.runtime.experts.expert_views import SlotViews
+from penstock.runtime.memory.device import Event
+from penstock.runtime.store.base import TensorLayout
+
+
+class ComputeClock(Protocol):
+    """Told when computing stands still for an expert, and when it goes on; either once or more often."""
+
+    def pause(self) -> None: ...
+
+    def resume(self, arrival: Event | None = None) -> None: ...
+
+
+class HostExperts:
+    """Whatever the SSD has brought, at once, so that its slot is free for the next; what was there all along while it brings more."""
+
+    def __init__(self, dram: DramExperts, tensors: Mapping[Key, Sequence[TensorLayout]], clock: ComputeClock):
+        self._dram, self._clock = dram, clock
+        self._views = SlotViews(tensors)
+
+    def route(self, index: torch.Tensor) -> torch.Tensor:
+        return index
+
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        dram = self._dram
+        here, coming = dram.visit(layer, routing, routing.experts)
+        dram.judge(layer, routing)
+        kept, waiting = deque(here), dict.fromkeys(coming)
+        while kept or waiting:
+            expert = dram.arrived(layer, waiting) if waiting else None
+            if expert is None:
+                expert = kept.popleft() if kept else self._awaited(layer, waiting)
+            waiting.pop(expert, None)
+            yield expert, self._use(layer, expert)
+            dram.release(layer, expert)
+
+    def _awaited(self, layer: int, waiting: Collection[int]) -> int:
+        self._clock.pause()
+        over = False
+        while not over:
+            expert, _, over = self._dram.next_part(layer, waiting)
+        self._clock.resume()
+        return expert
+
+    def _use(self, layer: int, expert: int) -> Mapping[str, torch.Tensor]:
+        return self._views.of((layer, expert), *self._dram.place(layer, expert))

@@ -1,0 +1,125 @@
+"""The routed experts of an engine: which source the model's MoE layers compute from, and what the report says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.experts.asked_ahead import make_ahead
+from penstock.runtime.experts.card_experts import CardExperts
+from penstock.runtime.experts.expert_forward import ExpertSource, take_over
+from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
+from penstock.runtime.experts.expert_room import ExpertHost
+from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
+from penstock.runtime.experts.routing_record import TraceRecorder
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.skeleton import submodule
+from penstock.runtime.moving.filler import Fill
+from penstock.runtime.moving.ledger import Ledger
+
+
+class Experts:
+    """Computes from ``places``, slots of any tier, until :meth:`start`, then from the plan's tiers. ``slots`` lie in VRAM; without a GPU
+    there are none."""
+
+    def __init__(
+        self,
+        host: ExpertHost,
+        layers: nn.ModuleList,
+        slots: Sequence[torch.Tensor],
+        places: Sequence[torch.Tensor],
+        device: CopyDevice | None,
+        clock: ComputeClock,
+        ledger: Ledger,
+        record: Path | None = None,
+    ):
+        decided = host.room.plan.decisions.experts
+        self.dram, self._room = host.dram, host.room
+        self.card: CardExperts | None = None
+        if device is None:
+            tensors = {key: layout.tensors for key, layout in host.room.layouts.items()}
+            self._tiers: ExpertSource = HostExperts(host.dram, tensors, clock)
+        else:
+            layouts = host.room.on_card
+            tensors = {key: layout.tensors for key, layout in layouts.items()}
+            self._tiers = self.card = CardExperts(
+                layouts, slots, host.vram_cache, host.dram, device.twin(), clock, ledger,
+                decided.chunk_bytes, decided.in_flight, decided.prefetch,
+            )  # fmt: skip
+            for number in range(len(layers)):
+                _pass_by(submodule(layers, Unit("attn", number)), self.card)
+        count = host.room.plan.model.experts.count
+        self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, count)
+        self._layers = take_over(layers, self._rehearsed)
+        self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
+        self._recorder = None if record is None else TraceRecorder(record, layers)
+
+    def fills(self) -> list[Fill]:
+        """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""
+        room = self._room
+        if self.card is None or room.dram_slots:
+            return []
+        places = self.card.keep_first()
+        return [Fill(room.layouts[key], room.on_card[key].segments, place) for key, place in places.items()]
+
+    def start(self) -> None:
+        """DRAM has what it was to be filled with: fill VRAM."""
+        if self.card is not None:
+            self.card.start()
+
+    def rehearse(self) -> None:
+        """Compute from anywhere until :meth:`stream`."""
+        for layer in self._layers:
+            layer.feed(self._rehearsed)
+
+    def warm_up(self, tokens: int) -> None:
+        """Meet all kernels that a pass of a prompt's ``tokens`` may need, while computing from anywhere; layers are alike."""
+        self._layers[0].warm_up(tokens)
+
+    def stream(self) -> None:
+        """Compute from the tiers."""
+        for layer in self._layers:
+            layer.feed(self._tiers, self._ahead, self._recorder)
+
+    def expect(self, sequences: int) -> None:
+        """A decode step has so many rows from now on."""
+        for layer in self._layers:
+            layer.sequences = sequences
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """A batch comes next."""
+        self.expect(len(prompts))
+        if self._recorder is not None:
+            self._recorder.begin([len(prompt) for prompt in prompts])
+
+    def facts(self) -> dict[str, Any]:
+        """Counters of both tiers, and the shares of a decode step's experts that VRAM missed (None without a GPU) and that both did."""
+        tiers = {"vram": self.card.stats if self.card else None, "dram": self.dram.stats}
+        first = tiers["vram"] or tiers["dram"]
+        asked = first.hits + first.misses
+        missed = {name: stats.misses / asked if stats and asked else None for name, stats in tiers.items()}
+        return {name: stats and stats.report() for name, stats in tiers.items()} | {"missed": missed}
+
+    def settle(self) -> None:
+        """Book all copies that are over; never blocks."""
+        if self.card is not None:
+            self.card.settle()
+
+    def close(self) -> None:
+        """Nothing is read or copied any more."""
+        if self._recorder is not None:
+            self._recorder.close()
+        if self.card is not None:
+            self.card.close()
+        self.dram.close()
+
+
+def _pass_by(block: nn.Module, card: CardExperts) -> None:
+    """Let ``card`` queue more where the host enters and leaves ``block``: between a layer's experts and its successor's router."""
+    block.register_forward_pre_hook(lambda *_: card.fetch_ahead())
+    block.register_forward_hook(lambda *_: card.fetch_ahead())

@@ -1,0 +1,1 @@
+"""The KV of the batch that runs."""

@@ -1,0 +1,1 @@
+"""Kept pages on disk."""

@@ -1,0 +1,1 @@
+"""The KV of earlier prompts, kept for later ones."""

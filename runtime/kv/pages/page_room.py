@@ -1,0 +1,65 @@
+"""How much memory the reuse of prefixes takes in a run, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import kept_page_bytes, kv_bounce_bytes
+from penstock.runtime.asked.run_schema import ReuseConfig
+
+USUAL_LIMIT_BYTES = 10 << 30
+"""Of a directory, where neither the user nor the plan says how much."""
+LEAST_DRAM_PAGES = 2
+"""One is read into while another is copied from."""
+
+
+@dataclass(frozen=True)
+class PageRoom:
+    """Pages of all layers that memory is taken for; none at all without reuse."""
+
+    page_bytes: int = 0
+    dram_pages: int = 0
+    bounce_pages: int = 0
+    """In VRAM, on their way."""
+    vram_pages: int = 0
+
+    @property
+    def dram_bytes(self) -> int:
+        return self.dram_pages * self.page_bytes
+
+    @property
+    def vram_bytes(self) -> int:
+        return (self.bounce_pages + self.vram_pages) * self.page_bytes
+
+
+def is_reused(cfg: ReuseConfig, plan: Plan) -> bool:
+    """Whether a run keeps pages: in a directory that is named, or in memory that is planned for them."""
+    reuse = plan.decisions.kv.reuse
+    return cfg.dir is not None or reuse.dram_pages > 0 or (reuse.vram_pages > 0 and plan.hardware.gpu is not None)
+
+
+def limit_bytes(cfg: ReuseConfig, plan: Plan) -> int:
+    """What the directory's pages take at most."""
+    if cfg.limit_bytes is not None:
+        return cfg.limit_bytes
+    return plan.decisions.kv.reuse.ssd_bytes or USUAL_LIMIT_BYTES
+
+
+def page_room(cfg: ReuseConfig, plan: Plan) -> PageRoom:
+    """As the plan decided. Where it decided nothing, pages pass through ``staging_bytes`` of DRAM and, with a GPU, one page of VRAM: both
+    on top of the plan's."""
+    if not is_reused(cfg, plan):
+        return PageRoom()
+    kv, hardware = plan.decisions.kv, plan.hardware
+    page_bytes = kept_page_bytes(plan.model, kv.page_tokens)
+    dram_pages = kv.reuse.dram_pages or cfg.staging_bytes // page_bytes
+    bounce_pages = kv_bounce_bytes(plan.model, kv) // page_bytes or 1
+    on_card = (bounce_pages, kv.reuse.vram_pages) if hardware.gpu else (0, 0)
+    return PageRoom(page_bytes, max(LEAST_DRAM_PAGES, dram_pages), *on_card)
+
+
+def unplanned_dram_bytes(cfg: ReuseConfig, plan: Plan) -> int:
+    """DRAM of ``page_room`` that the plan's own arena has no place for."""
+    room = page_room(cfg, plan)
+    return max(0, room.dram_pages - plan.decisions.kv.reuse.dram_pages) * room.page_bytes

@@ -1,0 +1,45 @@
+"""Whether restoring pages is faster than computing them again: the planner's model, at the rates of this run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.reuse import restoring
+from penstock.planner.contract.prices.stages import Prefill, Stage
+
+
+class Worth:
+    """Seconds by the cost model of ``plan``, with ``read_gbps`` as the rate of the pages' disk. A plan that keeps layers' KV outside VRAM
+    moves their part of a page in DRAM alone."""
+
+    def __init__(self, plan: Plan, read_gbps: float):
+        self._plan, kv = plan, plan.decisions.kv
+        rates = restoring(plan.hardware, plan.model, kv.page_tokens, plan.decisions.weights.ssd.queue_depth)
+        self._rates = replace(rates, ssd_gbps=read_gbps)
+        self._apart = 1 - kv.vram_pages / max(1, kv.pages) if plan.hardware.gpu else 0.0
+        self._last: tuple[int, int, Prefill] | None = None
+
+    def restore_s(self, pages: Mapping[Tier, int]) -> float:
+        """To bring so many pages of each tier to where they are computed with. Stages work side by side, so it is the slowest one's time,
+        and one page's in the others, which nothing hides."""
+        farthest = [tier for tier in Tier if pages.get(tier)][-1]
+        stages, first = self._stages(pages), self._stages({farthest: 1})
+        slowest = max(stages, key=stages.__getitem__)
+        return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage != slowest)
+
+    def prefill_s(self, batch: int, length: int, start: int) -> float:
+        """To compute tokens ``start`` to ``length`` of ``batch`` prompts."""
+        if self._last is None or self._last[:2] != (batch, length):
+            plan, work = self._plan, replace(self._plan.workload, batch=batch, prompt_tokens=length)
+            self._last = batch, length, Prefill(plan.hardware, plan.model, work, replace(plan.decisions, batch=batch))
+        return self._last[2].seconds(start)
+
+    def _stages(self, pages: Mapping[Tier, int]) -> dict[str, float]:
+        on_card = self._rates.stages(pages, sum(pages.values()))
+        outside = sum(pages.values()) * self._rates.page_bytes / GB / self._plan.hardware.dram_copy_gbps
+        share = {Stage.ssd: 1.0, Stage.h2d: 1 - self._apart, Stage.compute: 1 - self._apart}
+        return {str(stage): seconds * share[stage] for stage, seconds in on_card.items()} | {"dram": self._apart * outside}

@@ -1,0 +1,162 @@
+"""The CUDA card of a run: opened with the allocator capped at the plan's budget, and what the run really took of it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.memory.device import CudaDevice
+
+
+def find_device(plan: Plan) -> torch.device:
+    """Where ``plan`` computes. UserError when that is a GPU and there is none."""
+    if plan.hardware.gpu is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(f"the plan computes on a GPU ({plan.hardware.gpu.name}) and torch sees none here; solve again with hardware=cpu")
+    return torch.device("cuda", 0)
+
+
+def free_vram(device: torch.device) -> tuple[int, int]:
+    """Bytes of the card that are free beside this process's context, which is made here, and all of them; zeros on the CPU."""
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
+
+
+def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
+    """The copy device, None on the CPU. Creates the context and cuBLAS first, so that what they take is known, then caps the allocator:
+    a run that would pass the budget fails instead. Segments that grow keep blocks of different sizes from wasting each other's room."""
+    if device.type != "cuda" or plan.hardware.gpu is None:
+        return None
+    with warnings.catch_warnings():  # the setter's name changes between torch versions
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for every new length: 40 ms at each token of an 8B geometry
+    small = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
+    small.matmul(small)
+    torch.cuda.synchronize(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    room = plan.hardware.vram_bytes - max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, room / total)), device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return CudaDevice(device.index)
+
+
+def take_planned(plan: Plan, device: torch.device) -> None:
+    """Have torch's allocator ask the driver now for all that the plan takes of the card, so that nothing is asked for while units move:
+    a request to the driver waits for every copy under way."""
+    if device.type != "cuda" or plan.hardware.gpu is None:
+        return
+    context = max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)
+    rest = min(plan.predicted.vram_bytes, plan.hardware.vram_bytes) - context - torch.cuda.memory_reserved(device)
+    if rest > 0:
+        torch.empty(rest, dtype=torch.uint8, device=device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+class VramWatch:
+    """What a run takes of the card from its making, at the end of the warm-up, to its end. On the CPU there is nothing to watch."""
+
+    def __init__(self, plan: Plan, device: torch.device):
+        self._device = device if device.type == "cuda" and plan.hardware.gpu is not None else None
+        self._planned_context = plan.hardware.gpu.context_bytes if plan.hardware.gpu else 0
+        self._segments = self._device_allocations()
+
+    def peak_bytes(self) -> int:
+        """Peak bytes that the allocator handed out, plus the context as it is now; 0 on the CPU."""
+        if self._device is None:
+            return 0
+        return torch.cuda.max_memory_allocated(self._device) + (context_bytes(self._device) or self._planned_context)
+
+    def facts(self) -> dict[str, Any]:
+        """For the report: peaks, the context against the plan's, and how often memory was asked of the driver since the warm-up."""
+        if self._device is None:
+            return {}
+        context = context_bytes(self._device)
+        return {
+            "vram": {
+                "allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+                "reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+                "context_bytes": self._planned_context if context is None else context,
+                "context_measured": context is not None,
+                "context_planned_bytes": self._planned_context,
+            },
+            "allocations_after_warmup": self._device_allocations() - self._segments,
+        }
+
+    def _device_allocations(self) -> int:
+        return 0 if self._device is None else torch.cuda.memory_stats(self._device)["num_device_alloc"]
+
+
+def context_bytes(device: torch.device) -> int | None:
+    """VRAM that this process holds beside what torch's allocator reserved: the context, kernels loaded so far, libraries.
+
+    None where NVML does not tell a process's share (some containers and drivers).
+    """
+    held = process_vram_bytes(str(torch.cuda.get_device_properties(device).uuid))
+    return None if held is None else max(0, held - torch.cuda.memory_reserved(device))
+
+
+def process_vram_bytes(uuid: str, nvml: Any = None) -> int | None:
+    """VRAM that this process holds on the card ``uuid`` as NVML sees it; None where it does not say.
+
+    A container's process ids are not the driver's: where no process is this one, the only one on the card is. ``nvml`` is the module
+    ``pynvml``, imported when None.
+    """
+    if nvml is None:
+        try:
+            import pynvml as nvml
+        except ImportError:
+            return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        card = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(card)
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+    mine = [p for p in running if p.pid == os.getpid()] or (running if len(running) == 1 else [])
+    return mine[0].usedGpuMemory or None if mine else None
+
+
+@contextmanager
+def told_when_vram_runs_out(plan: Plan, device: torch.device) -> Iterator[None]:
+    """Inside, VRAM that runs out is a UserError of one line: the budget, what the plan takes of it, what is free now."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise UserError(_shortage(plan, device)) from error
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Torch's own error, or that of a library or driver call that bypassed torch's allocator."""
+    words = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+
+
+def _shortage(plan: Plan, device: torch.device) -> str:
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    budget, planned = plan.hardware.vram_bytes, plan.predicted.vram_bytes
+    context = plan.hardware.gpu.context_bytes if plan.hardware.gpu else 0
+    if free + reserved + context < planned:
+        remedy = f"end the other process or solve again with hardware.vram_bytes={free + reserved + context}"
+    else:
+        remedy = f"solve again with workload.vram_guard_bytes={plan.workload.vram_guard_bytes + budget // 16}"
+    return (
+        f"VRAM ran out: hardware.vram_bytes={budget}, of which the plan takes {show_bytes(planned)}; this process holds"
+        f" {show_bytes(reserved)} beside its context and {show_bytes(free)} of the card's {show_bytes(total)} is free; {remedy}"
+    )

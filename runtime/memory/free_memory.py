@@ -1,0 +1,92 @@
+"""How much memory is free before a run, and how much it took at its peak."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.host_memory import memory_facts
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.plan.plan import Plan
+
+
+class PeakDram:
+    """Bytes that this process holds over what it held at the start, ``held_bytes`` that were taken for the run before, at their peak.
+
+    The kernel's own high-water mark of resident bytes (reset at the start where it allows), less the file-backed pages that came
+    since: libraries loaded on demand are the interpreter's, and the kernel drops them when memory is short.
+    """
+
+    def __init__(self, held_bytes: int = 0) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self._base = _status()
+        for key in ("VmRSS", "RssAnon"):
+            self._base[key] -= held_bytes
+
+    def leave_out_cuda(self, arena_bytes: int) -> None:
+        """What came since the start beside the arena is CUDA's own: kernels and libraries that the rehearsal loaded."""
+        grown = _status()["RssAnon"] - self._base["RssAnon"] - arena_bytes
+        self._base["VmRSS"] += max(0, grown)
+
+    def peak_bytes(self) -> int:
+        now = _status()
+        return max(0, now["VmHWM"] - self._base["VmRSS"] - max(0, now["RssFile"] - self._base["RssFile"]))
+
+
+def _status() -> dict[str, int]:
+    """Sizes of /proc/self/status in bytes."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
+
+
+@dataclass(frozen=True)
+class Free:
+    """What a run may take, before it takes anything."""
+
+    dram_bytes: int
+    vram_bytes: int = 0
+    """Beside the run's own context; 0 with ``card_bytes`` 0 when no card takes part."""
+    card_bytes: int = 0
+    """All of the card."""
+
+
+def free_dram() -> Free:
+    return Free(memory_facts().plan_bytes)
+
+
+def refuse_to_compare(model: ModelSpec, free: Free) -> None:
+    """UserError when the unstreamed model, loaded after the run where the run computed, would not fit."""
+    where, room = ("VRAM", free.vram_bytes) if free.card_bytes else ("DRAM", free.dram_bytes)
+    if model.weight_bytes > room:
+        raise UserError(
+            f"validate=full: the whole model takes {show_bytes(model.weight_bytes)} of {where} and {show_bytes(room)} is free;"
+            " set validate=none, or compare a checkpoint with fewer layers"
+        )
+
+
+def refuse_if_short(plan: Plan, free: Free) -> None:
+    """UserError when the plan needs more memory than was free."""
+    need = plan.predicted.dram_bytes
+    if need > free.dram_bytes:
+        raise UserError(
+            f"the plan takes {show_bytes(need)} of DRAM and {show_bytes(free.dram_bytes)} is free; free some, or solve again with"
+            f" hardware.dram_bytes={free.dram_bytes}"
+        )
+    if not free.card_bytes:
+        return
+    budget = plan.hardware.vram_bytes
+    if budget > free.card_bytes:
+        raise UserError(
+            f"hardware.vram_bytes={budget} is more than the card's {show_bytes(free.card_bytes)}; solve with"
+            f" hardware.vram_bytes={free.card_bytes}"
+        )
+    context = plan.hardware.gpu.context_bytes if plan.hardware.gpu else 0
+    if plan.predicted.vram_bytes - context > free.vram_bytes:
+        raise UserError(
+            f"the plan takes {show_bytes(plan.predicted.vram_bytes - context)} of VRAM beside its context and"
+            f" {show_bytes(free.vram_bytes)} is free; end the other process or solve again with hardware.vram_bytes={free.vram_bytes}"
+        )

@@ -1,0 +1,142 @@
+"""What a run needs before its model is known: DRAM, faulted in beside the imports, and the card, opened beside them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from penstock.planner.common.interrupt import import_torch, uninterrupted
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import arena_bytes
+from penstock.runtime.memory.arena import Arena, PageLock
+from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.runtime.memory.device import CopyDevice
+
+
+class Groundwork:
+    """``with`` it the plan's DRAM is taken, in threads of its own and without torch; its end gives everything back.
+
+    ``plan`` is for the work as far as it is known: what it needs is refused in one line (UserError) where it is not free. ``beside_bytes``
+    are taken on top of it.
+    """
+
+    def __init__(self, plan: Plan, beside_bytes: int = 0):
+        self._plan = plan
+        self._beside_bytes = beside_bytes
+        self._arena: Arena | None = None
+        self._free: Free | None = None
+        self._copier: CopyDevice | None = None
+        self._card: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._seen = threading.Event()
+        self._closed = False
+        self._open_s = 0.0
+
+    def __enter__(self) -> Groundwork:
+        self._free = free_dram()
+        refuse_if_short(self._plan, self._free)
+        try:
+            with uninterrupted():
+                nbytes = arena_bytes(self._plan.hardware, self._plan.model, self._plan.decisions)
+                self._arena = Arena(nbytes + self._beside_bytes)
+                self._arena.begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def open_card(self) -> torch.device:
+        """The plan's device. A GPU is opened, and the arena page-locked, on another thread. Imports torch and nothing else that takes
+        long. UserError where there is no GPU."""
+        import_torch()
+        from penstock.runtime.memory.cuda import find_device
+
+        device = find_device(self._plan)
+        if self._plan.hardware.gpu is not None:
+            with uninterrupted():
+                self._card = threading.Thread(target=self._open, args=(device,), name="penstock-card", daemon=True)
+                self._card.start()
+        return device
+
+    def _open(self, device: torch.device) -> None:
+        from penstock.runtime.memory import cuda
+
+        begun = time.perf_counter()
+        try:
+            vram_bytes, card_bytes = cuda.free_vram(device)
+            self._free = replace(self._free, vram_bytes=vram_bytes, card_bytes=card_bytes)
+            refuse_if_short(self._plan, self._free)
+            self._seen.set()
+            with cuda.told_when_vram_runs_out(self._plan, device):
+                self._copier = cuda.open_cuda(self._plan, device)
+            self._open_s = time.perf_counter() - begun
+            self._arena.wait()
+            if isinstance(self._copier, PageLock) and not self._closed:
+                self._arena.lock_pages(self._copier)
+        except BaseException as error:  # raised where it is waited for
+            self._error = error
+        finally:
+            self._seen.set()
+
+    def free(self) -> Free:
+        """What was free before anything was taken. Waits for the card to say so, not to be opened."""
+        if self._card is not None:
+            self._seen.wait()
+            self._raise()
+        return self._free
+
+    def arena(self, nbytes: int) -> Arena:
+        """The arena, resident; it may still be page-locked by another thread.
+
+        Where ``nbytes``, what the checkpoint really needs, is more than a plan tells (its units lie in many pieces), it is taken anew,
+        which costs the start the time of that.
+        """
+        if nbytes > self._arena.nbytes:
+            copier = self.copier()
+            self._arena.close()
+            with uninterrupted():
+                self._arena = Arena(nbytes)
+                self._arena.begin()
+            self._arena.wait()
+            if isinstance(copier, PageLock):
+                self._arena.lock_pages(copier)
+        self._arena.wait()
+        return self._arena
+
+    def copier(self) -> CopyDevice | None:
+        """The card with the arena page-locked; None without one. Raises what opening it raised."""
+        if self._card is not None:
+            self._card.join()
+            self._raise()
+        return self._copier
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def beside(self) -> dict[str, tuple[float, int]]:
+        """What was done on other threads: seconds and bytes. To be asked once it is over."""
+        done = {"fault_in": (self._arena.fault_s, self._arena.nbytes)}
+        if self._card is not None:
+            done |= {"page_lock": (self._arena.lock_s, self._arena.locked_bytes), "cuda": (self._open_s, 0)}
+        return done
+
+    def close(self) -> None:
+        """End its threads, undo the page-locking, give the DRAM back. Safe to call twice. Whatever uses the arena must have ended."""
+        self._closed = True
+        if self._arena is None:
+            return
+        self._arena.stop()
+        if self._card is not None:
+            self._card.join()
+        self._arena.close()

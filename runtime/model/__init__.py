@@ -1,0 +1,1 @@
+"""The `transformers` model, built without weights."""

@@ -1,0 +1,94 @@
+"""What never moves during a run: norms, tables, resident units. Each with its tier and the parameters that it feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from penstock.planner.common.measures import ALIGN, align_up
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.placement import Placement, Unit
+from penstock.runtime.model.skeleton import bind, submodule
+from penstock.runtime.store.base import Extent, Store, UnitLayout
+
+Bind = Callable[[Mapping[str, nn.Parameter]], None]
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """A layout that stays in ``tier`` for the whole run.
+
+    ``bind`` points the model at its parameters once it is filled; None for LM-head blocks, which the head asks for.
+    """
+
+    name: str
+    layout: UnitLayout
+    tier: Tier
+    bind: Bind | None
+    unit: Unit | None = None
+
+
+def module_name(model: nn.Module, wanted: nn.Module) -> str:
+    """Dotted name of ``wanted`` inside ``model``."""
+    return next(name for name, module in model.named_modules() if module is wanted)
+
+
+def rows_of(layout: UnitLayout, first: int, last: int) -> UnitLayout:
+    """Rows [first, last) of a layout's single tensor, as a layout of its own with one tensor named ``weight``."""
+    (tensor,) = layout.tensors
+    (extent,) = layout.extents
+    row = tensor.nbytes // tensor.shape[0]
+    offset = extent.offset + tensor.offset - extent.dest + first * row
+    nbytes = (last - first) * row
+    dest = offset % ALIGN
+    block = replace(tensor, name="weight", shape=(last - first, *tensor.shape[1:]), offset=dest, nbytes=nbytes)
+    return UnitLayout(align_up(dest + nbytes), (block,), (Extent(extent.file, offset, nbytes, dest, owns_pages=True),), nbytes)
+
+
+def head_rows(vocab: int, blocks: int) -> list[tuple[int, int]]:
+    """Row ranges of ``blocks`` equal blocks of an LM head, the last one smaller when they do not divide."""
+    size = -(-vocab // blocks)
+    return [(start, min(start + size, vocab)) for start in range(0, vocab, size)]
+
+
+def host_fixtures(store: Store, model: nn.Module) -> list[Fixture]:
+    """Two tiers: everything outside the decoder blocks lies in DRAM, bound as it is."""
+    fixtures = [Fixture(name, layout, Tier.dram, _to_model(model)) for name, layout in store.others().items()]
+    head = model.get_output_embeddings()
+    if model.config.get_text_config().tie_word_embeddings:
+        embed = model.get_input_embeddings()
+        table = module_name(model, embed) + ".weight"
+
+        def both(params: Mapping[str, nn.Parameter]) -> None:
+            embed._parameters["weight"] = head._parameters["weight"] = params[table]
+
+        untied = [f for f in fixtures if f.name != module_name(model, head) + ".weight"]
+        fixtures = [replace(f, bind=both) if f.name == table else f for f in untied]
+    return fixtures
+
+
+def device_fixtures(placement: Placement, store: Store, model: nn.Module, layers: nn.ModuleList) -> list[Fixture]:
+    """Three tiers: norms and resident units in VRAM, tables where the plan puts them, LM-head blocks in either."""
+    others = dict(store.others())
+    embed = module_name(model, model.get_input_embeddings()) + ".weight"
+    head = module_name(model, model.get_output_embeddings()) + ".weight"
+    table = others.pop(embed)
+    head_table = others.pop(head, table)
+    fixtures = [Fixture(name, layout, Tier.vram, _to_model(model)) for name, layout in others.items()]
+    fixtures.append(Fixture(embed, table, placement.weights.embedding, _to_model(model)))
+    for j, (rows, tier) in enumerate(zip(head_rows(placement.model.vocab, placement.weights.head_blocks), placement.head, strict=True)):
+        fixtures.append(Fixture(f"{head}[{j}]", rows_of(head_table, *rows), tier, None, Unit("head", j)))
+    for unit, tier in placement.units:
+        if tier is Tier.vram and unit.kind != "head":
+            fixtures.append(Fixture(str(unit), store.unit(unit), tier, _to_block(layers, unit), unit))
+    return fixtures
+
+
+def _to_model(model: nn.Module) -> Bind:
+    return lambda params: bind(model, params)
+
+
+def _to_block(layers: nn.ModuleList, unit: Unit) -> Bind:
+    return lambda params: bind(submodule(layers, unit), params)

@@ -1,0 +1,1 @@
+"""What moves weights: the DRAM cache, the VRAM ring, and the books of both."""

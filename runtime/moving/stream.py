@@ -1,0 +1,194 @@
+"""The two ways in which compute meets streamed units: straight from DRAM on the CPU, through the VRAM ring on a GPU."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.memory.device import CopyDevice, Event
+from penstock.runtime.model.skeleton import parameters
+from penstock.runtime.moving.dram_side import DramTier
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.moving.ring import VramRing
+from penstock.runtime.store.base import TensorLayout
+
+
+class HostStream:
+    """Two tiers: a unit's parameters are views of its DRAM slot. Whatever a pass does that is not waiting counts as computing, of the unit
+    that comes next: norms and residuals before it, too."""
+
+    def __init__(self, dram: DramTier, layouts: Mapping[Unit, Sequence[TensorLayout]], ledger: Ledger):
+        self._dram = dram
+        self._layouts = layouts
+        self._ledger = ledger
+        self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
+        self._unit: Unit | None = None
+        self._since = 0.0
+        """Of what is computed now, the begin; of a wait, its begin."""
+
+    def begin_pass(self) -> None:
+        self._since = self._ledger.now()
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        stats = self._dram.cache.stats
+        before_s = stats.wait_s
+        self._unit = unit
+        slot, buffer = self._dram.acquire(unit)
+        waited_s = stats.wait_s - before_s
+        if waited_s:
+            now = self._ledger.now()
+            self._computed(now - waited_s)
+            self._waited(now)
+        views = self._views.get((unit, slot))
+        if views is None:
+            views = self._views[unit, slot] = parameters(self._layouts[unit], buffer)
+        return views
+
+    def pause(self) -> None:
+        """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived."""
+        self._computed(self._ledger.now())
+
+    def resume(self, arrival: Event | None = None) -> None:
+        self._waited(self._ledger.now())
+
+    def leave(self, unit: Unit) -> None:
+        self._computed(self._ledger.now())
+        self._dram.release(unit)
+
+    def end_pass(self) -> None:
+        """What comes behind the last unit: the head."""
+        self._unit = Unit("head", 0)
+        self._computed(self._ledger.now())
+
+    def _computed(self, until: float) -> None:
+        self._ledger.add("compute", str(self._unit), self._since, until)
+        self._since = until
+
+    def _waited(self, until: float) -> None:
+        self._ledger.waited("compute", "ssd", str(self._unit), self._since, until)
+        self._since = until
+
+    def settle(self) -> None:
+        """Nothing is outstanding: the CPU has finished what it was asked."""
+
+    def close(self) -> None:
+        self._dram.cache.close()
+        self._views.clear()
+
+
+class _Timed(NamedTuple):
+    """A unit's kernels: the host time at which its pass began, the copy that they waited for (None: resident), and their end."""
+
+    unit: Unit
+    begun_s: float
+    arrival: Event | None
+    end: Event
+
+
+class RingStream:
+    """Three tiers: a streamed unit's parameters are views of its ring slot, a resident one's were bound for good.
+
+    Times every unit's kernels by an event behind them that nobody waits for. What a pass does between two units, while none is waited for,
+    counts as computing of the second: norms and residuals, and a device that has run dry because the host issues no faster.
+    """
+
+    def __init__(self, ring: VramRing, dram: DramTier, layouts: Mapping[Unit, Sequence[TensorLayout]], device: CopyDevice, ledger: Ledger):
+        self._ring = ring
+        self._dram = dram
+        self._layouts = layouts
+        self._device = device
+        self._ledger = ledger
+        self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
+        self._unit: Unit | None = None
+        self._arrival: Event | None = None
+        self._paused = False
+        self._timing: deque[_Timed] = deque()
+        self._begun_at = 0.0
+        self._idle_since = 0.0
+
+    def begin_pass(self) -> None:
+        self._begun_at = self._ledger.now()
+        self._ring.begin_pass()
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        views: dict[str, nn.Parameter] = {}
+        self._unit, self._arrival = unit, None
+        if unit in self._layouts:
+            index, buffer = self._ring.enter(unit)
+            self._arrival = self._ring.entered_after
+            found = self._views.get((unit, index))
+            views = self._views[unit, index] = parameters(self._layouts[unit], buffer) if found is None else found
+        return views
+
+    def pause(self) -> None:
+        """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived. Nothing where it
+        does not already."""
+        if not self._paused:
+            self._paused = True
+            self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._device.compute_event()))
+
+    def resume(self, arrival: Event | None = None) -> None:
+        """Where it was paused: what is computed from now on waits for ``arrival``."""
+        if self._paused:
+            self._paused, self._arrival = False, arrival
+
+    def leave(self, unit: Unit) -> None:
+        end = self._device.compute_event()
+        if unit in self._layouts:
+            self._ring.leave(unit, end)
+        self._timing.append(_Timed(unit, self._begun_at, self._arrival, end))
+        self._book(2)
+
+    def end_pass(self) -> None:
+        """What comes behind the last unit: a head that lies on the device."""
+        self._timing.append(_Timed(Unit("head", 0), self._begun_at, None, self._device.compute_event()))
+
+    def settle(self) -> None:
+        """Book all kernels that have finished; never blocks."""
+        self._book(len(self._timing))
+
+    def _book(self, most: int) -> None:
+        for _ in range(most):
+            if not self._timing or not self._device.done(self._timing[0].end):
+                return
+            timed = self._timing.popleft()
+            end_s = self._device.time_of(timed.end)
+            since_s = min(max(self._idle_since, timed.begun_s), end_s)
+            if timed.arrival is not None:
+                arrived_s = min(self._device.time_of(timed.arrival), end_s)
+                self._ledger.waited("compute", "h2d", str(timed.unit), since_s, arrived_s)
+                since_s = max(since_s, arrived_s)
+            self._ledger.add("compute", str(timed.unit), since_s, end_s)
+            self._idle_since = end_s
+
+    def close(self) -> None:
+        self._dram.cache.close()
+        self._ring.close()
+        self._views.clear()
+
+
+class Rehearsal:
+    """Feeds every streamed unit from the ``place`` that is told of it, whatever lies there: shapes are right, values are not.
+
+    A forward pass over it loads every kernel and takes every activation once, before weights are read and times are taken.
+    """
+
+    def __init__(self, layouts: Mapping[Unit, Sequence[TensorLayout]], place: Callable[[Unit], torch.Tensor]):
+        self._views = {unit: parameters(tensors, place(unit)) for unit, tensors in layouts.items()}
+
+    def begin_pass(self) -> None:
+        """Nothing moves."""
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        return self._views.get(unit, {})
+
+    def leave(self, unit: Unit) -> None:
+        """Nothing was held."""
+
+    def end_pass(self) -> None:
+        """Nothing moved."""

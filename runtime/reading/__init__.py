@@ -1,0 +1,1 @@
+"""Reads: from the SSD or the page cache into slots."""

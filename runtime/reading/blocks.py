@@ -1,0 +1,74 @@
+"""Extents cut into the reads that the SSD sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.planner.common.measures import ALIGN, align_down, align_up
+from penstock.runtime.store.layout import Extent
+
+
+class Landing(Enum):
+    """How a block's bytes get to their place when they are read with O_DIRECT."""
+
+    whole = "the aligned superset lands in the buffer"
+    edges = "whole pages land in the buffer; the pages at the edges, shared with others, are copied"
+    staged = "everything is copied"
+
+
+class Block(NamedTuple):
+    """One read: ``nbytes`` wanted at ``offset``, into ``dest`` of the buffer."""
+
+    file: Path
+    offset: int
+    nbytes: int
+    dest: int
+    landing: Landing
+
+    @property
+    def start(self) -> int:
+        """Where the aligned superset begins in the file."""
+        return align_down(self.offset)
+
+    @property
+    def stop(self) -> int:
+        """Where the aligned superset ends in the file."""
+        return align_up(self.offset + self.nbytes)
+
+
+def cut(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_bytes: int, buffer_aligned: bool) -> Iterator[Block]:
+    """Blocks of at most ``block_bytes``, or ``staged_bytes`` where all is copied, aligned superset included, in the extents' order.
+
+    Both limits are multiples of 4096. Nothing is copied of an extent that keeps its place in the page, owns its pages and
+    lies in a 4096-aligned buffer; of one that shares its pages, only those at its edges.
+    """
+    for extent in extents:
+        lead = extent.offset % ALIGN
+        first, end = extent.offset - lead, extent.offset + extent.nbytes
+        base = extent.dest - lead
+        if extent.dest < 0 or extent.dest + extent.nbytes > buffer_bytes:
+            raise ValueError(f"{extent} does not fit a buffer of {buffer_bytes} bytes")
+        landing = Landing.staged
+        if buffer_aligned and base % ALIGN == 0:
+            if extent.owns_pages and base >= 0 and base + align_up(end) - first <= buffer_bytes:
+                landing = Landing.whole
+            elif extent.nbytes >= 2 * ALIGN and staged_bytes >= 2 * ALIGN:
+                landing = Landing.edges
+        step = staged_bytes if landing is Landing.staged else block_bytes
+        for start in range(first, end, step):
+            offset = max(start, extent.offset)
+            stop = min(start + step, end)
+            yield Block(extent.file, offset, stop - offset, extent.dest + offset - extent.offset, landing)
+
+
+def pieces_of(extent: Extent, most_bytes: int) -> Iterator[Extent]:
+    """``extent`` cut at 4096-byte boundaries of the file into pieces of at most ``most_bytes``."""
+    start, end = extent.offset, extent.offset + extent.nbytes
+    while start < end:
+        stop = min(align_down(start + most_bytes), end)
+        yield replace(extent, offset=start, nbytes=stop - start, dest=extent.dest + start - extent.offset)
+        start = stop

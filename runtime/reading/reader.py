@@ -1,0 +1,282 @@
+"""Reads from the SSD: a queue of blocks, and the threads that keep that many reads in flight."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN, align_down, align_up
+from penstock.runtime.reading.blocks import Block, Landing, cut
+from penstock.runtime.reading.pending import Done, Pending
+from penstock.runtime.reading.read_meter import Meter
+from penstock.runtime.reading.stalls import Stalls
+from penstock.runtime.store.files import FileTable, OpenFile
+from penstock.runtime.store.layout import Extent
+from penstock.runtime.store.store_errors import StoreError
+
+BACK_OFF_S = (0.01, 0.1, 0.5)
+"""Seconds to wait before each retry of a failed read; after the last one the read has failed."""
+RETRIED = (errno.EIO, errno.EAGAIN, errno.ETIMEDOUT)
+"""Errors that may pass: everything else fails at once."""
+
+Preadv = Callable[[int, Sequence[memoryview], int], int]
+OnBlock = Callable[[str, int, float, float, int], None]
+"""Told of every block: what it is a part of, the number of the call of ``read``, when it began and ended, and its bytes."""
+
+
+class Reads(Protocol):
+    """What brings extents to memory."""
+
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load") -> None:
+        """Queue the reads of ``extents``, called ``name``, into the writable buffer ``into`` and return.
+
+        ``done`` is called once, on a reading thread, when no read of this call is in flight any more: with None, or with the
+        first error, after which the rest of the call is skipped. It must return quickly and not raise. Nothing may touch
+        ``into`` before.
+        """
+
+
+class _Request(NamedTuple):
+    """One call of ``read``."""
+
+    into: memoryview
+    address: int
+    name: str
+    number: int
+    pending: Pending
+
+
+class ReadPool:
+    """``threads`` threads that read blocks in the order they were asked for, urgent ones first, so the SSD always has that many in flight.
+
+    DRAM: ``staging`` (page-aligned, divided equally between the threads), or ``threads`` × ``block_bytes`` of its own when
+    None. Blocks whose place in the buffer allows it are read straight there with O_DIRECT; the others land in staging
+    and are copied. Where the file system refuses O_DIRECT, or with ``direct=False``, reads go through the page cache
+    straight to their place; after a refusal the cache is told to drop what was read. ``preadv`` is ``os.preadv``, or a
+    test's own. ``on_block`` is called on the reading threads. ``usual_s`` is what a read should take: see ``Stalls``.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        block_bytes: int,
+        staging: memoryview | None = None,
+        direct: bool = True,
+        preadv: Preadv = os.preadv,
+        on_block: OnBlock | None = None,
+        usual_s: float = 0.0,
+    ):
+        if threads < 1 or block_bytes < ALIGN:
+            raise UserError(f"queue_depth={threads}, block_bytes={block_bytes}: at least 1 and {ALIGN} are needed")
+        self.meter = Meter()
+        self.stalls = Stalls(usual_s)
+        self._block_bytes = align_down(block_bytes)
+        self._map = mmap.mmap(-1, threads * self._block_bytes) if staging is None else None
+        whole = memoryview(self._map) if self._map is not None else staging.cast("B")
+        self._staged_bytes = min(align_down(len(whole) // threads), self._block_bytes)
+        if not self._staged_bytes or _address(whole) % ALIGN:
+            raise UserError(f"staging_bytes={len(whole)}: {threads} threads need at least {threads * ALIGN} page-aligned bytes")
+        self._preadv = preadv
+        self._on_block = on_block
+        self._numbers = itertools.count(1)
+        self._files = FileTable(direct)
+        self._urgent: deque[tuple[_Request, Block]] = deque()
+        self._usual: deque[tuple[_Request, Block]] = deque()
+        self._tickets: SimpleQueue[bool] = SimpleQueue()
+        """True for each block of the two queues, then False for each thread."""
+        self._order = threading.Lock()
+        self._closed = False
+        self._broken: BaseException | None = None
+        slices = [whole[i * self._staged_bytes : (i + 1) * self._staged_bytes] for i in range(threads)]
+        self._threads = [threading.Thread(target=self._work, args=(s,), name=f"ssd-{i}", daemon=True) for i, s in enumerate(slices)]
+        for thread in self._threads:
+            thread.start()
+
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
+        """See :class:`Reads`. What is ``urgent`` is read before all that is not and has not begun."""
+        if self._broken is not None:
+            raise self._broken
+        view = into.cast("B")
+        address = _address(view)
+        blocks = list(cut(extents, self._block_bytes, self._staged_bytes, len(view), address % ALIGN == 0))
+        request = _Request(view, address, name, next(self._numbers), Pending(len(blocks), done))
+        if not blocks:
+            done(None)
+        with self._order:
+            if self._closed:
+                raise StoreError("the reader is closed; open the store again")
+            queue = self._urgent if urgent else self._usual
+            for block in blocks:
+                queue.append((request, block))
+                self._tickets.put(True)
+
+    def read_now(self, extents: Sequence[Extent], into: memoryview) -> None:
+        """``read`` and wait; raises its error."""
+        finished = threading.Event()
+        errors: list[BaseException] = []
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            finished.set()
+
+        self.read(extents, into, done)
+        finished.wait()
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """Fail what is still queued, wait for what is in flight, close the files. A second call does nothing."""
+        with self._order:
+            self._closed = True
+            threads, self._threads = self._threads, []
+            for _ in threads:
+                self._tickets.put(False)
+        for thread in threads:
+            thread.join()
+        self._files.close()
+
+    def __enter__(self) -> ReadPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def direct_files(self) -> tuple[Path, ...]:
+        """Files read with O_DIRECT."""
+        return self._files.select(lambda f: f.direct)
+
+    @property
+    def buffered_files(self) -> tuple[Path, ...]:
+        """Files read through the page cache, because they had to be or were asked to."""
+        return self._files.select(lambda f: not f.direct)
+
+    def _work(self, staging: memoryview) -> None:
+        staging_address = _address(staging)
+        while self._tickets.get():
+            with self._order:
+                request, block = (self._urgent or self._usual).popleft()
+            error: BaseException | None = None
+            if self._closed:
+                error = StoreError(f"{block.file}: read at offset {block.offset} was cancelled")
+            elif request.pending.error is None:
+                try:
+                    self._read_block(block, request, staging, staging_address)
+                except Exception as caught:  # handed to whoever waits for this read
+                    error = caught
+            try:
+                request.pending.finish(error)
+            except BaseException as caught:  # a callback that breaks its promise stops the pool, not only this thread
+                self._broken = caught
+            del request, block
+
+    def _read_block(self, block: Block, request: _Request, staging: memoryview, staging_address: int) -> None:
+        file = self._files.get(block.file)
+        fd, direct = file.fd()
+        if direct and self._read_direct(fd, file, block, request, staging, staging_address):
+            return
+        fd, _ = file.fd()
+        target = request.into[block.dest : block.dest + block.nbytes]
+        self._fill(fd, file.path, [target], block.offset, block.nbytes, 1, request)
+        file.done_with(block.offset, block.nbytes)
+
+    def _read_direct(self, fd: int, file: OpenFile, block: Block, request: _Request, staging: memoryview, staging_address: int) -> bool:
+        """Read ``block`` with O_DIRECT. False: the file system refuses."""
+        lead = block.offset - block.start
+        views, copies = _targets(block, request.into, staging)
+        try:
+            self._fill(fd, file.path, views, block.start, lead + block.nbytes, ALIGN, request)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+            file.refuse_direct()
+            return False
+        for source, dest, nbytes in copies:
+            ctypes.memmove(request.address + dest, staging_address + source, nbytes)
+        return True
+
+    def _fill(self, fd: int, path: Path, views: list[memoryview], offset: int, needed: int, align: int, request: _Request) -> None:
+        """Read until ``needed`` bytes from ``offset`` are in ``views``; what may pass is tried again."""
+        got = failures = total = 0
+        begun = self.meter.begin()
+        try:
+            while got < needed:
+                problem = "the file ends there"
+                try:
+                    n = self._preadv(fd, _after(views, got) if got else views, offset + got)
+                except OSError as error:
+                    if error.errno not in RETRIED:
+                        if error.errno == errno.EINVAL and align > 1:
+                            raise
+                        raise StoreError(f"{path}: read at offset {offset + got} failed ({error.strerror}); check the disk") from error
+                    n, problem = 0, error.strerror or str(error)
+                total += n
+                step = n if got + n >= needed else n - n % align
+                got += step
+                if step:
+                    failures = 0
+                    continue
+                if failures == len(BACK_OFF_S):
+                    raise StoreError(
+                        f"{path}: read of {needed - got} bytes at offset {offset + got} failed {failures + 1} times ({problem}); "
+                        f"check the disk, or download or pack the weights again"
+                    )
+                self.meter.retry()
+                time.sleep(BACK_OFF_S[failures])
+                failures += 1
+        finally:
+            ended = self.meter.end(total)
+            self.stalls.note(ended - begun, path, offset)
+            if self._on_block is not None:
+                self._on_block(request.name, request.number, begun, ended, total)
+
+
+def _targets(block: Block, into: memoryview, staging: memoryview) -> tuple[list[memoryview], list[tuple[int, int, int]]]:
+    """Where the aligned superset of ``block`` lands, in order, and what is copied after: (from staging, to buffer, bytes)."""
+    start, stop, end = block.start, block.stop, block.offset + block.nbytes
+    lead = block.offset - start
+    if block.landing is Landing.staged:
+        return [staging[: stop - start]], [(lead, block.dest, block.nbytes)]
+    base = block.dest - lead
+    if block.landing is Landing.whole:
+        return [into[base : base + stop - start]], []
+    views, copies = [], []
+    first, last = align_up(block.offset), align_down(end)
+    if first > last:
+        return [staging[: stop - start]], [(lead, block.dest, block.nbytes)]
+    if lead:
+        views.append(staging[:ALIGN])
+        copies.append((lead, block.dest, ALIGN - lead))
+    if last > first:
+        views.append(into[base + first - start : base + last - start])
+    if end > last:
+        views.append(staging[ALIGN : 2 * ALIGN])
+        copies.append((ALIGN, base + last - start, end - last))
+    return views, copies
+
+
+def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
+    """``views`` without their first ``nbytes`` bytes."""
+    rest = []
+    for view in views:
+        if nbytes < len(view):
+            rest.append(view[nbytes:] if nbytes else view)
+        nbytes = max(0, nbytes - len(view))
+    return rest
+
+
+def _address(view: memoryview) -> int:
+    """Where a writable buffer lies in memory. Keeps no reference to it."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))

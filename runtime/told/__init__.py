@@ -1,0 +1,1 @@
+"""What a run tells: progress, report, timeline, lessons."""

@@ -1,0 +1,1 @@
+"""What is done beside running: packing, synthesis, benchmarks, directories of KV pages."""

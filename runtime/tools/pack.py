@@ -1,0 +1,234 @@
+"""From a Hugging Face checkpoint to a packed store, unit by unit."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN, show_bytes
+from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
+from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.blockdev import open_device
+from penstock.runtime.store.inplace import Inventory
+from penstock.runtime.store.layout import UnitLayout, lay_packed
+from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, Section, superblock
+
+READ_THREADS = 4
+"""Reads in flight while packing: enough to keep the SSDs that we know busy while one thread writes."""
+READ_BLOCK_BYTES = 8 << 20
+"""Bytes of one read while packing; staging is ``READ_THREADS`` of them."""
+COPIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+"""Small files of a checkpoint that a run needs beside the weights: config, generation config, tokenizer."""
+NOT_COPIED = (MANIFEST, "model.safetensors.index.json")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Everything that will be written, known before the first byte is."""
+
+    inventory: Inventory
+    layouts: Mapping[str, UnitLayout]
+    units: int
+    """How many of ``layouts``, from the first, are units."""
+    tensors: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return ALIGN + sum(layout.nbytes for layout in self.layouts.values())
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a pack has begun to write, to be removed when it fails. On a device the superblock is zero already."""
+
+    out: Path
+    new: bool
+    """``out`` was not there before."""
+    files: list[Path]
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            for path in self.files:
+                path.unlink(missing_ok=True)
+            if self.new and self.files:
+                self.out.rmdir()
+
+
+def pack_checkpoint(checkpoint: Path, out: Path, device: Path | None, force: bool, progress: Progress) -> dict[str, Any]:
+    """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``, its weights in ``device`` when given.
+
+    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging. ``progress(done, total)`` counts bytes. An
+    old store in ``out`` is replaced only with ``force``, and is invalid from the first moment; the manifest comes last, so an
+    interrupted pack leaves nothing that opens, and a failed one removes what it wrote. UserError: the checkpoint is damaged,
+    ``out`` holds something else, the disk or device is too small or in use.
+    """
+    job = _plan(checkpoint)
+    _check_out(checkpoint, out, force)
+    target = out / WEIGHTS if device is None else device
+    written = _Written(out, not out.exists(), [])
+    fd = -1
+    try:
+        if device is not None:
+            fd = open_device(device, force)
+            size = os.lseek(fd, 0, os.SEEK_END)
+            if size < job.nbytes:
+                raise UserError(f"device={device}: {show_bytes(size)} and the weights need {show_bytes(job.nbytes)}; name a larger one")
+        else:
+            _check_space(out, job.nbytes)
+        written.files.extend([out / MANIFEST, out / f"{MANIFEST}.partial"])
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MANIFEST).unlink(missing_ok=True)
+        _sync_directory(out)
+        if device is None:
+            written.files.append(target)
+            fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _write(fd, bytes(ALIGN), 0)
+        os.fsync(fd)
+        if device is None:
+            os.ftruncate(fd, 0)
+        manifest = _write_sections(job, fd, Path(WEIGHTS) if device is None else device.absolute(), progress)
+        os.fsync(fd)
+        _write(fd, superblock(manifest.uuid), 0)
+        os.fsync(fd)
+        for path in _small_files(checkpoint):
+            written.files.append(out / path.name)
+            shutil.copyfile(path, out / path.name)
+        _write_manifest(out, manifest)
+    except BaseException as error:
+        written.remove()
+        if isinstance(error, OSError):
+            raise _explain(error, target, job.nbytes) from error
+        raise
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return {
+        "out": str(out),
+        "weights": str(manifest.weights_path(out)),
+        "uuid": manifest.uuid,
+        "digest": manifest.digest,
+        "nbytes": job.nbytes,
+        "units": len(manifest.units),
+        "others": len(manifest.others),
+    }
+
+
+def _plan(checkpoint: Path) -> _Job:
+    from penstock.runtime.model.skeleton import build_skeleton
+
+    if (checkpoint / MANIFEST).exists():
+        raise UserError(f"{checkpoint}: already a packed store; give the Hugging Face checkpoint")
+    tensors = read_checkpoint(checkpoint).tensors
+    inventory = Inventory.of(checkpoint, build_skeleton(checkpoint))
+    layouts = {str(unit): lay_packed(group, inventory.sources) for unit, group in inventory.units.items()}
+    layouts |= {p.name: lay_packed([p], inventory.sources) for p in inventory.others}
+    described = {name: {"dtype": t.dtype, "shape": list(t.shape), "nbytes": t.nbytes} for name, t in tensors.items()}
+    return _Job(inventory, layouts, len(inventory.units), described)
+
+
+def _check_out(checkpoint: Path, out: Path, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out={out}: a file is there; name a directory")
+    if out.exists() and out.samefile(checkpoint):
+        raise UserError(f"out={out}: is the checkpoint itself; name another directory")
+    if out.exists() and any(out.glob("*.safetensors")):
+        raise UserError(f"out={out}: holds a safetensors checkpoint; name another directory")
+    if (out / MANIFEST).exists() and not force:
+        raise UserError(f"out={out}: holds a packed store already; add force=true to replace it, or name another directory")
+
+
+def _check_space(out: Path, nbytes: int) -> None:
+    place = next(p for p in (out, *out.absolute().parents) if p.exists())
+    old = out / WEIGHTS
+    free = shutil.disk_usage(place).free + (old.stat().st_blocks * 512 if old.exists() else 0)
+    if free < nbytes:
+        raise UserError(f"out={out}: {show_bytes(free)} free, the packed store needs {show_bytes(nbytes)}; free space or name another disk")
+
+
+def _write_sections(job: _Job, fd: int, weights: Path, progress: Progress) -> Manifest:
+    buffer = mmap.mmap(-1, max(layout.nbytes for layout in job.layouts.values()))
+    view = memoryview(buffer)
+    sections: list[Section] = []
+    position = ALIGN
+    progress(0, job.nbytes)
+    with ReadPool(READ_THREADS, READ_BLOCK_BYTES) as pool:
+        for name, layout in job.layouts.items():
+            piece = view[: layout.nbytes]
+            for start, stop in _gaps(layout):
+                piece[start:stop] = bytes(stop - start)
+            pool.read_now(layout.extents, piece)
+            _write(fd, piece, position)
+            sections.append(Section(name, position, layout.nbytes, xxhash.xxh3_128_hexdigest(piece), layout.tensors))
+            position += layout.nbytes
+            progress(position, job.nbytes)
+    return Manifest(
+        uuid=str(uuid.uuid4()),
+        digest=job.inventory.digest,
+        weights=weights,
+        units=tuple(sections[: job.units]),
+        others=tuple(sections[job.units :]),
+        tensors=job.tensors,
+    )
+
+
+def _gaps(layout: UnitLayout) -> Iterator[tuple[int, int]]:
+    """Padding between and after the parameters."""
+    end = 0
+    for tensor in sorted(layout.tensors, key=lambda t: t.offset):
+        if tensor.offset > end:
+            yield end, tensor.offset
+        end = tensor.offset + tensor.nbytes
+    if end < layout.nbytes:
+        yield end, layout.nbytes
+
+
+def _write(fd: int, data: bytes | memoryview, position: int) -> None:
+    """Write all of ``data`` and start it on its way to the disk, so that dirty pages do not pile up."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done : done + READ_BLOCK_BYTES], position + done)
+    os.fdatasync(fd)
+    os.posix_fadvise(fd, position, len(view), os.POSIX_FADV_DONTNEED)
+
+
+def _small_files(directory: Path) -> list[Path]:
+    return sorted({p for pattern in COPIED for p in directory.glob(pattern) if p.is_file() and p.name not in NOT_COPIED})
+
+
+def _write_manifest(out: Path, manifest: Manifest) -> None:
+    partial = out / f"{MANIFEST}.partial"
+    with open(partial, "w") as file:
+        file.write(manifest.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, out / MANIFEST)
+    _sync_directory(out)
+
+
+def _explain(error: OSError, target: Path, nbytes: int) -> UserError:
+    where = error.filename or target
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UserError(f"{where}: the disk is full ({error.strerror}), {show_bytes(nbytes)} are needed; free space or name another disk")
+    return UserError(f"{where}: writing failed ({error.strerror}); check permissions and the disk")
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

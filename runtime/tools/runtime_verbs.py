@@ -1,0 +1,88 @@
+"""The verbs as their programs call them; torch is imported only once it is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from penstock.planner.common.bars import make_bar
+from penstock.planner.common.interrupt import import_torch
+from penstock.planner.common.threads import wait_asleep
+from penstock.runtime.asked.foreseen import foreseen
+from penstock.runtime.asked.order import read_order
+from penstock.runtime.asked.run_schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from penstock.runtime.kv.pages.page_room import unplanned_dram_bytes
+from penstock.runtime.memory.groundwork import Groundwork
+from penstock.runtime.told.startup import Startup
+
+
+def run_verb(cfg: RunConfig) -> None:
+    """`runtime run`: what is wrong with the order is said before torch is imported, which takes seconds; memory is taken beside that."""
+    startup = Startup()
+    order = read_order(cfg)
+    plan = foreseen(cfg, order)
+    if plan.hardware.gpu or plan.predicted.ssd_bytes_per_token:
+        wait_asleep()
+    with Groundwork(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
+        device = ground.open_card()
+        from penstock.runtime.engine.run import run
+
+        run(cfg, order, device, ground, startup)
+
+
+def bench_verb(cfg: BenchConfig) -> None:
+    """`runtime bench`: plans here, runs each mode in a process of its own, so torch is not imported at all."""
+    from penstock.runtime.tools.bench import bench
+
+    bench(cfg)
+
+
+def pack_verb(cfg: PackConfig) -> None:
+    """`runtime pack`"""
+    import_torch()
+    from penstock.runtime.tools.pack import pack_checkpoint
+
+    device = Path(cfg.device).expanduser() if cfg.device else None
+    with bar("packing") as progress:
+        result = pack_checkpoint(Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser(), device, cfg.force, progress)
+    say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result)
+
+
+def verify_verb(cfg: VerifyConfig) -> None:
+    """`runtime verify`"""
+    import_torch()
+    from penstock.runtime.store.verify import verify_store
+
+    with bar("verifying") as progress:
+        result = verify_store(Path(cfg.store).expanduser(), progress)
+    say(f"{cfg.store}: every unit matches its checksum", result)
+
+
+def synth_verb(cfg: SynthConfig) -> None:
+    """`runtime synth`"""
+    import_torch()
+    from penstock.runtime.tools.synth import synthesize
+
+    with bar("writing") as progress:
+        result = synthesize(cfg.model, Path(cfg.out).expanduser(), cfg.seed, cfg.shard_bytes, progress)
+    say(f"made {cfg.out} with random weights of {cfg.model.name}'s geometry", result)
+
+
+@contextmanager
+def bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A callback of (bytes done, bytes in all) that moves a bar on stderr; the bar goes when it is full."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with make_bar(*columns) as drawn:
+        task = drawn.add_task(name)
+        yield lambda done, total: drawn.update(task, completed=done, total=total)
+
+
+def say(line: str, result: dict[str, Any]) -> None:
+    """One line for people, and the JSON document that ends a verb's stdout."""
+    print(line)
+    print(json.dumps(result, separators=(",", ":"), default=str))
