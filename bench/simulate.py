@@ -29,7 +29,8 @@ from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS  # noqa: E402
 from penstock.planner.contract.experts.routing_files import read_trace  # noqa: E402
-from penstock.planner.contract.lessons.corrections import Figure, slowed  # noqa: E402
+from penstock.planner.contract.given.figures import Figure  # noqa: E402
+from penstock.planner.contract.lessons.corrections import slowed  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 from penstock.planner.simulate.act import Simulation  # noqa: E402

@@ -15,7 +15,7 @@ from penstock.runtime.cli import PROGRAM as RUNTIME
 HEAD = """\
 # Every key
 
-Written by `make keys` from the docstrings in `planner/contract/config/config_schema.py`, `planner/verbs/verb_schema.py` and
+Written by `make keys` from the docstrings in `planner/contract/config/config_schema.py`, `planner/asked/verb_schema.py` and
 `runtime/asked/run_schema.py`; change it there.
 
 A key is set with `key=value`. A size may be written `6GiB`. Under `--multirun` a comma list tries each value. Keys with a dot belong to a

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hydra
 
-from penstock.planner.common.command.app import CONFIG, Program, Verb, job
-from penstock.planner.common.threads import wait_asleep
-from penstock.planner.contract.config.config_schema import SolveConfig
-from penstock.planner.verbs.verb_schema import (
+from penstock.planner.asked.verb_schema import (
     DiffConfig,
     DoctorConfig,
     ExplainConfig,
@@ -17,6 +14,9 @@ from penstock.planner.verbs.verb_schema import (
     ReportConfig,
     SimulateConfig,
 )
+from penstock.planner.common.command.app import CONFIG, Program, Verb, job
+from penstock.planner.common.threads import wait_asleep
+from penstock.planner.contract.config.config_schema import SolveConfig
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="probe")

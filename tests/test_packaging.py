@@ -24,8 +24,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("setuptools") is None:
         pytest.skip("setuptools is not installed here")
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("planner", "runtime", "conf"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("penstock", "planner", "runtime", "conf"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(out), str(source)]
@@ -53,7 +53,7 @@ def run(installed: Path, cwd: Path, *args: str) -> subprocess.CompletedProcess[s
 def test_the_wheel_holds_every_module_and_every_preset(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
-        str(path.relative_to(ROOT))
+        f"penstock/{path.relative_to(ROOT)}"
         for name in ("planner", "runtime", "conf")
         for path in (ROOT / name).rglob("*")
         if path.suffix in (".py", ".yaml", ".c") and "__pycache__" not in path.parts
@@ -93,7 +93,7 @@ def test_runtime_refuses_from_the_wheel_in_an_empty_directory(installed: Path, t
 
 def test_the_programs_come_from_the_wheel_and_not_from_the_checkout(installed: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(installed)}
-    code = "import planner, runtime, conf; print(planner.__file__, runtime.__file__, conf.__file__)"
+    code = "from penstock import conf, planner, runtime; print(planner.__file__, runtime.__file__, conf.__file__)"
     result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert all(Path(path).is_relative_to(installed) for path in result.stdout.split())
 

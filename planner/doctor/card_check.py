@@ -12,9 +12,9 @@ from pathlib import Path
 
 from penstock.planner.common.cgroup import read_text
 from penstock.planner.common.measures import show_bytes
-from penstock.planner.contract.given.findings import CannotMeasure
 from penstock.planner.doctor.finding import Finding, Verdict
 from penstock.planner.probe.driver import Driver, NvmlGpu, nvml_driver, nvml_gpus
+from penstock.planner.probe.findings import CannotMeasure
 
 NVIDIA, DISPLAY = "0x10de", "0x03"
 """PCI vendor, and the class of cards that draw or compute."""

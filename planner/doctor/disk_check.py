@@ -11,8 +11,8 @@ from penstock.planner.common.cgroup import read_text
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.host_memory import memory_facts
 from penstock.planner.common.measures import ALIGN, GB, show_bytes
-from penstock.planner.contract.given.findings import CannotMeasure
 from penstock.planner.doctor.finding import Finding, Verdict
+from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.scratch_file import MEMORY, file_system, free_bytes, scratch_file
 
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "fuseblk", "virtiofs", "ceph", "lustre")

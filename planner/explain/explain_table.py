@@ -16,7 +16,7 @@ from penstock.planner.explain.explanation import Explanation, advice, step_text
 from penstock.planner.explain.margins import Margin
 from penstock.planner.explain.neighbours import Neighbour
 from penstock.planner.solver.impossible import Impossible, shown_gb
-from penstock.planner.solver.simple import doubt
+from penstock.planner.solver.simple_choice import doubt
 
 _LOOKS = {Grip.binds: "bold yellow", Grip.needed: "", Grip.slack: "dim"}
 EXPLAINED = "The best plan is found again with one thing changed; seconds are of one token, % of all that is minimised."

@@ -16,10 +16,10 @@ from penstock.planner.explain.constraints import Constraint, constraints, launch
 from penstock.planner.explain.margins import NOTICEABLE, Margin, best_buy, margins
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
 from penstock.planner.explain.resources import resources
+from penstock.planner.solver.planning import plan_of
 from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import Optimum, nearest_first, optimum
-from penstock.planner.solver.simple import Choice, Gain, choose
-from penstock.planner.verbs.solve_verb import plan_of
+from penstock.planner.solver.simple_choice import Choice, Gain, choose
 
 WORSE = 0.0075
 """A plan that is predicted to take longer than the program's own by this share was changed: the program gives up 0.5 % itself."""

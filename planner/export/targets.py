@@ -11,7 +11,7 @@ from penstock.planner.export.vllm import VLLM
 from penstock.planner.export.wsm_env import ENV
 
 TARGETS: tuple[Target, ...] = (ENV, LIGHTLLM, ACCELERATE, LLAMA_CPP, VLLM, DEEPSPEED)
-"""One for each of ``penstock.planner.verbs.verb_schema.TargetName``."""
+"""One for each of ``penstock.planner.asked.verb_schema.TargetName``."""
 
 
 def find_target(name: str) -> Target:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.planner.contract.config.profile_files import profile_dir, write_profile
+from penstock.planner.common.user_folder import profile_dir
+from penstock.planner.contract.config.profile_files import write_profile
 
 if TYPE_CHECKING:
     from penstock.planner.probe.measure import probe

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.planner.common.measures import GB, show_bytes
-from penstock.planner.contract.given.findings import CannotMeasure, Figure
 from penstock.planner.contract.prices.stages import FIXED
 from penstock.planner.probe.clocked import median_seconds
 from penstock.planner.probe.dram_rates import Arena
+from penstock.planner.probe.findings import CannotMeasure, Figure
 
 if TYPE_CHECKING:
     import torch

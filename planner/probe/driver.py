@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.planner.contract.given.findings import CannotMeasure
+from penstock.planner.probe.findings import CannotMeasure
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.planner.common.measures import GB, show_bytes
-from penstock.planner.contract.given.findings import CannotMeasure, Figure
 from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.driver import NvmlGpu, nvml_gpus
+from penstock.planner.probe.findings import CannotMeasure, Figure
 
 if TYPE_CHECKING:
     import torch

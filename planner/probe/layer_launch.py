@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from penstock.planner.contract.given.findings import Figure
+from penstock.planner.probe.findings import Figure
 
 if TYPE_CHECKING:
     import torch

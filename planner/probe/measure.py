@@ -13,21 +13,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from penstock.planner.asked.verb_schema import ProbeSettings
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.host_memory import last_level_cache_bytes, memory_facts, usable_cores
 from penstock.planner.common.interrupt import import_torch, terminate_as_interrupt
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
-from penstock.planner.contract.given.findings import CannotMeasure, Figure, Findings, unmeasured
 from penstock.planner.probe.best_block import best_point, sweep, table
 from penstock.planner.probe.clocked import FULL, QUICK, Meter, Shares
 from penstock.planner.probe.cpu_rates import measure_cpu
 from penstock.planner.probe.dram_rates import Arena, mlock
+from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import BUSY_CHUNK, Gpu, host_register
 from penstock.planner.probe.layer_launch import measure_launch
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import Buffers, ReadLoad, fill_scratch, read_sampler
-from penstock.planner.verbs.verb_schema import ProbeSettings
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""

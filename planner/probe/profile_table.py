@@ -6,8 +6,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.config_schema import HardwareConfig
-from penstock.planner.contract.given.findings import unmeasured
 
 
 def profile_table(config: HardwareConfig) -> Table:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.planner.common.cgroup import read_text
 from penstock.planner.common.measures import ALIGN, align_down, show_bytes
-from penstock.planner.contract.given.findings import CannotMeasure
+from penstock.planner.probe.findings import CannotMeasure
 
 LEAST_BYTES = 64 * 2**20
 """A scratch file or existing file smaller than this measures nothing."""

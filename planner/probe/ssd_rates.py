@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.planner.common.measures import GB, align_down, align_up, show_bytes
-from penstock.planner.contract.given.findings import CannotMeasure
+from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.scratch_file import LEAST_BYTES, MEMORY, Cursor, Target, file_system
 
 WRITE_BYTES = 8 * 2**20

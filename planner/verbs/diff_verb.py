@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from penstock.planner.asked.verb_schema import DiffConfig
 from penstock.planner.common.console import WIDTH, make_console
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.output import write_json
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.verbs.plan_diff import Difference, Part, PlanDiff, compare, document
-from penstock.planner.verbs.verb_schema import DiffConfig
 
 TITLES = {Part.decided: "Decided", Part.predicted: "Predicted", Part.assumed: "Assumed"}
 LONGEST = 16

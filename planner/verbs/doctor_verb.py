@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from penstock.planner.asked.verb_schema import DoctorConfig
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import write_json
 from penstock.planner.doctor.card_check import look
 from penstock.planner.doctor.examination import document, examine
 from penstock.planner.doctor.finding import Finding, Verdict
-from penstock.planner.verbs.verb_schema import DoctorConfig
 
 _MARKS = {Verdict.good: ("ok", "green"), Verdict.fair: ("!", "yellow"), Verdict.stops: ("x", "bold red"), Verdict.unknown: ("?", "dim")}
 _NAME = 14

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
+from penstock.planner.asked.verb_schema import ExplainConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import write_at_once, write_json
@@ -21,8 +22,7 @@ from penstock.planner.replay.traced_hits import Traced
 from penstock.planner.solver import impossible
 from penstock.planner.solver.impossible import Impossible, explain_impossible
 from penstock.planner.solver.infeasible import Infeasible
-from penstock.planner.verbs.solve_verb import Asked, read_question
-from penstock.planner.verbs.verb_schema import ExplainConfig
+from penstock.planner.solver.planning import Asked, read_question
 
 
 def explain_verb(cfg: ExplainConfig) -> None:

@@ -6,12 +6,12 @@ import json
 import os
 from pathlib import Path
 
+from penstock.planner.asked.verb_schema import ExportConfig
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import write_at_once
 from penstock.planner.contract.plan.planfile import check_plan, read_plan
 from penstock.planner.export.exported import Losses, Request, cost
 from penstock.planner.export.targets import find_target
-from penstock.planner.verbs.verb_schema import ExportConfig
 
 
 def export_verb(cfg: ExportConfig) -> None:

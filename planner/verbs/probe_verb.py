@@ -8,11 +8,11 @@ from importlib import resources
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from penstock.planner.asked.verb_schema import ProbeSettings
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.profile_files import prepare_directory, profile_path, write_profile
 from penstock.planner.probe.measure import probe
 from penstock.planner.probe.profile_table import profile_table
-from penstock.planner.verbs.verb_schema import ProbeSettings
 
 
 def probe_verb(settings: ProbeSettings) -> None:

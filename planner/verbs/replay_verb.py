@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from penstock.planner.asked.verb_schema import ReplayConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError, nearest
@@ -25,7 +26,6 @@ from penstock.planner.replay.comparison import Comparison, compare, document
 from penstock.planner.replay.replay_picture import check_picture, draw_comparison
 from penstock.planner.replay.replay_table import print_comparison
 from penstock.planner.replay.replayed import Prefetch
-from penstock.planner.verbs.verb_schema import ReplayConfig
 
 MOST_SLOTS = 15
 """Numbers of slots that are compared when none are asked for."""

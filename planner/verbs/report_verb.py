@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
+from penstock.planner.asked.verb_schema import ReportConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import write_at_once
 from penstock.planner.report.gather import Gathered, gather
 from penstock.planner.report.report_page import page
 from penstock.planner.report.report_table import as_csv, as_rows, columns, ratio, show
-from penstock.planner.verbs.verb_schema import ReportConfig
 
 ENDINGS = (".csv", ".json", ".html")
 

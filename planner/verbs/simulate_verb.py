@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from penstock.planner.asked.verb_schema import RuleBreaks, SimulateConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
@@ -27,7 +28,6 @@ from penstock.planner.simulate.bend import check_bent
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.routings import DrawnRouting, Routings, TracedRouting
 from penstock.planner.simulate.simulate_table import print_told
-from penstock.planner.verbs.verb_schema import RuleBreaks, SimulateConfig
 
 
 def simulate_verb(cfg: SimulateConfig) -> None:

@@ -15,7 +15,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Sequences
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
-from penstock.runtime.experts.routed import Experts
+from penstock.runtime.experts.streamed_experts import Experts
 from penstock.runtime.kv.batch.contiguous import KvBuffers
 from penstock.runtime.kv.batch.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory

@@ -15,8 +15,8 @@ from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import Segment, within
 from penstock.runtime.reading.blocks import pieces_of
 from penstock.runtime.reading.reader import Reads
+from penstock.runtime.reading.store_errors import StoreError
 from penstock.runtime.store.base import Extent, UnitLayout
-from penstock.runtime.store.store_errors import StoreError
 
 
 class Arrival:

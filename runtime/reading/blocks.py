@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.planner.common.measures import ALIGN, align_down, align_up
-from penstock.runtime.store.layout import Extent
+from penstock.runtime.reading.layout import Extent
 
 
 class Landing(Enum):

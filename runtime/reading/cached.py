@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from penstock.planner.common.measures import ALIGN, align_down, align_up
 from penstock.runtime.reading.blocks import pieces_of
+from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.pending import Done, Pending
 from penstock.runtime.reading.read_meter import Meter
 from penstock.runtime.reading.reader import ReadPool
-from penstock.runtime.store.layout import Extent
-from penstock.runtime.store.store_errors import StoreError
+from penstock.runtime.reading.store_errors import StoreError
 
 PIECE_BYTES = 8 << 20
 """Most bytes of one copy: long enough that taking the interpreter's lock again costs little, short enough for all cores to share."""

@@ -18,12 +18,12 @@ from typing import NamedTuple, Protocol
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, align_down, align_up
 from penstock.runtime.reading.blocks import Block, Landing, cut
+from penstock.runtime.reading.files import FileTable, OpenFile
+from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.pending import Done, Pending
 from penstock.runtime.reading.read_meter import Meter
 from penstock.runtime.reading.stalls import Stalls
-from penstock.runtime.store.files import FileTable, OpenFile
-from penstock.runtime.store.layout import Extent
-from penstock.runtime.store.store_errors import StoreError
+from penstock.runtime.reading.store_errors import StoreError
 
 BACK_OFF_S = (0.01, 0.1, 0.5)
 """Seconds to wait before each retry of a failed read; after the last one the read has failed."""

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.store.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.reading.store_errors import StoreError
 from penstock.runtime.store.manifest import MANIFEST
-from penstock.runtime.store.store_errors import StoreError
 
 __all__ = ["Extent", "Store", "StoreError", "TensorLayout", "UnitLayout", "open_store"]
 

@@ -12,7 +12,7 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.store.layout import Parameter, Source, UnitLayout, lay_in_place
+from penstock.runtime.reading.layout import Parameter, Source, UnitLayout, lay_in_place
 from penstock.runtime.store.parameters import DTYPES, Slot, model_slots, tied_names
 from penstock.runtime.store.tensor_parts import part_of, pieces_of
 

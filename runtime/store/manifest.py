@@ -21,9 +21,9 @@ import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
-from penstock.runtime.store.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.reading.store_errors import StoreError
 from penstock.runtime.store.parameters import DTYPE_NAMES, DTYPES
-from penstock.runtime.store.store_errors import StoreError
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"

@@ -10,7 +10,7 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.store.layout import UnitLayout
+from penstock.runtime.reading.layout import UnitLayout
 from penstock.runtime.store.manifest import Manifest, Section, read_manifest
 from penstock.runtime.store.parameters import Slot, model_slots
 

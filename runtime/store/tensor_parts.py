@@ -13,16 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.planner.common.errors import UserError
-
-
-@dataclass(frozen=True)
-class Piece:
-    """``nbytes`` bytes at ``offset`` of checkpoint tensor ``tensor`` that belong at ``dest`` of a parameter."""
-
-    tensor: str
-    offset: int
-    nbytes: int
-    dest: int
+from penstock.runtime.reading.layout import Piece
 
 
 class Stored(Protocol):

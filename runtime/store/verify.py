@@ -11,8 +11,8 @@ import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.reading.store_errors import StoreError
 from penstock.runtime.store.manifest import MANIFEST, read_manifest
-from penstock.runtime.store.store_errors import StoreError
 
 READ_THREADS = 4
 """Reads in flight while verifying."""

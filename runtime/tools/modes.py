@@ -17,7 +17,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.infeasible import Infeasible
-from penstock.planner.verbs.solve_verb import make_plan
+from penstock.planner.solver.planning import make_plan
 
 
 class NotHere(UserError):

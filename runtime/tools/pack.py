@@ -18,10 +18,10 @@ import xxhash
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, show_bytes
 from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
+from penstock.runtime.reading.layout import UnitLayout, lay_packed
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.blockdev import open_device
 from penstock.runtime.store.inplace import Inventory
-from penstock.runtime.store.layout import UnitLayout, lay_packed
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, Section, superblock
 
 READ_THREADS = 4

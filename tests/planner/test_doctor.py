@@ -129,8 +129,8 @@ def test_direct_reads_are_tried_on_a_file_and_on_a_directory_and_nothing_is_left
 
 
 def test_a_directory_that_may_not_be_written_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.planner.contract.given.findings import CannotMeasure
     from penstock.planner.doctor import disk_check as disk
+    from penstock.planner.probe.findings import CannotMeasure
 
     def refuse(directory: Path) -> None:
         raise CannotMeasure("no scratch file: Permission denied")
@@ -257,8 +257,8 @@ def test_doctor_tells_each_finding_ends_with_json_and_leaves_nothing(tmp_path: P
 
 
 def test_what_stops_a_run_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    from penstock.planner.asked.verb_schema import DoctorConfig
     from penstock.planner.verbs.doctor_verb import doctor_verb
-    from penstock.planner.verbs.verb_schema import DoctorConfig
 
     monkeypatch.setattr("penstock.planner.doctor.disk_check.free_bytes", lambda path: 0)
     assert doctor_verb(DoctorConfig(path=str(tmp_path), out=str(tmp_path / "d.json"))) == 1

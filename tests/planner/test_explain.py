@@ -26,9 +26,9 @@ from penstock.planner.render.step_lanes import ROUTERS, lanes
 from penstock.planner.solver.impossible import document as document_of_impossible
 from penstock.planner.solver.impossible import explain_impossible
 from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.planning import answer, read_question
 from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import optimum, search, solve
-from penstock.planner.verbs.solve_verb import answer, read_question
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset

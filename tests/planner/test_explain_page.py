@@ -15,8 +15,8 @@ from penstock.planner.explain.explanation import Explanation, explain
 from penstock.planner.render.svg import change_picture, tiers_picture
 from penstock.planner.solver.impossible import explain_impossible
 from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.planning import answer
 from penstock.planner.solver.problem import Question
-from penstock.planner.verbs.solve_verb import answer
 from tests.planner.browser import ask, screenshot
 from tests.planner.small import GB, MB, machine, model, work
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.planner.asked.verb_schema import TargetName
 from penstock.planner.common.command.wsm import TABLE, read_environment
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import CachePolicy, KvReuse, Tier
@@ -26,7 +27,6 @@ from penstock.planner.export.otherwise import expert_tiers, tables_outside_bytes
 from penstock.planner.export.targets import TARGETS, find_target
 from penstock.planner.export.wsm_env import keys_of_plan, variables
 from penstock.planner.solver.program import solve
-from penstock.planner.verbs.verb_schema import TargetName
 from tests.cli import ROOT, command, refusal
 from tests.planner.small import GB, MB, machine, model, work
 

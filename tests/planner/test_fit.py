@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import Curve, HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.fit import MOST, Fitted, Measured, fit
 from penstock.planner.contract.prices.cost import load_s, predict
 from penstock.planner.contract.prices.stages import Stage, ssd_gbps

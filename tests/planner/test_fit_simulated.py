@@ -9,8 +9,9 @@ import pytest
 
 from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS, H2D, KV, PASS, SSD, Span
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
-from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.fit import Measured, fit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict

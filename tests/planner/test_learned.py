@@ -10,9 +10,11 @@ import pytest
 
 import penstock.planner.contract.lessons.learned
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.origins import BY_HAND
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.given.hardware import BY_HAND, HardwareProfile
+from penstock.planner.contract.given.figures import Figure
+from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.lessons.calibration import (
     KEPT_RUNS,
     CalibratingRun,
@@ -23,15 +25,15 @@ from penstock.planner.contract.lessons.calibration import (
     read_calibration,
     write_calibration,
 )
-from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.interval import intervals
 from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.lessons.spread import LEAST, USUAL, spread, spread_of_runs
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.solver.planning import answer, read_question
 from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import nearest_first, solve
-from penstock.planner.solver.simple import SAME, Gain, choose, gain
-from penstock.planner.verbs.solve_verb import answer, read_question
+from penstock.planner.solver.simple_choice import SAME, Gain, choose, gain
 from tests.planner.small import GB, gpu, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset

@@ -9,11 +9,11 @@ import types
 import pytest
 import torch
 
-from penstock.planner.contract.given.findings import CannotMeasure
 from penstock.planner.probe import gpu_rates as module
 from penstock.planner.probe import layer_launch as layer
 from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.driver import NvmlGpu, nvml_gpus
+from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.gpu_rates import Gpu
 from penstock.planner.probe.layer_launch import TinyDecoder, measure_launch
 

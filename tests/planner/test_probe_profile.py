@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import profile_dir
 from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
-from penstock.planner.contract.config.profile_files import profile_dir, write_profile
+from penstock.planner.contract.config.profile_files import write_profile
 from penstock.planner.probe.profile_table import profile_table
 
 

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from penstock.planner.contract.given.findings import CannotMeasure
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
 from penstock.planner.probe.best_block import best_point, next_point, sweep, table
+from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.scratch_file import Cursor, Target, existing_files, file_system, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SPREAD_BYTES, Buffers, ReadLoad, fill_scratch
 

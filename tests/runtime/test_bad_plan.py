@@ -114,7 +114,7 @@ def test_a_moe_plan_edited_to_break_a_rule_is_refused_by_its_name(tmp_path: Path
 
 def test_no_rule_was_forgotten_above() -> None:
     """Every rule's name in the source is broken by one of the edits."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "planner" / "rules").glob("*.py"))
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "planner" / "contract" / "rules").glob("*.py"))
     calls = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     named = {c.args[0] for c in calls if c.func.id == "BrokenRule"}
     literal = {n.value for n in named if isinstance(n, ast.Constant)}

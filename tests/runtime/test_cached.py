@@ -16,9 +16,9 @@ from penstock.planner.common.measures import ALIGN
 from penstock.runtime.reading import cached as cached_module
 from penstock.runtime.reading.blocks import pieces_of
 from penstock.runtime.reading.cached import CachedReads, PageCache
+from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.reader import ReadPool, Reads
-from penstock.runtime.store.layout import Extent
-from penstock.runtime.store.store_errors import StoreError
+from penstock.runtime.reading.store_errors import StoreError
 
 MIB = 1 << 20
 

@@ -10,8 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.reading.layout import Piece
 from penstock.runtime.store import tensor_parts as names
-from penstock.runtime.store.tensor_parts import Piece, pieces_of
+from penstock.runtime.store.tensor_parts import pieces_of
 
 SIZES = {
     "vocab_size": 64,

@@ -14,13 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.asked.verb_schema import SimulateConfig
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.simulate.act import Acted, Options, Simulation
 from penstock.planner.verbs.simulate_verb import simulate_verb
-from penstock.planner.verbs.verb_schema import SimulateConfig
 from penstock.runtime.asked.run_schema import ExpertsConfig
 from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate

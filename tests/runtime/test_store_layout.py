@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from penstock.planner.common.measures import ALIGN
-from penstock.runtime.store.layout import READ_ALONG_BYTES, Extent, Parameter, Source, UnitLayout, lay_in_place, lay_packed
-from penstock.runtime.store.tensor_parts import Piece
+from penstock.runtime.reading.layout import READ_ALONG_BYTES, Extent, Parameter, Piece, Source, UnitLayout, lay_in_place, lay_packed
 
 FILE, OTHER = Path("a"), Path("b")
 

@@ -26,7 +26,7 @@ from penstock.planner.common.command.sweep_folders import check_launcher, death_
 from penstock.planner.common.command.wsm import Environment, read_environment
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
-from penstock.planner.contract.config.profile_files import profile_dir
+from penstock.planner.common.user_folder import profile_dir
 
 CONFIG = "pkg://penstock.conf"
 """Where Hydra finds the primary configs and the presets: inside the installed package."""

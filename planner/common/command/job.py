@@ -24,7 +24,7 @@ from penstock.planner.common.command.sweep_folders import Point, read_points, wr
 from penstock.planner.common.command.wsm import Environment
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import raise_if_interrupted
-from penstock.planner.contract.given.hardware import BY_HAND
+from penstock.planner.common.origins import BY_HAND
 
 LOCAL = "local"
 """The hardware profile of this machine."""

@@ -6,26 +6,13 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import terminate_as_interrupt
-
-if TYPE_CHECKING:
-    from penstock.planner.contract.config.config_schema import HardwareConfig
+from penstock.planner.common.user_folder import profile_dir
+from penstock.planner.contract.config.config_schema import HardwareConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def profile_dir() -> Path:
-    """The user's config directory: $PENSTOCK_CONFIG_DIR, else $XDG_CONFIG_HOME/penstock, else ~/.config/penstock.
-
-    Profiles live in its ``hardware/NAME.yaml``.
-    """
-    own, xdg = os.environ.get("PENSTOCK_CONFIG_DIR"), os.environ.get("XDG_CONFIG_HOME")
-    if own:
-        return Path(own).expanduser()
-    return (Path(xdg).expanduser() if xdg else Path.home() / ".config") / "penstock"
 
 
 def profile_path(name: str) -> Path:

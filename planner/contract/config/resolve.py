@@ -11,10 +11,10 @@ from typing import Any
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.lessons.corrections import Figure
 
 
 def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
@@ -157,7 +157,7 @@ _NEEDED_GPU = ("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps", "g
 
 def _measured(cfg: HardwareConfig) -> None:
     """Refuse a profile that lacks a figure which every plan needs, with the probe's own reason."""
-    from penstock.planner.contract.given.findings import unmeasured
+    from penstock.planner.common.origins import unmeasured
 
     lacking = unmeasured(cfg.origin)
     needed = _NEEDED + (_NEEDED_GPU if cfg.gpu is not None and cfg.vram_bytes > 0 else ())

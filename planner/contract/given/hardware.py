@@ -6,9 +6,6 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-BY_HAND = "set by hand"
-"""Origin of a figure that the command line set."""
-
 
 @dataclass(frozen=True)
 class Curve:

@@ -19,10 +19,11 @@ import yaml
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import write_at_once
 from penstock.planner.common.strictly import build
-from penstock.planner.contract.config.profile_files import profile_dir
+from penstock.planner.common.user_folder import profile_dir
+from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.fit import Fitted
 
 FORMAT = 1

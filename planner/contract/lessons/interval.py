@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.spread import spread
 from penstock.planner.contract.prices.cost import predict
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import median
 
 from penstock.planner.common.drive import drive_of
-from penstock.planner.contract.given.hardware import BY_HAND, HardwareProfile
+from penstock.planner.common.origins import BY_HAND
+from penstock.planner.contract.given.figures import Figure
+from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.calibration import Calibration, Machine, calibration_path, geometry_of, read_calibration
-from penstock.planner.contract.lessons.corrections import Figure, paths, slowed
+from penstock.planner.contract.lessons.corrections import paths, slowed
 from penstock.planner.contract.lessons.spread import is_measured, spread_of_runs
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import median, stdev
 
+from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
-from penstock.planner.contract.lessons.corrections import Figure, paths
+from penstock.planner.contract.lessons.corrections import paths
 
 USUAL: dict[Figure, float] = {
     Figure.ssd: 0.25,

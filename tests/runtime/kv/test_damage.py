@@ -87,8 +87,8 @@ def test_every_damaged_index_is_made_anew(store: Path) -> None:
 
 
 def test_a_store_of_another_format_is_told_of_and_left_until_a_writer_comes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("record", "index"):
-        monkeypatch.setattr(f"penstock.runtime.kv.{module}.FORMAT", FORMAT + 1)
+    for module in ("page_record", "page_index"):
+        monkeypatch.setattr(f"penstock.runtime.kv.disk.{module}.FORMAT", FORMAT + 1)
     lines: list[str] = []
     reads: list[int] = []
 

@@ -146,9 +146,9 @@ def test_a_page_is_hashed_once_each_time_it_enters_or_leaves_a_tier(
     hashed: list[str] = []
 
     def counting(module: str) -> Callable[[memoryview], int]:
-        return lambda payload: hashed.append(module) or checksum_of(payload)
+        return lambda payload: hashed.append(module.rpartition(".")[2]) or checksum_of(payload)
 
-    for module in ("capture", "dram", "fetch"):
+    for module in ("pages.capture", "pages.dram_pages", "disk.page_fetch"):
         monkeypatch.setattr(f"penstock.runtime.kv.{module}.checksum_of", counting(module))
     made = card_plan if choose else plan
     with served(made, tmp_path / "kv", choose) as run:
@@ -156,8 +156,8 @@ def test_a_page_is_hashed_once_each_time_it_enters_or_leaves_a_tier(
         assert run.prefix.facts()["pages_written"] == 6 and hashed == ["capture"] * 6
     hashed.clear()
     with served(made, tmp_path / "kv", choose) as run:
-        assert run.batch([STEM]) == 96 and hashed == ["fetch"] * 6
-        assert run.batch([STEM]) == 96 and hashed == ["fetch"] * 6 + ["dram"] * 6
+        assert run.batch([STEM]) == 96 and hashed == ["page_fetch"] * 6
+        assert run.batch([STEM]) == 96 and hashed == ["page_fetch"] * 6 + ["dram_pages"] * 6
 
 
 def test_what_came_from_disk_is_checked_when_dram_gives_it(plan: Plan, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.planner.common.measures import ALIGN
-from penstock.runtime.store.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout
 from tests.runtime.moe.tiers import (
     COUNT,
     ELEMENTS,

@@ -17,7 +17,7 @@ from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import Event
-from penstock.runtime.store.layout import Extent
+from penstock.runtime.reading.layout import Extent
 from tests.runtime.moe.tiers import (
     COUNT,
     ELEMENTS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
 from penstock.runtime.experts.host_experts import HostExperts
-from penstock.runtime.store.layout import Extent, UnitLayout
+from penstock.runtime.reading.layout import Extent, UnitLayout
 from tests.runtime.fakes import FakeDevice
 from tests.runtime.moe.tiers import (
     COUNT,

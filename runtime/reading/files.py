@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.runtime.store.store_errors import StoreError
+from penstock.runtime.reading.store_errors import StoreError
 
 
 class OpenFile:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-UNMEASURED = "not measured: "
-"""How the origin of a figure begins that could not be measured; the figure itself is then 0, or a table without rows."""
+from penstock.planner.common.origins import UNMEASURED
 
 
 class CannotMeasure(Exception):
@@ -62,8 +61,3 @@ class Findings:
     def rows(self, path: str) -> list[list[float]]:
         """The table, without rows where it was not measured."""
         return self._values.get(path, [])
-
-
-def unmeasured(origin: dict[str, str]) -> dict[str, str]:
-    """Figure -> why, for those that ``origin`` says were not measured."""
-    return {path: text.removeprefix(UNMEASURED) for path, text in origin.items() if text.startswith(UNMEASURED)}

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.planner.contract.decided.decisions import Decisions
-from penstock.planner.contract.lessons.corrections import Figure, slowed
+from penstock.planner.contract.given.figures import Figure
+from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.spread import spread
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.problem import Question

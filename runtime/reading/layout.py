@@ -9,12 +9,21 @@ from pathlib import Path
 import torch
 
 from penstock.planner.common.measures import ALIGN, align_down, align_up
-from penstock.runtime.store.tensor_parts import Piece
 
 PARAMETER_ALIGN = 256
 """Alignment in bytes of a parameter that the store may place freely: what CUDA's allocator gives and its kernels like best."""
 READ_ALONG_BYTES = 64 * 1024
 """Gaps of a file up to this size are read rather than skipped: shorter than one seek costs on any drive."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``nbytes`` bytes at ``offset`` of checkpoint tensor ``tensor`` that belong at ``dest`` of a parameter."""
+
+    tensor: str
+    offset: int
+    nbytes: int
+    dest: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a user asks of a verb: the configuration of each."""

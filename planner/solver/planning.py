@@ -1,0 +1,63 @@
+"""From the configuration to a plan: what was asked, answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
+from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.lessons.learned import with_calibration
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.replay.traced_hits import Traced, with_hits
+from penstock.planner.solver.expert_notes import expert_notes
+from penstock.planner.solver.kept_notes import reuse_notes
+from penstock.planner.solver.problem import Question
+from penstock.planner.solver.simple_choice import Choice, choose, doubt
+
+
+def make_plan(cfg: SolveConfig) -> Plan:
+    """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
+    asked = read_question(cfg)
+    plan = answer(asked.question, (*cfg.notes, *asked.notes))
+    model = asked.hits.in_slots(plan.decisions.experts)
+    plan = replace(plan, model=model, predicted=predict(plan.hardware, model, plan.workload, plan.decisions))
+    return replace(plan, notes=(*plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.hits.source)))
+
+
+def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:
+    """The plan to run, with a note where it is the simple one. Raises UserError; ``Infeasible`` when there is none."""
+    return plan_of(question, choose(question), notes)
+
+
+def plan_of(question: Question, choice: Choice, notes: tuple[str, ...] = ()) -> Plan:
+    """``choice`` as the plan that answers ``question``."""
+    q, doubts = question, () if choice.left is None else (doubt(choice.left),)
+    predicted = predict(q.hardware, q.model, q.workload, choice.decisions)
+    return Plan(q.hardware, q.model, q.workload, choice.decisions, predicted, (*notes, *doubts))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question as the configuration has it. ``notes`` say by which runs its machine is corrected, ``hits``: whose its model's are."""
+
+    question: Question
+    hits: Traced
+    notes: tuple[str, ...] = ()
+
+
+def read_question(cfg: SolveConfig) -> Asked:
+    """What ``cfg`` asks, of the machine as runs found it. Raises UserError for a value that cannot be."""
+    hardware, workload, model = hardware_from(cfg.hardware), workload_from(cfg.workload), model_from(cfg.model)
+    if workload.kv_spill and not hardware.ssd_write_gbps:
+        raise UserError("hardware.ssd.write_gbps=0: KV pages that spill are written to the SSD; set its rate, or workload.kv_spill=false")
+    if workload.kept_tokens and hardware.gpu is None and not hardware.dram_copy_gbps:
+        raise UserError("hardware.dram.copy_gbps=0: KV that is restored is copied in DRAM; set its rate, or workload.kept_tokens=0")
+    force = Force.from_config(cfg.force, cfg.moe)
+    hits = with_hits(model, cfg.moe)
+    calibrated: tuple[str, ...] = ()
+    if cfg.calibration is CalibrationUse.own:
+        hardware, calibrated = with_calibration(hardware, hits.model)
+    return Asked(Question(hardware, hits.model, workload, force), hits, calibrated)
