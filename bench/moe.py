@@ -10,7 +10,7 @@ say, where `none` ran before. `ahead`: the same with the coming layers' routers 
 look at nothing that blocks change: what foresight could gain at most. `three`: DRAM has slots for half of the experts; `three_ahead`:
 asked beforehand, too; `three_again`: `three` planned anew by what the runs before taught, since drives give less for minutes than for
 the seconds of a probe or of loading. `peer`: accelerate under the same budget. `cpu`: SSD and DRAM, a small geometry. Hits are predicted
-from a trace that an earlier run of other prompts recorded; each case teaches the rates that the next one is planned with
+from routings that an earlier run of other prompts recorded; each case teaches the rates that the next one is planned with
 (calibrate=true). Tokens are sampled, since the greedy ones of random weights repeat. Every run is a process of its own; means over
 steps, which differ by what they miss.
 """
@@ -172,14 +172,14 @@ class Cases:
         return [f"force.expert_dram_slots={self._experts.units}"]
 
     def _run(self, name: str, prompt: int, new: int, *solve: str, requests: int = 2) -> dict:
-        traced = [f"moe.traces={self._trace}", f"workload.requests={requests}", *solve]
-        self._reports[name] = self._made(name, prompt, new, traced, ["calibrate=true"])
+        routed = [f"moe.routings={self._routings}", f"workload.requests={requests}", *solve]
+        self._reports[name] = self._made(name, prompt, new, routed, ["calibrate=true"])
         return self._reports[name]
 
     @cached_property
-    def _trace(self) -> Path:
+    def _routings(self) -> Path:
         """Routings of prompts that are not measured, recorded once under the bench's directory."""
-        path = self._bench.work / "moe-trace.jsonl.gz"
+        path = self._bench.work / "moe-routings.jsonl.gz"
         if not path.exists():
             everything = [f"force.expert_dram_slots={self._experts.units}", "workload.requests=2"]
             self._made("record", PROMPT, RECORDED, everything, ["seed=1", f"moe.record={path}"])

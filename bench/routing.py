@@ -1,11 +1,11 @@
-"""Routing traces of a made-up model whose locality is near that of Mixtral-8x7B's decode steps, for `planner replay`.
+"""Routings of a made-up model whose locality is near that of Mixtral-8x7B's decode steps, for `planner replay`.
 
     python bench/routing.py out=routing.jsonl.xz seed=0 prompts=24
 
 A token's hidden state is the sum of its prompt's topic, its word and a drift from token to token; words follow each other by a sparse
 chain; some tokens repeat the one before almost. The state drifts from layer to layer too, and each layer's router takes the largest of
 random projections of it plus a bias. With the constants below LRU finds about 37 % of a token's experts with 2 of 8 slots and 61 % with 4,
-Belady 55 % and 78 %; on real traces 37.4 and 61.4, 55.7 and 78.3 were found. Beyond these four figures nothing is fitted:
+Belady 55 % and 78 %; on real routings 37.4 and 61.4, 55.7 and 78.3 were found. Beyond these four figures nothing is fitted:
 how well a layer can be foreseen follows from LAYER_MEMORY, which no measurement stands behind.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from penstock.planner.contract.experts.policies import AheadScores
-from penstock.planner.contract.experts.routing import Phase, Trace
-from penstock.planner.contract.experts.routing_files import trace_line
+from penstock.planner.contract.experts.routing import Phase, Routings
+from penstock.planner.contract.experts.routing_files import routing_line
 
 TOPIC, WORD, DRIFT = 0.1, 0.4, 0.5
 """Variance of a token's hidden state that comes from each."""
@@ -83,11 +83,11 @@ def made_up(size: Size, seed: int) -> Iterator[Token]:
             yield Token(prompt, phase, pos, experts, probs, ahead, near)
 
 
-def made_up_trace(size: Size, seed: int) -> Trace:
+def made_up_routings(size: Size, seed: int) -> Routings:
     """The same as arrays."""
     tokens = list(made_up(size, seed))
     scores = {AheadScores.router: [t.ahead for t in tokens], AheadScores.centroids: [t.centroids for t in tokens]}
-    return Trace(
+    return Routings(
         np.array([t.experts for t in tokens], np.int16),
         np.array([t.prompt for t in tokens]),
         np.array([t.phase is Phase.decode for t in tokens]),
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> None:
     openers: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
     with openers.get(path.suffix, open)(path, "wt", encoding="utf-8") as file:
         for token in made_up(size, seed):
-            print(trace_line(token.prompt, token.phase, token.pos, token.experts, token.probs, token.ahead, token.centroids), file=file)
+            print(routing_line(token.prompt, token.phase, token.pos, token.experts, token.probs, token.ahead, token.centroids), file=file)
 
 
 if __name__ == "__main__":

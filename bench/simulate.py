@@ -28,14 +28,14 @@ from bench.moe import SMALL, favoured  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS  # noqa: E402
-from penstock.planner.contract.experts.routing_files import read_trace  # noqa: E402
+from penstock.planner.contract.experts.routing_files import read_routings  # noqa: E402
 from penstock.planner.contract.given.figures import Figure  # noqa: E402
 from penstock.planner.contract.lessons.corrections import slowed  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 from penstock.planner.simulate.act import Simulation  # noqa: E402
 from penstock.planner.simulate.lanes import NS  # noqa: E402
-from penstock.planner.simulate.routings import TracedRouting  # noqa: E402
+from penstock.planner.simulate.routers import RecordedRouters  # noqa: E402
 
 CASES: Mapping[str, tuple[str, ...]] = {
     "streamed": ("force.cap_layers=3",),
@@ -72,22 +72,22 @@ class Row:
     closed: float
 
 
-def rows_of(case: str, plan: Plan, report: dict, earlier: dict | None, trace: Path | None = None) -> Iterator[Row]:
+def rows_of(case: str, plan: Plan, report: dict, earlier: dict | None, recorded: Path | None = None) -> Iterator[Row]:
     """The run's prefill and step beside those of simulations: medians, but means where passes differ by what they miss."""
-    typical = median if trace is None else fmean
+    typical = median if recorded is None else fmean
     measured = {"prefill": typical(report["prefill_each_s"]), "decode": typical(report["step_s"])}
     closed = {"prefill": report["predicted"]["prefill_s"], "decode": report["predicted"]["decode_s_per_token"]}
-    given, own = (simulated(which, trace, typical) for which in (plan, as_taught(plan, report)))
-    before = simulated(as_taught(plan, earlier), trace, typical) if earlier else None
+    given, own = (simulated(which, recorded, typical) for which in (plan, as_taught(plan, report)))
+    before = simulated(as_taught(plan, earlier), recorded, typical) if earlier else None
     for phase, seconds in measured.items():
         then = before[phase] / seconds if before else None
         yield Row(case, phase, seconds, given[phase] / seconds, own[phase] / seconds, then, closed[phase] / seconds)
 
 
-def simulated(plan: Plan, trace: Path | None, typical: Callable[[Sequence[float]], float]) -> dict[str, float]:
+def simulated(plan: Plan, recorded: Path | None, typical: Callable[[Sequence[float]], float]) -> dict[str, float]:
     work = replace(plan.workload, requests=ROUNDS * plan.decisions.batch)
-    routings = None if trace is None else TracedRouting(read_trace(trace, plan.model.experts.count), None)
-    record = Simulation(replace(plan, workload=work), routings=routings).run().record
+    routers = None if recorded is None else RecordedRouters(read_routings(recorded, plan.model.experts.count), None)
+    record = Simulation(replace(plan, workload=work), routers=routers).run().record
     return {"prefill": typical(record.prefill_ns) / NS, "decode": typical(record.step_ns) / NS}
 
 
@@ -125,8 +125,8 @@ def measure(bench: Bench, cases: tuple[str, ...], repeats: int) -> list[Row]:
     earlier: dict[str, dict] = {}
     for _ in range(repeats):
         for case in cases:
-            plan, report, trace = run_case(bench, case)
-            rows += rows_of(case, plan, report, earlier.get(case), trace)
+            plan, report, routings = run_case(bench, case)
+            rows += rows_of(case, plan, report, earlier.get(case), routings)
             earlier[case] = report
             print(json.dumps([asdict(row) for row in rows[-2:]]), flush=True)
     return rows
@@ -134,9 +134,9 @@ def measure(bench: Bench, cases: tuple[str, ...], repeats: int) -> list[Row]:
 
 def run_case(bench: Bench, case: str) -> tuple[Plan, dict, Path | None]:
     """The plan, what its run reports, and the routings of its tokens."""
-    told, trace = [f"rounds={ROUNDS}", "calibrate=true"], None
+    told, routings = [f"rounds={ROUNDS}", "calibrate=true"], None
     if case in OF_EXPERTS:
-        checkpoint, trace = moe_checkpoint(bench)
+        checkpoint, routings = moe_checkpoint(bench)
         experts = spec_from_checkpoint(checkpoint).experts
         slots = experts.units * OF_EXPERTS[case] // experts.count + TRANSIT_SLOTS
         overrides, told = (f"force.expert_dram_slots={slots}",), [*told, SAMPLED]
@@ -144,16 +144,16 @@ def run_case(bench: Bench, case: str) -> tuple[Plan, dict, Path | None]:
         checkpoint = bench.checkpoint("demo", "model=demo")
         overrides = drawn(int(case.removeprefix(RANDOM))) if case.startswith(RANDOM) else CASES[case]
     report = bench.run(case, checkpoint, [*WORK, *overrides], told, limits=False)
-    return read_plan(bench.work / f"{case}.yaml"), report, trace
+    return read_plan(bench.work / f"{case}.yaml"), report, routings
 
 
 def moe_checkpoint(bench: Bench) -> tuple[Path, Path]:
     """A checkpoint of experts, and the routings of all runs of it: what they say does not depend on where experts lie. Recording takes
     time, so no run that is measured does it."""
-    made, trace = favoured(bench, "moe-small", ["model=mixtral8x7b", *SMALL], 0.6, 2), bench.work / "moe-small.jsonl.gz"
-    if not trace.exists():
-        bench.run("record", made, [*WORK], [f"rounds={ROUNDS}", SAMPLED, f"moe.record={trace}"], limits=False)
-    return made, trace
+    made, routings = favoured(bench, "moe-small", ["model=mixtral8x7b", *SMALL], 0.6, 2), bench.work / "moe-small.jsonl.gz"
+    if not routings.exists():
+        bench.run("record", made, [*WORK], [f"rounds={ROUNDS}", SAMPLED, f"moe.record={routings}"], limits=False)
+    return made, routings
 
 
 def main() -> None:

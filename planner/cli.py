@@ -67,7 +67,7 @@ def doctor(cfg: DoctorConfig) -> int:
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="replay")
 @job
 def replay(cfg: ReplayConfig) -> None:
-    """act a routing trace out under expert policies, and compare what they keep and fetch with the best possible"""
+    """act recorded routings out under expert policies, and compare what they keep and fetch with the best possible"""
     from penstock.planner.verbs.replay_verb import replay_verb
 
     replay_verb(cfg)
@@ -110,7 +110,7 @@ PROGRAM = Program(
         Verb(diff, DiffConfig, "planner diff plan.yaml edited.yaml", words=("a", "b")),
         Verb(doctor, DoctorConfig, "planner doctor path=/data/checkpoints"),
         Verb(simulate, SimulateConfig, "planner simulate plan=plan.yaml trace=sim.png"),
-        Verb(replay, ReplayConfig, "planner replay traces=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
+        Verb(replay, ReplayConfig, "planner replay routings=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
         Verb(export, ExportConfig, "planner export plan=plan.yaml to=llama.cpp checkpoint=Llama-3.1-70B.gguf"),
         Verb(report, ReportConfig, "planner report sweeps/0", words=("dir",)),
     ),

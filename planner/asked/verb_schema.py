@@ -85,12 +85,12 @@ class ProbeConfig:
 class ReplayConfig:
     """`planner replay`"""
 
-    traces: str = MISSING
-    """The routing trace: JSON lines, plain, gz or xz."""
+    routings: str = MISSING
+    """What `runtime run moe.record=` wrote: JSON lines, plain, gz or xz."""
     model: ModelConfig | None = None
     """Whose experts they are; for their number and bytes."""
     policy: list[str] = field(default_factory=list)
-    """Policies to compare, beside LRU and Belady's bound; empty: all that the trace can feed."""
+    """Policies to compare, beside LRU and Belady's bound; empty: all that the routings can feed."""
     slots: list[int] = field(default_factory=list)
     """Numbers of slots a layer; empty: all from 1 to one less than the experts, or 15 of them."""
     prefetch: int | None = None
@@ -98,7 +98,7 @@ class ReplayConfig:
     least_chance: float = 0.0
     """What a policy finds less likely than this is not fetched ahead."""
     experts: int | None = None
-    """Experts of one layer; null: those of the model, or as many as the trace names."""
+    """Experts of one layer; null: those of the model, or as many as the routings name."""
     score_prompts: bool = False
     """Score the tokens of prompts, too, as if each were a step of its own; else they are only studied."""
     out: str | None = None
@@ -174,8 +174,8 @@ class SimulateConfig:
     """What becomes of a plan that breaks rules; `warn` acts it out where it can be."""
     wrap_around: bool = True
     """At the last layers, prefetch the first ones for the next pass."""
-    traces: str | None = None
-    """A file of routings for a plan of a MoE model; null: experts are drawn so often again as the plan expects."""
+    routings: str | None = None
+    """Recorded routings for a plan of a MoE model; null: experts are drawn, as often used again as the plan expects."""
     trace: str | None = None
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
     out: str | None = None

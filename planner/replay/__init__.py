@@ -1,1 +1,1 @@
-"""A routing trace acted out under each expert policy, beside the best possible."""
+"""Recorded routings acted out under each expert policy, beside the best possible."""

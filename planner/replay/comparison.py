@@ -1,4 +1,4 @@
-"""Expert policies compared over one trace: each beside LRU and beside the best that was possible."""
+"""Expert policies compared over one routings: each beside LRU and beside the best that was possible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
-from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.replay.replayed import Advance, Fetched, Kept, Prefetch, Replay, replay, replay_belady
 
 BELADY = "belady"
@@ -47,7 +47,7 @@ class Score:
 class Comparison:
     """All policies at all numbers of slots."""
 
-    trace: Trace
+    routings: Routings
     slots: tuple[int, ...]
     prefetch: Prefetch
     bound: Kept
@@ -81,17 +81,17 @@ class Comparison:
 
 
 def compare(
-    trace: Trace, names: Sequence[ExpertPolicyName], slots: Sequence[int], prefetch: Prefetch, advance: Advance = lambda tokens: None
+    routings: Routings, names: Sequence[ExpertPolicyName], slots: Sequence[int], prefetch: Prefetch, advance: Advance = lambda tokens: None
 ) -> Comparison:
-    """Act the trace out under LRU and each of ``names``, and with foresight. ``advance`` is told of each policy's tokens."""
-    bound = replay_belady(trace, advance)
+    """Act the routings out under LRU and each of ``names``, and with foresight. ``advance`` is told of each policy's tokens."""
+    bound = replay_belady(routings, advance)
     every = dict.fromkeys([ExpertPolicyName.lru, *names])
-    return Comparison(trace, tuple(slots), prefetch, bound, {name: replay(trace, name, slots, prefetch, advance) for name in every})
+    return Comparison(routings, tuple(slots), prefetch, bound, {name: replay(routings, name, slots, prefetch, advance) for name in every})
 
 
 def document(comparison: Comparison, expert_bytes: int | None) -> dict[str, Any]:
     """``comparison`` for JSON. Bytes need the size of an expert."""
-    trace, rows = comparison.trace, []
+    routings, rows = comparison.routings, []
     for score in comparison.scores():
         row = {name: _short(getattr(score, name)) for name in Score.__dataclass_fields__}
         row["wasted_per_token"] = _short(score.wasted_per_token)
@@ -102,14 +102,14 @@ def document(comparison: Comparison, expert_bytes: int | None) -> dict[str, Any]
     kept = {BELADY: comparison.bound} | {name.value: record.kept for name, record in comparison.replays.items()}
     return {
         "tokens": comparison.bound.tokens,
-        "layers": trace.layers,
-        "experts": trace.count,
-        "top_k": trace.top_k,
+        "layers": routings.layers,
+        "experts": routings.count,
+        "top_k": routings.top_k,
         "expert_bytes": expert_bytes,
         "prefetch": comparison.prefetch.most,
         "least_chance": comparison.prefetch.least_chance,
         "scores": rows,
-        "hit_rates": {name: [_short(record.rate(n)) for n in range(trace.count + 1)] for name, record in kept.items()},
+        "hit_rates": {name: [_short(record.rate(n)) for n in range(routings.count + 1)] for name, record in kept.items()},
     }
 
 

@@ -43,7 +43,7 @@ def draw_comparison(comparison: Comparison, title: str, path: Path) -> None:
     figure = Figure(figsize=(11, 4.6), dpi=130, layout="constrained")
     kept, ready = figure.subplots(1, 2, sharey=True)
     records = {BELADY: comparison.bound} | {name.value: record.kept for name, record in comparison.replays.items()}
-    slots = range(comparison.trace.count + 1)
+    slots = range(comparison.routings.count + 1)
     for policy, record in records.items():
         _line(kept, list(slots), [100 * record.rate(n) for n in slots], policy)
     _line(ready, list(slots), [100 * comparison.bound.rate(n) for n in slots], BELADY)
@@ -55,10 +55,10 @@ def draw_comparison(comparison: Comparison, title: str, path: Path) -> None:
     ready.set_title(f"found in slots or fetched ahead, up to {comparison.prefetch.most} a layer", fontsize=10)
     kept.set_ylabel("% of a token's experts")
     for axes in (kept, ready):
-        axes.set_xlabel(f"slots a layer, of {comparison.trace.count} experts")
+        axes.set_xlabel(f"slots a layer, of {comparison.routings.count} experts")
         axes.grid(alpha=0.3)
         axes.set_ylim(0, 101)
-        axes.set_xlim(0, comparison.trace.count)
+        axes.set_xlim(0, comparison.routings.count)
         axes.legend(fontsize=8, frameon=False, loc="lower right")
     figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
     figure.savefig(path)

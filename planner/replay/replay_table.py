@@ -13,9 +13,9 @@ from penstock.planner.replay.comparison import BELADY, Comparison, Score
 
 def print_comparison(comparison: Comparison, expert_bytes: int | None, console: Console) -> None:
     """One table for each question, a row a policy, a column a number of slots."""
-    trace, ahead = comparison.trace, comparison.prefetch
+    routings, ahead = comparison.routings, comparison.prefetch
     console.print(
-        f"{comparison.bound.tokens} tokens, {trace.layers} MoE layers of {trace.count} experts, {trace.top_k} a token; "
+        f"{comparison.bound.tokens} tokens, {routings.layers} MoE layers of {routings.count} experts, {routings.top_k} a token; "
         f"up to {ahead.most} fetched ahead a layer",
         style="dim",
         soft_wrap=True,

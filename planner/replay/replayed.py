@@ -1,4 +1,4 @@
-"""A trace acted out under a policy: what it keeps and fetches ahead, for every number of slots. Decode steps are scored, prompts
+"""Routings acted out under a policy: what it keeps and fetches ahead, for every number of slots. Decode steps are scored, prompts
 studied."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy
-from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.replay.stack import Stack
 
 BLOCK_TOKENS = 128
@@ -34,7 +34,7 @@ class Visits:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the uses of a trace found in slots."""
+    """What the uses of the routings found in slots."""
 
     uses: int
     tokens: int
@@ -62,7 +62,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Replay:
-    """A policy's record over a trace."""
+    """A policy's record over a routings."""
 
     kept: Kept
     fetched: tuple[Fetched, ...]
@@ -80,19 +80,19 @@ class Prefetch:
 
 
 def replay(
-    trace: Trace,
+    routings: Routings,
     name: ExpertPolicyName,
     slots: Sequence[int] = (),
     prefetch: Prefetch = Prefetch(0),
     advance: Advance = lambda tokens: None,
 ) -> Replay:
-    """Act the trace out, and prefetch beside each of ``slots``. The time is that of the policy and O(tokens x layers x count x (count +
+    """Act the routings out, and prefetch beside each of ``slots``. The time is that of the policy and O(tokens x layers x count x (count +
     slots)); memory a block's."""
-    policy = make_expert_policy(name, trace.layers, trace.count, trace.top_k)
-    histogram = np.zeros(trace.count + 1, np.int64)
+    policy = make_expert_policy(name, routings.layers, routings.count, routings.top_k)
+    histogram = np.zeros(routings.count + 1, np.int64)
     fetched = np.zeros((len(slots), 4), np.int64)
     looked = False
-    for visits in _act(trace, policy):
+    for visits in _act(routings, policy):
         histogram += _depths(visits)
         if visits.foreseen.any():
             looked = True
@@ -100,71 +100,71 @@ def replay(
                 row += _fetch(visits, n, prefetch)
         advance(len(visits.used))
     records = tuple(Fetched(n, *map(int, row)) for n, row in zip(slots, fetched, strict=True)) if looked else ()
-    return Replay(_kept(histogram, trace), records)
+    return Replay(_kept(histogram, routings), records)
 
 
-def replay_belady(trace: Trace, advance: Advance = lambda tokens: None) -> Kept:
+def replay_belady(routings: Routings, advance: Advance = lambda tokens: None) -> Kept:
     """The most that any policy could find in slots, knowing what comes: those stay whose next use comes first."""
-    experts = trace.experts[trace.decode].astype(np.intp)
-    coming = np.full((trace.layers, trace.count), np.inf)
+    experts = routings.experts[routings.decode].astype(np.intp)
+    coming = np.full((routings.layers, routings.count), np.inf)
     after = np.empty(experts.shape)
     for t in range(len(experts) - 1, -1, -1):
         after[t] = np.take_along_axis(coming, experts[t], 1)
         np.put_along_axis(coming, experts[t], t, 1)
-    stack, histogram = Stack(trace.layers, trace.count), np.zeros(trace.count + 1, np.int64)
+    stack, histogram = Stack(routings.layers, routings.count), np.zeros(routings.count + 1, np.int64)
     never = len(experts) + 1.0
     for t, used in enumerate(experts):
         np.put_along_axis(coming, used, after[t], 1)
         depth = stack.visit(-np.minimum(coming, never), used)
-        histogram += np.bincount(np.take_along_axis(depth, used, 1).ravel(), minlength=trace.count + 1)
+        histogram += np.bincount(np.take_along_axis(depth, used, 1).ravel(), minlength=routings.count + 1)
         advance(1)
-    return _kept(histogram, trace)
+    return _kept(histogram, routings)
 
 
-def hit_curve(trace: Trace, name: ExpertPolicyName, advance: Advance = lambda tokens: None) -> tuple[float, ...]:
+def hit_curve(routings: Routings, name: ExpertPolicyName, advance: Advance = lambda tokens: None) -> tuple[float, ...]:
     """Share of a token's experts found in n slots of their layer, for n = 0, ..., count: concave, from 0 to 1.
 
     It is the least concave curve that is nowhere below what the replay found; with all experts kept, first uses count as found.
     """
-    kept = replay(trace, name, advance=advance).kept
-    points = [(0, 0.0), *((n, kept.rate(n)) for n in range(1, trace.count)), (trace.count, 1.0)]
+    kept = replay(routings, name, advance=advance).kept
+    points = [(0, 0.0), *((n, kept.rate(n)) for n in range(1, routings.count)), (routings.count, 1.0)]
     hull: list[tuple[int, float]] = []
     for n, rate in points:
         while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (n - hull[-1][0]) <= (rate - hull[-1][1]) * (hull[-1][0] - hull[-2][0]):
             hull.pop()
         hull.append((n, rate))
-    return tuple(float(x) for x in np.interp(range(trace.count + 1), *zip(*hull, strict=True)))
+    return tuple(float(x) for x in np.interp(range(routings.count + 1), *zip(*hull, strict=True)))
 
 
-def _act(trace: Trace, policy: ExpertPolicy) -> Iterator[Visits]:
+def _act(routings: Routings, policy: ExpertPolicy) -> Iterator[Visits]:
     """Every decode step in blocks, after what came before it."""
-    stack = Stack(trace.layers, trace.count)
-    for start, end in _runs(trace):
-        if trace.decode[start]:
+    stack = Stack(routings.layers, routings.count)
+    for start, end in _runs(routings):
+        if routings.decode[start]:
             for first in range(start, end, BLOCK_TOKENS):
-                yield _decode(trace, policy, stack, first, min(first + BLOCK_TOKENS, end))
+                yield _decode(routings, policy, stack, first, min(first + BLOCK_TOKENS, end))
         else:
-            for layer in range(trace.layers):
-                policy.study(layer, trace.experts[start:end, layer].astype(np.intp))
+            for layer in range(routings.layers):
+                policy.study(layer, routings.experts[start:end, layer].astype(np.intp))
 
 
-def _runs(trace: Trace) -> Iterator[tuple[int, int]]:
+def _runs(routings: Routings) -> Iterator[tuple[int, int]]:
     """First token and the one after the last of each pass over a prompt and each series of decode steps."""
-    changes = (np.diff(trace.prompt) != 0) | (np.diff(trace.decode.astype(np.int8)) != 0)
-    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(trace.prompt)]
+    changes = (np.diff(routings.prompt) != 0) | (np.diff(routings.decode.astype(np.int8)) != 0)
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(routings.prompt)]
     yield from zip(bounds, bounds[1:], strict=False)
 
 
-def _decode(trace: Trace, policy: ExpertPolicy, stack: Stack, start: int, end: int) -> Visits:
-    used = trace.experts[start:end].astype(np.intp)
-    scores = trace.scores[policy.needs_ahead][start:end] if policy.needs_ahead else None
-    shape = (trace.layers, trace.count)
+def _decode(routings: Routings, policy: ExpertPolicy, stack: Stack, start: int, end: int) -> Visits:
+    used = routings.experts[start:end].astype(np.intp)
+    scores = routings.scores[policy.needs_ahead][start:end] if policy.needs_ahead else None
+    shape = (routings.layers, routings.count)
     depth, foreseen = np.empty((len(used), *shape), np.int16), np.empty((len(used), *shape), np.float32)
     worth = np.empty(shape)
     for t, routed in enumerate(used.tolist()):
         for layer, experts in enumerate(routed):
             foreseen[t, layer] = policy.foresee(layer)
-            policy.observe(layer, experts, scores[t, layer] if scores is not None and layer + 1 < trace.layers else None)
+            policy.observe(layer, experts, scores[t, layer] if scores is not None and layer + 1 < routings.layers else None)
             worth[layer] = policy.worth(layer)
         depth[t] = stack.visit(worth, used[t])
     return Visits(used, depth, foreseen)
@@ -175,9 +175,9 @@ def _depths(visits: Visits) -> np.ndarray:
     return np.bincount(np.take_along_axis(visits.depth, visits.used, 2).ravel(), minlength=visits.depth.shape[2] + 1)
 
 
-def _kept(histogram: np.ndarray, trace: Trace) -> Kept:
-    tokens = int(trace.decode.sum())
-    return Kept(tokens * trace.layers * trace.top_k, tokens, (0, *np.cumsum(histogram[:-1]).tolist()))
+def _kept(histogram: np.ndarray, routings: Routings) -> Kept:
+    tokens = int(routings.decode.sum())
+    return Kept(tokens * routings.layers * routings.top_k, tokens, (0, *np.cumsum(histogram[:-1]).tolist()))
 
 
 def _fetch(visits: Visits, slots: int, prefetch: Prefetch) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""What every number of slots would have kept, in one pass over a trace."""
+"""What every number of slots would have kept, in one pass over a routings."""
 
 from __future__ import annotations
 

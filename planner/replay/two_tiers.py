@@ -1,4 +1,4 @@
-"""A trace acted out in the two tiers of a plan: what both miss, and what a slot of the smaller one counts for."""
+"""Routings acted out in the two tiers of a plan: what both miss, and what a slot of the smaller one counts for."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, kept_in_all
 from penstock.planner.contract.experts.policies import make_expert_policy
-from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.given.model import SECOND_TIER, Experts
 from penstock.planner.replay.replayed import hit_curve
 
 SPLITS = ((1 / 4, 1 / 2), (3 / 8, 1 / 4))
-"""Shares of all experts that VRAM and DRAM keep while the weight is measured, either the larger once. Of the pairs tried, these told of 14
-others best: with mix, LRU and LFU on three traces they erred hardly more than the best weight of all, and nowhere more than the default."""
+"""Shares of all experts that VRAM and DRAM keep while the weight is measured, either the larger once. Of the pairs tried, these predicted
+14 others best. With mix, LRU and LFU on three recordings they erred hardly more than the best weight of all.
+They never erred more than the default."""
 
 MOST_USES = 50_000
-"""Of experts by decode steps, acted out for each split: a second's work with 128 experts a layer, half of it with 8. Of a longer trace the
-beginning tells."""
+"""Of experts by decode steps, acted out for each split: a second's work with 128 experts a layer, half of it with 8. Of longer routings the
+beginning is taken."""
 
 
-def second_tier(experts: Experts, trace: Trace, policy: ExpertPolicyName) -> float:
-    """See :class:`Experts`, whose ``hit_rates`` are those of the whole trace: the weight with which the curve of the tokens
+def second_tier(experts: Experts, routings: Routings, policy: ExpertPolicyName) -> float:
+    """See :class:`Experts`, whose ``hit_rates`` are those of the whole routings: the weight with which the curve of the tokens
     that are acted out errs least about what both tiers find of them, in hundredths.
 
     It may be less than the default, which is the mix's: under LRU both tiers keep much the same. It is 0 at least, though LRU's two tiers
@@ -35,52 +36,52 @@ def second_tier(experts: Experts, trace: Trace, policy: ExpertPolicyName) -> flo
     program, in choosing the larger tier, and its bound rely on that. Where all weights do alike, since one tier keeps all, the default
     stands.
     """
-    shape = replace(experts, layers=tuple(range(trace.layers)))
+    shape = replace(experts, layers=tuple(range(routings.layers)))
     splits = [tuple(round(share * shape.units) + TRANSIT_SLOTS for share in shares) for shares in SPLITS]
-    return _weight(shape, trace, [ExpertSlots(*split, policy) for split in splits], SECOND_TIER)
+    return _weight(shape, routings, [ExpertSlots(*split, policy) for split in splits], SECOND_TIER)
 
 
-def second_tier_of(experts: Experts, trace: Trace, slots: ExpertSlots) -> float:
-    """The same for the very ``slots`` of a plan, where the trace has as many layers; the weight as it is where one tier has none or all."""
+def second_tier_of(experts: Experts, routings: Routings, slots: ExpertSlots) -> float:
+    """The weight acted out in a plan's own ``slots``. The weight as it is: where a tier keeps none or all, or where layers differ."""
     kept = [kept_in_all(experts, n) for n in (slots.vram_slots, slots.dram_slots)]
-    if trace.layers != len(experts.layers) or not 0 < min(kept) <= max(kept) < experts.units:
+    if routings.layers != len(experts.layers) or not 0 < min(kept) <= max(kept) < experts.units:
         return experts.second_tier
-    return _weight(replace(experts, layers=tuple(range(trace.layers))), trace, [slots], experts.second_tier)
+    return _weight(replace(experts, layers=tuple(range(routings.layers))), routings, [slots], experts.second_tier)
 
 
-def _weight(experts: Experts, trace: Trace, splits: Sequence[ExpertSlots], otherwise: float) -> float:
+def _weight(experts: Experts, routings: Routings, splits: Sequence[ExpertSlots], otherwise: float) -> float:
     """With which the curve errs least about ``splits``; of weights that do alike the one nearest to ``otherwise``."""
-    part = _beginning(trace, max(1, MOST_USES // (trace.layers * trace.top_k)))
-    curve = experts.hit_rates if part is trace else hit_curve(part, splits[0].policy)
+    part = _beginning(routings, max(1, MOST_USES // (routings.layers * routings.top_k)))
+    curve = experts.hit_rates if part is routings else hit_curve(part, splits[0].policy)
     weights = np.linspace(0, 1, 101)
     errors = np.zeros(len(weights))
     for slots in splits:
-        fewer, more = sorted(kept_in_all(experts, n) / trace.layers for n in (slots.vram_slots, slots.dram_slots))
+        fewer, more = sorted(kept_in_all(experts, n) / routings.layers for n in (slots.vram_slots, slots.dram_slots))
         found = 1 - missed_by_both(experts, slots, part)
         errors += (np.interp(more + weights * fewer, range(len(curve)), curve) - found) ** 2
     best = weights[errors <= errors.min() + 1e-9]
     return round(float(best[np.abs(best - otherwise).argmin()]), 2)
 
 
-def missed_by_both(experts: Experts, slots: ExpertSlots, trace: Trace) -> float:
+def missed_by_both(experts: Experts, slots: ExpertSlots, routings: Routings) -> float:
     """Share of the experts used by decode steps that lie in neither tier, where nothing is fetched ahead. Both begin with the first experts
     of each layer, as a run does, and what prompts use comes and goes, too. O(uses), about 10 µs each, for many experts a layer twice that.
     """
-    needs = make_expert_policy(slots.policy, trace.layers, trace.count, trace.top_k).needs_ahead
-    scores = None if needs is None else trace.scores.get(needs)
+    needs = make_expert_policy(slots.policy, routings.layers, routings.count, routings.top_k).needs_ahead
+    scores = None if needs is None else routings.scores.get(needs)
     vram, dram = expert_caches(experts, slots, gpu=True)
     assert vram is not None
     for layer, expert in product(experts.layers, range(experts.count)):
         if dram.keep(layer, expert) is not None:
             vram.keep(layer, expert)
     missed = 0
-    for first, end in _passes(trace):
-        prompt = not trace.decode[first]
-        for layer, chosen in enumerate(trace.experts[first:end].swapaxes(0, 1).astype(np.intp)):
-            ahead = scores[first, layer][None] if scores is not None and not prompt and layer + 1 < trace.layers else None
+    for first, end in _passes(routings):
+        prompt = not routings.decode[first]
+        for layer, chosen in enumerate(routings.experts[first:end].swapaxes(0, 1).astype(np.intp)):
+            ahead = scores[first, layer][None] if scores is not None and not prompt and layer + 1 < routings.layers else None
             read = _visit(vram, dram, layer, Routing(chosen, prompt, ahead))
             missed += 0 if prompt else read
-    return missed / (trace.layers * trace.top_k * int(trace.decode.sum()))
+    return missed / (routings.layers * routings.top_k * int(routings.decode.sum()))
 
 
 def _visit(vram: ExpertCache, dram: ExpertCache, layer: int, routing: Routing) -> int:
@@ -106,20 +107,20 @@ def _settle(cache: ExpertCache, layer: int, expert: int) -> None:
         cache.give_back(slot)
 
 
-def _passes(trace: Trace) -> Iterator[tuple[int, int]]:
+def _passes(routings: Routings) -> Iterator[tuple[int, int]]:
     """First token and the one after the last of each prompt and each decode step."""
-    begins = trace.decode.copy()
+    begins = routings.decode.copy()
     begins[0] = True
-    begins[1:] |= trace.decode[:-1] | (np.diff(trace.prompt) != 0)
+    begins[1:] |= routings.decode[:-1] | (np.diff(routings.prompt) != 0)
     bounds = [*np.flatnonzero(begins).tolist(), len(begins)]
     yield from zip(bounds, bounds[1:], strict=False)
 
 
-def _beginning(trace: Trace, steps: int) -> Trace:
-    """Up to its decode step number ``steps``; the trace itself where it has no more."""
-    decoded = np.flatnonzero(trace.decode)
+def _beginning(routings: Routings, steps: int) -> Routings:
+    """Up to its decode step number ``steps``; all of them where there are no more."""
+    decoded = np.flatnonzero(routings.decode)
     if len(decoded) <= steps:
-        return trace
+        return routings
     part = slice(int(decoded[steps - 1]) + 1)
-    scores = {name: of[part] for name, of in trace.scores.items()}
-    return replace(trace, experts=trace.experts[part], prompt=trace.prompt[part], decode=trace.decode[part], scores=scores)
+    scores = {name: of[part] for name, of in routings.scores.items()}
+    return replace(routings, experts=routings.experts[part], prompt=routings.prompt[part], decode=routings.decode[part], scores=scores)

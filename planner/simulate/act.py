@@ -23,7 +23,7 @@ from penstock.planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
 from penstock.planner.simulate.kv_lane import LANES, CardKv, HostKv, open_kv
 from penstock.planner.simulate.lanes import NS, Lanes, Work, ns
 from penstock.planner.simulate.ring_lane import SimulatedRing
-from penstock.planner.simulate.routings import DrawnRouting, Routings
+from penstock.planner.simulate.routers import DrawnRouters, Routers
 from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
 from penstock.planner.simulate.sums import Sums
 
@@ -72,7 +72,7 @@ class Simulation:
         plan: Plan,
         options: Options = Options(),
         progress: Progress = lambda done, of: None,
-        routings: Routings | None = None,
+        routers: Routers | None = None,
     ):
         self._plan, self._options, self._progress = plan, options, progress
         self._placement = plan.placement
@@ -83,7 +83,7 @@ class Simulation:
         self._dram = self._make_dram()
         self._feed = self._make_feed()
         self._experts = SimulatedExperts(plan, self._traffic, self._lanes) if plan.model.experts else None
-        self._routings = routings or (DrawnRouting(plan.model.experts) if plan.model.experts else None)
+        self._routers = routers or (DrawnRouters(plan.model.experts) if plan.model.experts else None)
         self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)} if plan.model.experts else {}
         self._sequences = 0
         self._kv: HostKv | CardKv | None = None
@@ -213,7 +213,7 @@ class Simulation:
         experts, lanes = self._experts, self._lanes
         waits_for = EXPERTS if experts.card else SSD
         tokens = max(1, round(each.kv_new))
-        routing = self._routings.next(self._places[layer], self._sequences, tokens, each.prefill)
+        routing = self._routers.next(self._places[layer], self._sequences, tokens, each.prefill)
         rows = Counter(routing.chosen.ravel().tolist())
         experts.visit(layer, routing)
         self._issued_ns = 0

@@ -9,7 +9,7 @@ from penstock.planner.common.timeline.spans import Span
 from penstock.planner.simulate.lanes import NS
 
 SPANS_KEPT = 200_000
-"""Spans of a traced simulation, at most: as many as of a traced run."""
+"""Spans of a simulation's timeline, at most: as many as of a run's."""
 
 
 @dataclass

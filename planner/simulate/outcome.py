@@ -108,7 +108,7 @@ class Told:
         }
 
     def timeline(self) -> Timeline:
-        """For a trace: the same spans on the same tracks as those of a run."""
+        """For `trace=`: the same spans on the same tracks as those of a run."""
         plan = self.plan
         facts = {"model": plan.model.name, "hardware": plan.hardware.name, "spans_not_kept": self.acted.record.dropped, "simulated": True}
         return Timeline(self.acted.record.spans, (), f"{plan.model.name} on {plan.hardware.name}, simulated", facts)

@@ -11,7 +11,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.replay.traced_hits import Traced, with_hits
+from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.kept_notes import reuse_notes
 from penstock.planner.solver.problem import Question
@@ -44,7 +44,7 @@ class Asked:
     """A question as the configuration has it. ``notes`` say by which runs its machine is corrected, ``hits``: whose its model's are."""
 
     question: Question
-    hits: Traced
+    hits: RoutedModel
     notes: tuple[str, ...] = ()
 
 

@@ -15,10 +15,10 @@ from penstock.planner.common.output import write_at_once, write_json
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.explain import explanation
-from penstock.planner.explain.explain_page import explanation_page, impossible_page
+from penstock.planner.explain.explain_html import explanation_page, impossible_page
 from penstock.planner.explain.explain_table import print_explanation, print_impossible
 from penstock.planner.explain.explanation import Explanation, check_share, explain, question_of
-from penstock.planner.replay.traced_hits import Traced
+from penstock.planner.replay.routing_hits import RoutedModel
 from penstock.planner.solver import impossible
 from penstock.planner.solver.impossible import Impossible, explain_impossible
 from penstock.planner.solver.infeasible import Infeasible
@@ -29,7 +29,7 @@ def explain_verb(cfg: ExplainConfig) -> None:
     """Explain and tell; the last line is one JSON document. Files are written when all is found."""
     check_share(cfg.step)
     given = read_plan(Path(cfg.plan)) if cfg.plan is not None else None
-    asked = _asked(cfg) if given is None else Asked(question_of(given), Traced(given.model))
+    asked = _asked(cfg) if given is None else Asked(question_of(given), RoutedModel(given.model))
     with make_bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()) as bar:
         task = bar.add_task("solving again", total=None)
         try:

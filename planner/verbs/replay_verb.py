@@ -1,4 +1,4 @@
-"""`planner replay`: a trace acted out under expert policies, as tables, JSON and a picture."""
+"""`planner replay`: routings acted out under expert policies, as tables, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.resolve import model_from
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import AheadScores, make_expert_policy
-from penstock.planner.contract.experts.routing import Trace
-from penstock.planner.contract.experts.routing_files import read_trace
+from penstock.planner.contract.experts.routing import Routings
+from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.experts.routing_lines import SCORES
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.replay.comparison import Comparison, compare, document
@@ -38,20 +38,20 @@ def replay_verb(cfg: ReplayConfig) -> None:
         check_picture(Path(cfg.plot))
     experts = _experts(cfg.model) if cfg.model is not None else None
     with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("reading the trace", total=1.0)
-        trace = read_trace(Path(cfg.traces), _count(cfg, experts), lambda share: bar.update(task, completed=share))
-        _check_model(trace, experts, cfg)
-        trace = trace.all_decoded() if cfg.score_prompts else trace
-        if not trace.decode.any():
-            raise UserError(f"traces={cfg.traces}: holds no decode step; set score_prompts=true to score its prompts")
-        left_out = _unfed(trace, names or list(ExpertPolicyName))
+        task = bar.add_task("reading the routings", total=1.0)
+        routings = read_routings(Path(cfg.routings), _count(cfg, experts), lambda share: bar.update(task, completed=share))
+        _check_model(routings, experts, cfg)
+        routings = routings.all_decoded() if cfg.score_prompts else routings
+        if not routings.decode.any():
+            raise UserError(f"routings={cfg.routings}: holds no decode step; set score_prompts=true to score its prompts")
+        left_out = _unfed(routings, names or list(ExpertPolicyName))
         if names and left_out:
-            raise UserError(f"policy={next(iter(left_out))}: {next(iter(left_out.values()))}; choose another policy or record such a trace")
+            raise UserError(f"policy={next(iter(left_out))}: {next(iter(left_out.values()))}; choose another policy or record them")
         names = [name for name in names or ExpertPolicyName if name not in left_out]
-        slots, prefetch = _slots(cfg.slots, trace), _prefetch(cfg, trace)
-        tokens = int(trace.decode.sum())
+        slots, prefetch = _slots(cfg.slots, routings), _prefetch(cfg, routings)
+        tokens = int(routings.decode.sum())
         bar.update(task, description="acting it out", completed=0, total=tokens * (len({ExpertPolicyName.lru, *names}) + 1))
-        found = compare(trace, names, slots, prefetch, lambda done: bar.advance(task, done))
+        found = compare(routings, names, slots, prefetch, lambda done: bar.advance(task, done))
     _tell(found, cfg, experts, left_out)
 
 
@@ -60,11 +60,11 @@ def _tell(found: Comparison, cfg: ReplayConfig, experts: Experts | None, left_ou
     print_comparison(found, expert_bytes, console)
     for name, why in left_out.items():
         console.print(f"note: {name} is left out: {why}", style="dim", soft_wrap=True)
-    result = {"traces": cfg.traces, **document(found, expert_bytes), "left_out": {name.value: why for name, why in left_out.items()}}
+    result = {"routings": cfg.routings, **document(found, expert_bytes), "left_out": {name.value: why for name, why in left_out.items()}}
     if cfg.out is not None:
         write_json(Path(cfg.out), "out", result)
     if cfg.plot is not None:
-        write_at_once(Path(cfg.plot), "plot", lambda temporary: draw_comparison(found, Path(cfg.traces).name, temporary))
+        write_at_once(Path(cfg.plot), "plot", lambda temporary: draw_comparison(found, Path(cfg.routings).name, temporary))
     print(json.dumps(result, separators=(",", ":")))
 
 
@@ -79,50 +79,55 @@ def _named(words: Sequence[str]) -> list[ExpertPolicyName]:
 def _experts(model: ModelConfig) -> Experts:
     spec = model_from(model)
     if spec.experts is None:
-        raise UserError(f"model={spec.name}: has no experts, so its traces cannot be; choose the model that the trace is of")
+        raise UserError(f"model={spec.name}: has no experts, so no routings can be of it; choose the model that they are of")
     return spec.experts
 
 
 def _count(cfg: ReplayConfig, experts: Experts | None) -> int | None:
     if cfg.experts is not None and cfg.experts < 1:
-        raise UserError(f"experts={cfg.experts}: must be 1 or more, or null for as many as the trace names")
+        raise UserError(f"experts={cfg.experts}: must be 1 or more, or null for as many as the routings name")
     if experts is not None and cfg.experts not in (None, experts.count):
         raise UserError(f"experts={cfg.experts}: the model has {experts.count} in a layer; leave one of experts= and model= out")
     return experts.count if experts else cfg.experts
 
 
-def _check_model(trace: Trace, experts: Experts | None, cfg: ReplayConfig) -> None:
+def _check_model(routings: Routings, experts: Experts | None, cfg: ReplayConfig) -> None:
     if experts is None:
         return
-    for what, traced, modelled in (("MoE layers", trace.layers, len(experts.layers)), ("experts a token", trace.top_k, experts.top_k)):
-        if traced != modelled:
-            raise UserError(f"traces={cfg.traces}: has {traced} {what}, the model {modelled}; choose the model that the trace is of")
+    for what, recorded, modelled in (
+        ("MoE layers", routings.layers, len(experts.layers)),
+        ("experts a token", routings.top_k, experts.top_k),
+    ):
+        if recorded != modelled:
+            raise UserError(f"routings={cfg.routings}: has {recorded} {what}, the model {modelled}; choose the model that they are of")
 
 
-def _unfed(trace: Trace, names: Sequence[ExpertPolicyName]) -> dict[ExpertPolicyName, str]:
-    """The policies among ``names`` that need scores which the trace lacks, and why."""
-    needs = {name: make_expert_policy(name, 1, trace.count, trace.top_k).needs_ahead for name in names}
-    return {name: _lacking(need) for name, need in needs.items() if need is not None and trace.layers > 1 and need not in trace.scores}
+def _unfed(routings: Routings, names: Sequence[ExpertPolicyName]) -> dict[ExpertPolicyName, str]:
+    """The policies among ``names`` that need scores which the routings lack, and why."""
+    needs = {name: make_expert_policy(name, 1, routings.count, routings.top_k).needs_ahead for name in names}
+    return {
+        name: _lacking(need) for name, need in needs.items() if need is not None and routings.layers > 1 and need not in routings.scores
+    }
 
 
 def _lacking(need: AheadScores) -> str:
-    return f'the trace has no "{SCORES[need]}", scores of hidden states'
+    return f'the routings have no "{SCORES[need]}", scores of hidden states'
 
 
-def _slots(asked: Sequence[int], trace: Trace) -> list[int]:
-    if trace.count < 2:
-        raise UserError("experts=1: there is nothing to choose from; replay a trace of a model with several experts a layer")
+def _slots(asked: Sequence[int], routings: Routings) -> list[int]:
+    if routings.count < 2:
+        raise UserError("experts=1: there is nothing to choose from; replay routings of a model with several experts a layer")
     for n in asked:
-        if not 1 <= n <= trace.count:
-            raise UserError(f"slots={n}: must be from 1 to {trace.count}, the experts of a layer")
-    every = range(1, trace.count)
+        if not 1 <= n <= routings.count:
+            raise UserError(f"slots={n}: must be from 1 to {routings.count}, the experts of a layer")
+    every = range(1, routings.count)
     return sorted(set(asked) or {every[i] for i in np.linspace(0, len(every) - 1, min(MOST_SLOTS, len(every))).round().astype(int)})
 
 
-def _prefetch(cfg: ReplayConfig, trace: Trace) -> Prefetch:
-    most = trace.top_k if cfg.prefetch is None else cfg.prefetch
-    if not 0 <= most <= trace.count:
-        raise UserError(f"prefetch={most}: must be from 0 to {trace.count}, the experts of a layer, or null for as many as a token uses")
+def _prefetch(cfg: ReplayConfig, routings: Routings) -> Prefetch:
+    most = routings.top_k if cfg.prefetch is None else cfg.prefetch
+    if not 0 <= most <= routings.count:
+        raise UserError(f"prefetch={most}: must be from 0 to {routings.count}, the experts of a layer, or null for as many as a token uses")
     if not 0 <= cfg.least_chance < 1:
         raise UserError(f"least_chance={cfg.least_chance}: must be at least 0 and below 1; it is a probability")
     return Prefetch(most, cfg.least_chance)

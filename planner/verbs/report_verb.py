@@ -16,7 +16,7 @@ from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import write_at_once
 from penstock.planner.report.gather import Gathered, gather
-from penstock.planner.report.report_page import page
+from penstock.planner.report.report_html import page
 from penstock.planner.report.report_table import as_csv, as_rows, columns, ratio, show
 
 ENDINGS = (".csv", ".json", ".html")

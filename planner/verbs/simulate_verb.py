@@ -18,7 +18,7 @@ from penstock.planner.common.output import write_json
 from penstock.planner.common.timeline.timeline_file import check_form, write_trace
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.policies import make_expert_policy
-from penstock.planner.contract.experts.routing_files import read_trace
+from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.contract.prices.cost import predict
@@ -26,7 +26,7 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.simulate.act import Options, Progress, Simulation
 from penstock.planner.simulate.bend import check_bent
 from penstock.planner.simulate.outcome import Told
-from penstock.planner.simulate.routings import DrawnRouting, Routings, TracedRouting
+from penstock.planner.simulate.routers import DrawnRouters, RecordedRouters, Routers
 from penstock.planner.simulate.simulate_table import print_told
 
 
@@ -37,13 +37,13 @@ def simulate_verb(cfg: SimulateConfig) -> None:
         check_form(Path(cfg.trace))
     plan, force = _asked(cfg)
     changed = _forced(plan, force, cfg.rules)
-    routings = _routings(cfg, plan)
+    routers = _routers(cfg, plan)
     options = Options(cfg.wrap_around, keep_spans=cfg.trace is not None)
     with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("acting it out", total=None)
         progress: Progress = lambda done, of: bar.update(task, completed=done, total=of)  # noqa: E731
-        told = _told(changed, options, progress, routings())
-        before = _told(plan, Options(cfg.wrap_around), progress, routings()) if changed is not plan and not _broken(plan) else None
+        told = _told(changed, options, progress, routers())
+        before = _told(plan, Options(cfg.wrap_around), progress, routers()) if changed is not plan and not _broken(plan) else None
     console = make_console()
     if cfg.demo is not None:
         console.print(f"{cfg.demo.about}\n", soft_wrap=True)
@@ -92,29 +92,35 @@ def _broken(plan: Plan) -> tuple[str, ...]:
     return tuple(rule.name for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions))
 
 
-def _told(plan: Plan, options: Options, progress: Progress, routings: Routings | None) -> Told:
-    return Told(Simulation(plan, options, progress, routings).run(), _broken(plan))
+def _told(plan: Plan, options: Options, progress: Progress, routers: Routers | None) -> Told:
+    return Told(Simulation(plan, options, progress, routers).run(), _broken(plan))
 
 
-def _routings(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routings | None]:
-    """Makes the routers' choices, the same ones each time; None for a dense model. UserError for a trace of another model."""
+def _routers(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routers | None]:
+    """Makes the routers' choices, the same ones each time; None for a dense model. UserError for routings of another model."""
     experts, made = plan.model.experts, plan.decisions.experts
     if experts is None or made is None:
-        if cfg.traces is not None:
-            raise UserError(f"traces={cfg.traces}: {plan.model.name} has no routed experts; leave it out, or name a plan of a MoE model")
+        if cfg.routings is not None:
+            raise UserError(
+                f"routings={cfg.routings}: {plan.model.name} has no routed experts; leave it out, or name a plan of a MoE model"
+            )
         return lambda: None
     needs = make_expert_policy(made.policy, len(experts.layers), experts.count, experts.top_k).needs_ahead
-    if cfg.traces is None:
+    if cfg.routings is None:
         if needs is not None:
-            raise UserError(f"experts.policy={made.policy}: needs scores of hidden states, which only a trace has; give traces=FILE")
-        return lambda: DrawnRouting(experts)
-    trace = read_trace(Path(cfg.traces).expanduser(), experts.count)
-    for what, traced, planned in (("MoE layers", trace.layers, len(experts.layers)), ("experts a token", trace.top_k, experts.top_k)):
-        if traced != planned:
-            raise UserError(f"traces={cfg.traces}: has {traced} {what}, the plan's model {planned}; name a trace of {plan.model.name}")
-    if needs is not None and needs not in trace.scores and trace.layers > 1:
-        raise UserError(f"traces={cfg.traces}: has no scores for experts.policy={made.policy}; record them with `runtime run moe.record=`")
-    return lambda: TracedRouting(trace, needs if trace.layers > 1 else None)
+            raise UserError(
+                f"experts.policy={made.policy}: needs scores of hidden states, which only recorded routings have; give routings=FILE"
+            )
+        return lambda: DrawnRouters(experts)
+    recorded = read_routings(Path(cfg.routings).expanduser(), experts.count)
+    for what, found, planned in (("MoE layers", recorded.layers, len(experts.layers)), ("experts a token", recorded.top_k, experts.top_k)):
+        if found != planned:
+            raise UserError(f"routings={cfg.routings}: has {found} {what}, the plan's model {planned}; name routings of {plan.model.name}")
+    if needs is not None and needs not in recorded.scores and recorded.layers > 1:
+        raise UserError(
+            f"routings={cfg.routings}: has no scores for experts.policy={made.policy}; record them with `runtime run moe.record=`"
+        )
+    return lambda: RecordedRouters(recorded, needs if recorded.layers > 1 else None)
 
 
 def _name(cfg: SimulateConfig) -> str:

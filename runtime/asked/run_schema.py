@@ -58,7 +58,7 @@ class ExpertsConfig:
     """Routed experts of a run."""
 
     record: str | None = None
-    """File to write of what every token was routed to, for `planner replay` and `planner solve moe.traces=`; plain, or *.gz, *.xz."""
+    """File to write of what every token was routed to, for `planner replay` and `planner solve moe.routings=`; plain, or *.gz, *.xz."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ class ExpertSource(Protocol):
 
 
 class Watcher(Protocol):
-    """Is shown every routing: a recorder of traces."""
+    """Is shown every routing: a recorder."""
 
     def routed(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
         """``hidden`` is [tokens, width], ``index`` and ``weights`` are [tokens, top_k]."""

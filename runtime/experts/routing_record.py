@@ -1,4 +1,4 @@
-"""Routing traces of a run, one JSON line a token, for `planner replay`."""
+"""Routings of a run, one JSON line a token, for `planner replay`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.routing import Phase
-from penstock.planner.contract.experts.routing_files import trace_line
+from penstock.planner.contract.experts.routing_files import routing_line
 from penstock.runtime.experts.asked_ahead import CentroidsAhead, RouterAhead
 from penstock.runtime.experts.expert_modules import layers_with_experts
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
 
-class TraceRecorder:
+class RoutingRecorder:
     """Writes to ``path`` what each token was routed to in every MoE layer, by which weights, and how the layer before scored its experts.
 
     Makes every visit wait for the card. Memory: one pass's routings, and what :mod:`experts.asked_ahead` keeps. The weights are those that
@@ -62,7 +62,7 @@ class TraceRecorder:
                 phase = Phase.prefill if pos < length else Phase.decode
                 experts, probs = ([visit[k][row] for visit in self._pass] for k in (0, 1))
                 ahead, centroids = ([visit[2][k][row] for visit in scored] for k in (0, 1))
-                self._file.write(trace_line(self._first + b, phase, pos, experts, probs, ahead, centroids) + "\n")
+                self._file.write(routing_line(self._first + b, phase, pos, experts, probs, ahead, centroids) + "\n")
         self._column += columns
         self._pass = []
 

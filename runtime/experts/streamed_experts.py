@@ -16,7 +16,7 @@ from penstock.runtime.experts.expert_forward import ExpertSource, take_over
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.experts.expert_room import ExpertHost
 from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
-from penstock.runtime.experts.routing_record import TraceRecorder
+from penstock.runtime.experts.routing_record import RoutingRecorder
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.skeleton import submodule
 from penstock.runtime.moving.filler import Fill
@@ -57,7 +57,7 @@ class Experts:
         self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, count)
         self._layers = take_over(layers, self._rehearsed)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
-        self._recorder = None if record is None else TraceRecorder(record, layers)
+        self._recorder = None if record is None else RoutingRecorder(record, layers)
 
     def fills(self) -> list[Fill]:
         """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.timeline.spans import Span
 
 SPANS_KEPT = 200_000
-"""Spans of a traced run, at most: about 50 MB. What comes later is counted, not kept."""
+"""Spans of a run's timeline, at most: about 50 MB. What comes later is counted, not kept."""
 
 
 @dataclass

@@ -117,7 +117,7 @@ class TestMisses:
         nothing, all_of_it = (replace(m, experts=replace(m.experts, second_tier=weight)) for weight in (0.0, 1.0))
         one = visit(m.experts, 1)
         assert misses(nothing, slots, 1, True).dram == pytest.approx(8 * one.missed(4))
-        assert misses(m, slots, 1, True).dram == pytest.approx(8 * one.missed(5)), "half, where no trace tells"
+        assert misses(m, slots, 1, True).dram == pytest.approx(8 * one.missed(5)), "half, where no routings are given"
         assert misses(all_of_it, slots, 1, True).dram == pytest.approx(8 * one.missed(6))
         assert misses(nothing, slots, 512, True) == misses(all_of_it, slots, 512, True), "a prompt uses all experts"
 
@@ -316,7 +316,7 @@ class TestForesight:
         assert hurried.decisions.experts.prefetch == 0
         hits, gain = expert_notes(hurried, None)
         assert "prediction cannot pay" in gain and "15 MB is copied in 281 µs" in gain
-        assert "47.8%" in hits and "moe.traces=FILE" in hits and "mix on traces" in next(expert_notes(hurried, "mix on traces"))
+        assert "47.8%" in hits and "moe.routings=FILE" in hits and "mix on routings" in next(expert_notes(hurried, "mix on routings"))
 
     def test_an_expert_is_fetched_ahead_where_compute_hides_a_chunk_of_it(self):
         slow = self.plan(machine(vram=GB, layer_launch_s=5e-3))
@@ -343,7 +343,7 @@ class TestForesight:
 
 
 class TestRoutersAskedBeforehand:
-    """What a trace says that routers foresee, in the closed form."""
+    """What routings say that routers foresee, in the closed form."""
 
     def test_what_they_name_overlaps_until_nothing_but_the_slowest_stage_is_left(self):
         hardware, steps = machine(vram=GB, layer_launch_s=1e-4), []

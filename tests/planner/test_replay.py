@@ -1,4 +1,4 @@
-"""A trace acted out: every number of slots in one pass, Belady's bound, prefetching, curves."""
+"""Routings acted out: every number of slots in one pass, Belady's bound, prefetching, curves."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.routing import Size, made_up_trace
+from bench.routing import Size, made_up_routings
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import make_expert_policy
-from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.replay.comparison import BELADY, compare
 from penstock.planner.replay.replayed import Prefetch, hit_curve, replay, replay_belady
 
 FED = [name for name in ExpertPolicyName if make_expert_policy(name, 1, 2, 1).needs_ahead is None]
 
 
-def traced(experts: list[list[list[int]]], count: int, decode: list[bool] | None = None) -> Trace:
+def made(experts: list[list[list[int]]], count: int, decode: list[bool] | None = None) -> Routings:
     """[tokens][layers][top_k] of one prompt."""
-    return Trace(
+    return Routings(
         np.array(experts, np.int16),
         np.zeros(len(experts), np.int64),
         np.array(decode or [True] * len(experts)),
@@ -31,7 +31,7 @@ def traced(experts: list[list[list[int]]], count: int, decode: list[bool] | None
 
 
 @st.composite
-def traces(draw: Callable[..., object], most_tokens: int = 25, most_count: int = 6) -> Trace:
+def drawn_routings(draw: Callable[..., object], most_tokens: int = 25, most_count: int = 6) -> Routings:
     layers, count = draw(st.integers(1, 3)), draw(st.integers(2, most_count))
     top_k, tokens, seed = draw(st.integers(1, min(3, count))), draw(st.integers(1, most_tokens)), draw(st.integers(0, 10**6))
     random = np.random.default_rng(seed)
@@ -40,15 +40,15 @@ def traces(draw: Callable[..., object], most_tokens: int = 25, most_count: int =
     experts = np.argsort(-(favour + noise), axis=2)[..., :top_k].astype(np.int16)
     decode = random.random(tokens) < draw(st.sampled_from([0.5, 1.0]))
     decode[-1] = True
-    return Trace(experts, np.zeros(tokens, np.int64), decode, count)
+    return Routings(experts, np.zeros(tokens, np.int64), decode, count)
 
 
-def kept_one_number_at_a_time(trace: Trace, name: ExpertPolicyName, slots: int) -> int:
+def kept_one_number_at_a_time(routings: Routings, name: ExpertPolicyName, slots: int) -> int:
     """Hits by the rule itself: keep the most worthy of what was held and what was used."""
-    policy = make_expert_policy(name, trace.layers, trace.count, trace.top_k)
-    held: list[set[int]] = [set() for _ in range(trace.layers)]
+    policy = make_expert_policy(name, routings.layers, routings.count, routings.top_k)
+    held: list[set[int]] = [set() for _ in range(routings.layers)]
     hits = 0
-    for token in trace.experts.tolist():
+    for token in routings.experts.tolist():
         for layer, experts in enumerate(token):
             hits += len(held[layer] & set(experts))
             policy.observe(layer, experts)
@@ -57,12 +57,12 @@ def kept_one_number_at_a_time(trace: Trace, name: ExpertPolicyName, slots: int) 
     return hits
 
 
-def best_possible(trace: Trace, slots: int) -> int:
+def best_possible(routings: Routings, slots: int) -> int:
     """The most hits over all choices of what to keep after each visit; one layer after the other."""
     total = 0
-    for layer in range(trace.layers):
+    for layer in range(routings.layers):
         found = {frozenset(): 0}
-        for used in map(frozenset, trace.experts[trace.decode][:, layer].tolist()):
+        for used in map(frozenset, routings.experts[routings.decode][:, layer].tolist()):
             after: dict[frozenset[int], int] = {}
             for held, hits in found.items():
                 candidates = held | used
@@ -74,80 +74,80 @@ def best_possible(trace: Trace, slots: int) -> int:
 
 
 @settings(max_examples=40, deadline=None)
-@given(traces(), st.sampled_from(FED))
-def test_one_pass_finds_what_each_number_of_slots_finds_alone(trace: Trace, name: ExpertPolicyName) -> None:
-    trace = trace.all_decoded()
-    hits = replay(trace, name).kept.hits
-    assert list(hits) == [kept_one_number_at_a_time(trace, name, n) for n in range(trace.count + 1)]
+@given(drawn_routings(), st.sampled_from(FED))
+def test_one_pass_finds_what_each_number_of_slots_finds_alone(routings: Routings, name: ExpertPolicyName) -> None:
+    routings = routings.all_decoded()
+    hits = replay(routings, name).kept.hits
+    assert list(hits) == [kept_one_number_at_a_time(routings, name, n) for n in range(routings.count + 1)]
 
 
 @settings(max_examples=40, deadline=None)
-@given(traces(most_tokens=9, most_count=5))
-def test_belady_is_the_best_of_all_choices(trace: Trace) -> None:
-    assert list(replay_belady(trace).hits) == [best_possible(trace, n) for n in range(trace.count + 1)]
+@given(drawn_routings(most_tokens=9, most_count=5))
+def test_belady_is_the_best_of_all_choices(routings: Routings) -> None:
+    assert list(replay_belady(routings).hits) == [best_possible(routings, n) for n in range(routings.count + 1)]
 
 
 @settings(max_examples=40, deadline=None)
-@given(traces(), st.sampled_from(FED))
-def test_no_policy_beats_belady(trace: Trace, name: ExpertPolicyName) -> None:
-    bound = replay_belady(trace).hits
-    assert all(hits <= most for hits, most in zip(replay(trace, name).kept.hits, bound, strict=True))
+@given(drawn_routings(), st.sampled_from(FED))
+def test_no_policy_beats_belady(routings: Routings, name: ExpertPolicyName) -> None:
+    bound = replay_belady(routings).hits
+    assert all(hits <= most for hits, most in zip(replay(routings, name).kept.hits, bound, strict=True))
 
 
 @settings(max_examples=30, deadline=None)
-@given(traces(), st.sampled_from(FED))
-def test_a_curve_is_concave_from_nothing_to_everything_and_nowhere_below_the_replay(trace: Trace, name: ExpertPolicyName) -> None:
-    curve, kept = hit_curve(trace, name), replay(trace, name).kept
+@given(drawn_routings(), st.sampled_from(FED))
+def test_a_curve_is_concave_from_nothing_to_everything_and_nowhere_below_the_replay(routings: Routings, name: ExpertPolicyName) -> None:
+    curve, kept = hit_curve(routings, name), replay(routings, name).kept
     steps = np.diff(curve)
-    assert curve[0] == 0 and curve[-1] == 1 and len(curve) == trace.count + 1
+    assert curve[0] == 0 and curve[-1] == 1 and len(curve) == routings.count + 1
     assert (steps >= -1e-12).all() and (np.diff(steps) <= 1e-12).all()
     assert all(point >= kept.rate(n) - 1e-12 for n, point in enumerate(curve))
 
 
 def test_prompts_are_studied_and_not_scored() -> None:
     experts = [[[0, 1]], [[0, 1]], [[2, 3]], [[2, 3]]]
-    trace = traced(experts, 4, [False, False, True, True])
-    assert replay(trace, ExpertPolicyName.lru).kept.uses == 4
-    assert replay(trace, ExpertPolicyName.lru).kept.hits == (0, 1, 2, 2, 2)
-    assert replay(trace, ExpertPolicyName.static).kept.hits[2] == 2
-    assert replay(trace.all_decoded(), ExpertPolicyName.lru).kept.hits[2] == 4
+    routings = made(experts, 4, [False, False, True, True])
+    assert replay(routings, ExpertPolicyName.lru).kept.uses == 4
+    assert replay(routings, ExpertPolicyName.lru).kept.hits == (0, 1, 2, 2, 2)
+    assert replay(routings, ExpertPolicyName.static).kept.hits[2] == 2
+    assert replay(routings.all_decoded(), ExpertPolicyName.lru).kept.hits[2] == 4
 
 
 def test_a_prefetch_counts_what_was_not_held() -> None:
-    trace = traced([[[0], [1]], [[2], [3]]] * 50, 4)
-    found = replay(trace, ExpertPolicyName.markov, slots=(1,), prefetch=Prefetch(1)).fetched[0]
+    routings = made([[[0], [1]], [[2], [3]]] * 50, 4)
+    found = replay(routings, ExpertPolicyName.markov, slots=(1,), prefetch=Prefetch(1)).fetched[0]
     assert 90 < found.missed < 110 and found.right > 0.9 * found.missed and found.fetched <= 200
-    assert replay(trace, ExpertPolicyName.markov, slots=(1,), prefetch=Prefetch(1, least_chance=0.999)).fetched[0].fetched == 0
-    assert replay(trace, ExpertPolicyName.lru, slots=(1,), prefetch=Prefetch(1)).fetched == ()
+    assert replay(routings, ExpertPolicyName.markov, slots=(1,), prefetch=Prefetch(1, least_chance=0.999)).fetched[0].fetched == 0
+    assert replay(routings, ExpertPolicyName.lru, slots=(1,), prefetch=Prefetch(1)).fetched == ()
 
 
 def test_a_cycle_shows_what_lru_loses() -> None:
-    trace = traced([[[t % 3]] for t in range(300)], 3)
-    scores = {(s.policy, s.slots): s for s in compare(trace, [ExpertPolicyName.mix], [2], Prefetch(1)).scores()}
+    routings = made([[[t % 3]] for t in range(300)], 3)
+    scores = {(s.policy, s.slots): s for s in compare(routings, [ExpertPolicyName.mix], [2], Prefetch(1)).scores()}
     assert scores["lru", 2].hit_rate == 0 and scores["lru", 2].regret == 1
     assert scores[BELADY, 2].hit_rate == pytest.approx(2 / 3, abs=0.02)
     assert scores["mix", 2].ready_rate > 0.8
 
 
 @pytest.fixture(scope="module")
-def made_up() -> Trace:
-    return made_up_trace(Size(prompts=6, prompt_tokens=32, new_tokens=96), seed=0)
+def made_up() -> Routings:
+    return made_up_routings(Size(prompts=6, prompt_tokens=32, new_tokens=96), seed=0)
 
 
-def test_the_made_up_trace_has_mixtrals_locality(made_up: Trace) -> None:
+def test_the_made_up_routings_have_mixtrals_locality(made_up: Routings) -> None:
     lru, bound = replay(made_up, ExpertPolicyName.lru).kept, replay_belady(made_up)
     for slots, found, most in ((2, 0.374, 0.557), (4, 0.614, 0.783)):
         assert lru.rate(slots) == pytest.approx(found, abs=0.03)
         assert bound.rate(slots) == pytest.approx(most, abs=0.03)
 
 
-def test_mix_keeps_more_than_lru_and_foresees_more_than_markov(made_up: Trace) -> None:
+def test_mix_keeps_more_than_lru_and_foresees_more_than_markov(made_up: Routings) -> None:
     scores = {s.policy: s for s in compare(made_up, [ExpertPolicyName.markov, ExpertPolicyName.mix], [4], Prefetch(2)).scores()}
     assert scores["mix"].hit_rate > scores["lru"].hit_rate
     assert scores["mix"].named_rate > scores["markov"].named_rate + 0.05
 
 
-def test_what_mix_foresees_are_frequencies(made_up: Trace) -> None:
+def test_what_mix_foresees_are_frequencies(made_up: Routings) -> None:
     policy = make_expert_policy(ExpertPolicyName.mix, made_up.layers, made_up.count, made_up.top_k)
     chances, uses = [], []
     for token in made_up.experts.astype(int):

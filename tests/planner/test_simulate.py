@@ -257,9 +257,9 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (["plan=plan.yaml", "rules=warn", "force.queue_depth=0"], ["rules=warn cannot pass over", "queue_depth=0"]),
         (["plan=plan.yaml", "rules=warn", "force.hwm_layers=0"], ["weights.dram.hwm_layers=0", "or more"]),
         (["plan=plan.yaml", "rules=warn", "force.vram_slots=1"], ["weights.vram.slots=1"]),
-        (["plan=plan.yaml", "traces=routing.jsonl"], ["traces=routing.jsonl", "no routed experts"]),
-        (["plan=experts.yaml", "traces=none.jsonl"], ["traces=none.jsonl", "cannot be read"]),
-        (["plan=experts.yaml", "traces=other.jsonl"], ["traces=other.jsonl", "2 MoE layers", "8"]),
+        (["plan=plan.yaml", "routings=routing.jsonl"], ["routings=routing.jsonl", "no routed experts"]),
+        (["plan=experts.yaml", "routings=none.jsonl"], ["routings=none.jsonl", "cannot be read"]),
+        (["plan=experts.yaml", "routings=other.jsonl"], ["routings=other.jsonl", "2 MoE layers", "8"]),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:

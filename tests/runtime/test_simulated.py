@@ -194,7 +194,7 @@ def test_with_a_runs_own_routings_a_simulation_finds_as_many_experts(tmp_path: P
     here, routed = desk(tmp_path, plan), tmp_path / "routed.jsonl"
     ran = here.run(moe=ExpertsConfig(record=str(routed)))
     out = tmp_path / "told.json"
-    simulate_verb(SimulateConfig(plan=str(here.plan), traces=str(routed), out=str(out)))
+    simulate_verb(SimulateConfig(plan=str(here.plan), routings=str(routed), out=str(out)))
     told = json.loads(out.read_text(encoding="utf-8"))
     found, acted = ran["experts"]["dram"], told["experts"]["dram"]
     assert (acted["hits"], acted["misses"]) == (found["hits"], found["misses"])

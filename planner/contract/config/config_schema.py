@@ -223,8 +223,8 @@ class ForceConfig:
 class MoeConfig:
     """How routed experts are kept and fetched; null leaves it to the program."""
 
-    traces: str | None = None
-    """A file of routings, which tells how often kept experts are used again and what routers foresee; null: as on known traces of
+    routings: str | None = None
+    """Recorded routings (a file of `moe.record=`): how often kept experts are used again, and what routers foresee; null: as known of
     Mixtral-8x7B."""
     policy: ExpertPolicyName | None = None
     """Which experts a tier keeps; null is mix."""

@@ -48,7 +48,7 @@ def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
 
     attention = hidden x head_dim x (2 heads + 2 kv_heads) [+ 2 head_dim norms] [+ biases]; FFN = 3 x hidden x ffn, or the
     router's experts x hidden beside as many experts of 3 x hidden x expert_ffn; norms = 2 x hidden a layer + the final
-    one; embedding and head = vocab x hidden. Experts are found as often as on the known traces. Raises UserError naming
+    one; embedding and head = vocab x hidden. Experts are found as often as in the known routings. Raises UserError naming
     the field that is missing or does not fit.
     """
     family = _checked_family(cfg)

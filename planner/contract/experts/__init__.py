@@ -1,1 +1,1 @@
-"""Routed experts: how often slots find them, what that costs, what a tier holds, and traces of routings."""
+"""Routed experts: how often slots find them, what that costs, what a tier holds, and recorded routings."""

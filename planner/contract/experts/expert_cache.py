@@ -57,7 +57,7 @@ class ExpertCache:
     those held and those just used, in whatever order they are used: an expert that came through a passing slot stays where it is, and the
     one that goes gives its slot, once it was used itself. Slots that are let go are not used again until :meth:`give_back`. What the tier
     ``above`` keeps is of no worth here, but for the one that goes next there, where this tier is the larger: it would be lost to both. Of S
-    and L slots a layer, L the larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_traced_hits.py.
+    and L slots a layer, L the larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_routing_hits.py.
     """
 
     def __init__(

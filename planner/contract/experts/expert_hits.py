@@ -1,4 +1,4 @@
-"""How often kept experts are found: the curve that a model has without a trace of its own, and what any such curve must be."""
+"""How often kept experts are found: the curve that a model has without routings of its own, and what any such curve must be."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Trace:
+class Routings:
     """The routings of several prompts, one after another. Memory: 2 bytes an expert chosen, 4 a score."""
 
     experts: np.ndarray
@@ -41,6 +41,6 @@ class Trace:
     def top_k(self) -> int:
         return self.experts.shape[2]
 
-    def all_decoded(self) -> Trace:
+    def all_decoded(self) -> Routings:
         """The same with every token a step of its own."""
         return replace(self, decode=np.ones_like(self.decode))

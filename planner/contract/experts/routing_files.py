@@ -1,4 +1,4 @@
-"""Routing traces as files: one JSON line a token, or one a token and layer; plain, gz or xz.
+"""Routings as files: one JSON line a token, or one a token and layer; plain, gz or xz.
 
 A line is one token: ``{"prompt", "phase", "pos", "experts": [layers][top_k], "probs"}``, where ``ahead`` and ``centroids``,
 [layers - 1][experts], may say how each layer but the last scored the experts of the one after it; or it is one token in one layer:
@@ -18,14 +18,14 @@ from typing import Any, BinaryIO
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.policies.base import AheadScores
-from penstock.planner.contract.experts.routing import Phase, Trace
+from penstock.planner.contract.experts.routing import Phase, Routings
 from penstock.planner.contract.experts.routing_lines import SCORES, BadLine, LayerLines, TokenLines
 
 _DIGITS = 4
 """After the point, of probabilities and scores."""
 
 
-def trace_line(
+def routing_line(
     prompt: int,
     phase: Phase,
     pos: int,
@@ -43,7 +43,7 @@ def trace_line(
     return json.dumps(line, separators=(",", ":"))
 
 
-def read_trace(path: Path, count: int | None = None, advance: Callable[[float], None] = lambda share: None) -> Trace:
+def read_routings(path: Path, count: int | None = None, advance: Callable[[float], None] = lambda share: None) -> Routings:
     """Read the file, plain, gz or xz, of either form. ``count`` experts a layer, or as many as it names. ``advance`` is told the share
     that was read. Raises UserError that names the line."""
     reader: TokenLines | LayerLines | None = None
@@ -61,15 +61,15 @@ def read_trace(path: Path, count: int | None = None, advance: Callable[[float], 
                 reader.add(row)
             except (BadLine, json.JSONDecodeError, RecursionError) as error:
                 what = str(error) if isinstance(error, BadLine) else "is no JSON"
-                raise UserError(f"traces={path}: line {number} {what}; mend or remove it") from error
+                raise UserError(f"routings={path}: line {number} {what}; mend or remove it") from error
             if number % 1000 == 0:
                 advance(raw.tell() / max(1, size))
     if reader is None:
-        raise UserError(f"traces={path}: holds no line; record one with `runtime run moe.record=FILE`")
+        raise UserError(f"routings={path}: holds no line; record one with `runtime run moe.record=FILE`")
     try:
         return reader.finish()
     except BadLine as error:
-        raise UserError(f"traces={path}: {error}; mend the trace") from error
+        raise UserError(f"routings={path}: {error}; mend the file") from error
 
 
 @contextmanager
@@ -87,6 +87,6 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, io.TextIOBase, int]]:
                 plain = stack.enter_context(gzip.GzipFile(fileobj=raw))
             yield raw, io.TextIOWrapper(plain, encoding="utf-8"), size
     except OSError as error:
-        raise UserError(f"traces={path}: cannot be read ({error.strerror or error}); name a trace file") from error
+        raise UserError(f"routings={path}: cannot be read ({error.strerror or error}); name a file of routings") from error
     except (EOFError, lzma.LZMAError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"traces={path}: is damaged or no trace ({error}); name a file of JSON lines, plain, gz or xz") from error
+        raise UserError(f"routings={path}: is damaged or of another kind ({error}); name a file of JSON lines, plain, gz or xz") from error

@@ -1,4 +1,4 @@
-"""The two forms of a routing trace's lines, checked and gathered into arrays."""
+"""The two forms of a routing's line, checked and gathered into arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.planner.contract.experts.policies.base import AheadScores
-from penstock.planner.contract.experts.routing import Phase, Trace
+from penstock.planner.contract.experts.routing import Phase, Routings
 
 SCORES = {AheadScores.router: "ahead", AheadScores.centroids: "centroids"}
 """What a line calls them."""
@@ -57,7 +57,7 @@ class TokenLines:
         self._prompts.append(_name(row, "prompt"))
         self._decode.append(phase == Phase.decode)
 
-    def finish(self) -> Trace:
+    def finish(self) -> Routings:
         assert self._shape is not None
         prompt, order = _grouped(self._prompts)
         tokens = len(order)
@@ -65,7 +65,7 @@ class TokenLines:
         experts = np.frombuffer(self._experts, np.int16).reshape(tokens, layers, top_k)
         scores = {kind: np.frombuffer(s, np.float32).reshape(tokens, layers - 1, -1)[order] for kind, s in self._scores.items() if s}
         decode = np.frombuffer(self._decode, np.bool_)
-        return Trace(experts[order], prompt[order], decode[order], self._count or _named(experts), scores)
+        return Routings(experts[order], prompt[order], decode[order], self._count or _named(experts), scores)
 
 
 class LayerLines:
@@ -90,7 +90,7 @@ class LayerLines:
         self._problems.append(_name(row, "problem_id"))
         self._experts.extend(experts)
 
-    def finish(self) -> Trace:
+    def finish(self) -> Routings:
         problem, _ = _grouped(self._problems)
         layer, token = np.frombuffer(self._layers, np.int64), np.frombuffer(self._tokens, np.int64)
         order = np.lexsort((layer, token, problem))
@@ -102,7 +102,7 @@ class LayerLines:
             at = grid[np.argmin(same)][0] if not same.all() else order[whole]
             raise BadLine(f"token {token[at]} of problem {self._problems[at]!r} has not one line for each of the {len(layers)} layers")
         experts = np.frombuffer(self._experts, np.int16).reshape(-1, self._top_k)[grid]
-        return Trace(experts, problem[grid[:, 0]], np.ones(len(grid), np.bool_), self._count or _named(experts))
+        return Routings(experts, problem[grid[:, 0]], np.ones(len(grid), np.bool_), self._count or _named(experts))
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

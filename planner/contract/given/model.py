@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SECOND_TIER = 0.5
-"""What a slot of the tier with fewer of them counts beside one of the other where no trace tells, since both tiers keep some of the same
+"""What a slot of the tier with fewer of them counts beside one of the other without routings, since both tiers keep some of the same
 experts: DRAM's policy sees what VRAM misses, and what VRAM lets go is not copied back. With the mix on decode steps of a small Mixtral
 (8 experts, top-2), DRAM keeping m beside VRAM's n: 3.1 % missed by both with 2 + 4, 4.2 with 3 + 3, 1.9 with 4 + 4, 1.3 with 2 + 5, 3.3
 with 1 + 5, against 7.3 with 4 slots of one tier, 3.1 with 5 and 1.1 with 6. Under LRU both keep much the same: 12.9 % with 2 + 4, 9.8 with
@@ -26,7 +26,7 @@ class Experts:
     """Share of one token's experts that a layer finds in n slots of its own, for n = 0, ..., ``count``: from 0 to 1, rising, and by less
     with every slot."""
     foreseen: float = 0.0
-    """Share of a decode step's missed experts that routers asked beforehand name a layer before their own: 0 where no trace tells."""
+    """Share of a decode step's missed experts that routers asked beforehand name a layer before their own: 0 without routings."""
     second_tier: float = SECOND_TIER
     """What a slot of the tier with fewer of them counts for one token beside one of the other: from 0, where it adds nothing, to 1."""
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.experts.routing import Phase
-from penstock.planner.contract.experts.routing_files import read_trace
+from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from penstock.runtime.experts import expert_forward as forward
@@ -117,12 +117,12 @@ def test_a_packed_store_and_prompts_in_chunks_say_the_same(checkpoint: Path, tmp
 
 def test_what_a_run_records_is_read_back(checkpoint: Path, tmp_path: Path) -> None:
     experts = slots(checkpoint, None, "some")
-    made, facts = run(checkpoint, experts, record=tmp_path / "trace.jsonl.xz")
-    trace = read_trace(tmp_path / "trace.jsonl.xz")
+    made, facts = run(checkpoint, experts, record=tmp_path / "routings.jsonl.xz")
+    routings = read_routings(tmp_path / "routings.jsonl.xz")
     known = plan_for(checkpoint, decisions()).model.experts
     prompts, steps = sum(map(len, BATCH.prompts)), len(made.step_s) * len(BATCH.prompts)
-    assert trace.experts.shape == (prompts + steps, len(known.layers), known.top_k)
-    assert trace.decode.sum() == steps and trace.count == known.count and len(trace.scores) == 2
+    assert routings.experts.shape == (prompts + steps, len(known.layers), known.top_k)
+    assert routings.decode.sum() == steps and routings.count == known.count and len(routings.scores) == 2
 
 
 def test_what_is_recorded_is_what_the_model_chose(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_what_is_recorded_is_what_the_model_chose(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(tmp_path / "model")
     batch = replace(BATCH, prompts=[[5, 9, 200, 31]], max_new_tokens=1)
-    run(tmp_path / "model", slots(tmp_path / "model", None, "some"), batch=batch, record=tmp_path / "trace.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    run(tmp_path / "model", slots(tmp_path / "model", None, "some"), batch=batch, record=tmp_path / "routings.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "routings.jsonl").read_text().splitlines()]
     with torch.inference_mode():
         logits = model(torch.tensor(batch.prompts), output_router_logits=True).router_logits
     for pos, line in enumerate(lines):

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import AheadScores, ExpertPolicy, make_expert_policy
 from penstock.planner.contract.experts.policies.next_layer import AheadPolicy
-from penstock.planner.contract.experts.routing import Trace
-from penstock.planner.contract.experts.routing_files import read_trace
+from penstock.planner.contract.experts.routing import Routings
+from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.replay.replayed import Fetched, Prefetch, replay
 from penstock.runtime.experts.expert_forward import WholeExperts, take_over
-from penstock.runtime.experts.routing_record import TraceRecorder
+from penstock.runtime.experts.routing_record import RoutingRecorder
 from tests.conftest import SHARED
 
 PROMPTS, TOKENS = 8, 256
@@ -24,13 +24,13 @@ LIKELY = Prefetch(2, 0.5)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Routings:
     directory = SHARED / "models" / "tiny-mixtral"
     if not directory.is_dir():
         pytest.skip("no ../shared/models beside this checkout")
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    layers, path = model.model.layers, tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    recorder, source = TraceRecorder(path, layers), WholeExperts(layers)
+    layers, path = model.model.layers, tmp_path_factory.mktemp("routings") / "routings.jsonl"
+    recorder, source = RoutingRecorder(path, layers), WholeExperts(layers)
     for runner in take_over(layers, source):
         runner.feed(source, watcher=recorder)
     text = AutoTokenizer.from_pretrained(directory)(Path(json.decoder.__file__).read_text(), return_tensors="pt").input_ids
@@ -39,7 +39,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
             recorder.begin([read.shape[1]] * len(read))
             model(read)
     recorder.close()
-    return read_trace(path, 8, lambda share: None).all_decoded()
+    return read_routings(path, 8, lambda share: None).all_decoded()
 
 
 def by_rank(layers: int, count: int, top_k: int) -> ExpertPolicy:
@@ -48,7 +48,7 @@ def by_rank(layers: int, count: int, top_k: int) -> ExpertPolicy:
 
 
 def test_on_a_trained_model_lookahead_names_more_and_fetches_more_of_use_than_mix_or_scores_alone(
-    recorded: Trace, monkeypatch: pytest.MonkeyPatch
+    recorded: Routings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, mix = (fetched_beside(recorded, name) for name in (ExpertPolicyName.lookahead, ExpertPolicyName.mix))
     monkeypatch.setattr("penstock.planner.replay.replayed.make_expert_policy", lambda name, *shape: by_rank(*shape))
@@ -59,8 +59,8 @@ def test_on_a_trained_model_lookahead_names_more_and_fetches_more_of_use_than_mi
     assert both[2].named > mix[2].named + 0.03 * recorded.experts.size
 
 
-def fetched_beside(trace: Trace, name: ExpertPolicyName) -> dict[int, Fetched]:
-    return {f.slots: f for f in replay(trace, name, [2, 4], LIKELY).fetched}
+def fetched_beside(routings: Routings, name: ExpertPolicyName) -> dict[int, Fetched]:
+    return {f.slots: f for f in replay(routings, name, [2, 4], LIKELY).fetched}
 
 
 def gain(fetched: Fetched) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.planner.contract.plan.tier_fill import fills
-from penstock.planner.explain.explain_page import explanation_page, impossible_page
+from penstock.planner.explain.explain_html import explanation_page, impossible_page
 from penstock.planner.explain.explanation import Explanation, explain
 from penstock.planner.render.svg import change_picture, tiers_picture
 from penstock.planner.solver.impossible import explain_impossible

@@ -1,4 +1,4 @@
-"""What the routers choose in a simulation: a trace's tokens, or draws with the reuse that the plan expects."""
+"""What the routers choose in a simulation: recorded tokens, or draws with the reuse that the plan expects."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.planner.contract.experts.policies import AheadScores
-from penstock.planner.contract.experts.routing import Trace
+from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.given.model import Experts
 
 
-class Routings(Protocol):
+class Routers(Protocol):
     """``next`` gives the routing of ``tokens`` tokens of each of ``sequences`` in MoE layer number ``place``, layers in order. A
     prompt's pass over one token counts as a step, as in a run."""
 
     def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing: ...
 
 
-class DrawnRouting:
+class DrawnRouters:
     """Of the experts of a layer in the order of their last use, a token takes those at drawn depths, so that n of the latest hold the share
     of its experts that ``Experts.hit_rates[n]`` says. Prompts are drawn evenly."""
 
@@ -44,24 +44,24 @@ class DrawnRouting:
         return Routing(chosen, False)
 
 
-class TracedRouting:
-    """The trace's tokens in their order, those of prompts and those of steps apart, each from the beginning again after its end. Sequences
+class RecordedRouters:
+    """The recorded tokens in their order, those of prompts and those of steps apart, each from the beginning again after its end. Sequences
     of a batch begin at different places."""
 
-    def __init__(self, trace: Trace, needs: AheadScores | None):
-        self._trace = trace
-        self._pools = {prompt: np.flatnonzero(trace.decode != prompt) for prompt in (True, False)}
-        self._pools = {prompt: pool if len(pool) else np.arange(len(trace.decode)) for prompt, pool in self._pools.items()}
-        self._scores = None if needs is None else trace.scores[needs]
+    def __init__(self, routings: Routings, needs: AheadScores | None):
+        self._routings = routings
+        self._pools = {prompt: np.flatnonzero(routings.decode != prompt) for prompt in (True, False)}
+        self._pools = {prompt: pool if len(pool) else np.arange(len(routings.decode)) for prompt, pool in self._pools.items()}
+        self._scores = None if needs is None else routings.scores[needs]
         self._at = {True: 0, False: 0}
 
     def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing:
         pool = self._pools[prompt]
         starts = np.arange(sequences) * len(pool) // sequences + self._at[prompt]
         rows = pool[(starts[:, None] + np.arange(tokens)) % len(pool)].ravel()
-        if place == self._trace.layers - 1:
+        if place == self._routings.layers - 1:
             self._at[prompt] += tokens
         ahead = None
-        if self._scores is not None and place < self._trace.layers - 1:
+        if self._scores is not None and place < self._routings.layers - 1:
             ahead = self._scores[rows, place].mean(0)[None]
-        return Routing(self._trace.experts[rows, place].astype(np.intp), prompt and tokens > 1, ahead)
+        return Routing(self._routings.experts[rows, place].astype(np.intp), prompt and tokens > 1, ahead)

@@ -1,4 +1,4 @@
-"""The curve of hits from a trace, and what two tiers keep of it together."""
+"""The curve of hits from a routings, and what two tiers keep of it together."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.given.model import SECOND_TIER
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.replay.traced_hits import Traced, with_hits
+from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.simulate.act import Simulation
-from penstock.planner.simulate.routings import TracedRouting
+from penstock.planner.simulate.routers import RecordedRouters
 from penstock.planner.solver.program import solve
 from tests.planner.small import GB, machine, model, work
 from tests.planner.test_checkpoint import SHARED
 
 replay = pytest.importorskip("penstock.planner.replay.replayed")
 two_tiers = pytest.importorskip("penstock.planner.replay.two_tiers")
-TRACE = SHARED.parent / "traces" / "tiny-mixtral.jsonl.xz"
+RECORDED = SHARED.parent / "traces" / "tiny-mixtral.jsonl.xz"
 
 
-def trace_file(directory: Path, choices: list[list[int]], phase: str = "decode", layers: int = 2) -> str:
+def routing_file(directory: Path, choices: list[list[int]], phase: str = "decode", layers: int = 2) -> str:
     """Tokens that use the same experts in each layer."""
-    path = directory / "trace.jsonl"
+    path = directory / "routings.jsonl"
     rows = [{"prompt": 0, "phase": phase, "pos": i, "experts": [chosen] * layers} for i, chosen in enumerate(choices)]
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
 
 
-def test_without_a_trace_the_known_figures_of_the_policy_stand():
+def test_without_routings_the_known_figures_of_the_policy_stand():
     known = with_hits(model(experts=8), MoeConfig(policy=ExpertPolicyName.lru))
     assert known.model.experts.hit_rates == default_hit_rates(8, 2, ExpertPolicyName.lru) and known.source is None
     assert known.model.experts.second_tier == SECOND_TIER == 0.5
     assert known.in_slots(ExpertSlots(10, 20)) == known.model
-    assert with_hits(model(), MoeConfig()) == Traced(model())
+    assert with_hits(model(), MoeConfig()) == RoutedModel(model())
 
 
-def test_a_trace_gives_the_curve_and_the_plan_follows_it(tmp_path):
+def test_routings_give_the_curve_and_the_plan_follows_it(tmp_path):
     """Tokens that use the same two experts find them all in two slots; those that take turns do not."""
     hardware, same, turns = machine(vram=GB), [[0, 1]] * 60, [[i % 8, (i + 1) % 8] for i in range(0, 120, 2)]
     steps = []
     for choices in (same, turns):
-        traced = with_hits(model(experts=8), MoeConfig(traces=trace_file(tmp_path, choices)))
-        m = traced.model
-        assert not flaw(m.experts.hit_rates, 8) and traced.source == "mix on trace.jsonl"
+        routed = with_hits(model(experts=8), MoeConfig(routings=routing_file(tmp_path, choices)))
+        m = routed.model
+        assert not flaw(m.experts.hit_rates, 8) and routed.source == "mix on routings.jsonl"
         steps.append(predict(hardware, m, work(), solve(hardware, m, work())).decode_s_per_token)
     assert steps[0] < steps[1]
 
 
 @pytest.mark.parametrize("phase, choices, policy, says", [
     ("decode", [[0, 1, 2]] * 3, None, "use 3 experts a layer, those of small 2"),
-    ("decode", [[0, 8]] * 3, None, r"^moe\.traces=.*trace\.jsonl"),
+    ("decode", [[0, 8]] * 3, None, r"^moe\.routings=.*routings\.jsonl"),
     ("prefill", [[0, 1]] * 3, None, "no decode steps"),
     ("decode", [[0, 1]] * 3, ExpertPolicyName.lookahead, "moe.policy=lookahead: .* has no scores"),
 ])  # fmt: skip
-def test_a_trace_that_does_not_suit_is_refused_in_one_line(phase, choices, policy, says, tmp_path):
+def test_routings_that_do_not_suit_are_refused_in_one_line(phase, choices, policy, says, tmp_path):
     with pytest.raises(UserError, match=says) as refused:
-        with_hits(model(experts=8), MoeConfig(traces=trace_file(tmp_path, choices, phase), policy=policy))
+        with_hits(model(experts=8), MoeConfig(routings=routing_file(tmp_path, choices, phase), policy=policy))
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("layers, foreseen", [(4, True), (2, False)])
-def test_a_trace_tells_what_routers_foresee_where_farther_ones_are_asked(layers, foreseen, tmp_path):
+def test_routings_tell_what_routers_foresee_where_farther_ones_are_asked(layers, foreseen, tmp_path):
     """Routers that are always right when asked a layer before; of two layers there is none farther than the next."""
     draw, path, rows = Random(0), tmp_path / "scored.jsonl", []
     for i in range(80):
@@ -83,7 +83,7 @@ def test_a_trace_tells_what_routers_foresee_where_farther_ones_are_asked(layers,
     path.write_text("\n".join(map(json.dumps, rows)))
     m = model(layers, experts=8)
     told = {
-        (policy, prefetch): with_hits(m, MoeConfig(traces=str(path), policy=policy, prefetch=prefetch)).model.experts.foreseen
+        (policy, prefetch): with_hits(m, MoeConfig(routings=str(path), policy=policy, prefetch=prefetch)).model.experts.foreseen
         for policy in (ExpertPolicyName.lookahead, ExpertPolicyName.mix)
         for prefetch in (None, 0)
     }
@@ -91,28 +91,28 @@ def test_a_trace_tells_what_routers_foresee_where_farther_ones_are_asked(layers,
     assert set(told.values()) == {0.0}
 
 
-def test_a_dense_model_has_no_use_for_a_trace(tmp_path):
+def test_a_dense_model_has_no_use_for_routings(tmp_path):
     with pytest.raises(UserError, match="small has no routed experts"):
-        with_hits(model(), MoeConfig(traces=trace_file(tmp_path, [[0, 1]])))
+        with_hits(model(), MoeConfig(routings=routing_file(tmp_path, [[0, 1]])))
 
 
-@pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
+@pytest.mark.skipif(not RECORDED.exists(), reason="needs the shared routings")
 @pytest.mark.parametrize("in_vram, in_dram", [(1, 3), (2, 2), (2, 4), (3, 3), (4, 2), (2, 5)])
 def test_a_slot_of_the_smaller_tier_counts_for_half_at_least(in_vram, in_dram):
-    trace = part_of_the_shared_trace(1500)
-    one = replay.hit_curve(trace, ExpertPolicyName.mix)
+    routings = part_of_the_shared_routings(1500)
+    one = replay.hit_curve(routings, ExpertPolicyName.mix)
     slots = max(in_vram, in_dram) + SECOND_TIER * min(in_vram, in_dram)
     expected, larger, both = (1 - np.interp(n, range(9), one) for n in (slots, max(in_vram, in_dram), in_vram + in_dram))
-    missed = two_tiers.missed_by_both(model(6, experts=8).experts, ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3), trace)
+    missed = two_tiers.missed_by_both(model(6, experts=8).experts, ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3), routings)
     assert both < missed < larger and missed <= expected + 0.01
 
 
 def weight(directory: Path, choices: list[list[int]], policy: ExpertPolicyName, experts: int = 8) -> float:
-    traced = with_hits(model(experts=experts), MoeConfig(traces=trace_file(directory, choices), policy=policy))
-    return traced.model.experts.second_tier
+    routed = with_hits(model(experts=experts), MoeConfig(routings=routing_file(directory, choices), policy=policy))
+    return routed.model.experts.second_tier
 
 
-def test_a_trace_tells_what_a_second_tier_adds(tmp_path):
+def test_routings_tell_what_a_second_tier_adds(tmp_path):
     """Lasting favourites: what is used often stays in one tier or the other, what was used last comes and goes in both. Where experts take
     turns LRU's tiers let each go just before it is due. Where one tier has room for all nothing can be told."""
     draw, odds = np.random.default_rng(0), np.array([40, 30, 20, 12, 8, 5, 3, 2]) / 120
@@ -123,7 +123,7 @@ def test_a_trace_tells_what_a_second_tier_adds(tmp_path):
     assert weight(tmp_path, [[0, 1]] * 20, ExpertPolicyName.mix, experts=2) == SECOND_TIER
 
 
-def test_of_a_long_trace_the_beginning_tells_beside_its_own_curve(tmp_path, monkeypatch):
+def test_of_long_routings_the_beginning_tells_beside_its_own_curve(tmp_path, monkeypatch):
     draw = np.random.default_rng(1)
     choices = [draw.choice(8, 2, replace=False, p=np.arange(1, 9) / 36).tolist() for _ in range(300)]
     beginning = weight(tmp_path, choices[:100], ExpertPolicyName.mix)
@@ -131,31 +131,31 @@ def test_of_a_long_trace_the_beginning_tells_beside_its_own_curve(tmp_path, monk
     assert weight(tmp_path, choices[:100] + [[0, 1]] * 200, ExpertPolicyName.mix) == beginning
 
 
-def part_of_the_shared_trace(tokens: int):
-    from penstock.planner.contract.experts.routing_files import read_trace
+def part_of_the_shared_routings(tokens: int):
+    from penstock.planner.contract.experts.routing_files import read_routings
 
-    whole = read_trace(TRACE)
+    whole = read_routings(RECORDED)
     return replace(whole, experts=whole.experts[:tokens], prompt=whole.prompt[:tokens], decode=whole.decode[:tokens])
 
 
-@pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
+@pytest.mark.skipif(not RECORDED.exists(), reason="needs the shared routings")
 @pytest.mark.parametrize("policy", [ExpertPolicyName.mix, ExpertPolicyName.lru, ExpertPolicyName.lfu])
 def test_the_measured_weight_predicts_other_splits_no_worse_than_the_default(policy):
     """Better by half where the policy is not the one that the default was taken from."""
-    trace, m = part_of_the_shared_trace(3000), model(6, experts=8)
-    experts = replace(m.experts, hit_rates=replay.hit_curve(trace, policy))
-    measured = replace(experts, second_tier=two_tiers.second_tier(experts, trace, policy))
+    routings, m = part_of_the_shared_routings(3000), model(6, experts=8)
+    experts = replace(m.experts, hit_rates=replay.hit_curve(routings, policy))
+    measured = replace(experts, second_tier=two_tiers.second_tier(experts, routings, policy))
     errors = {experts: 0.0, measured: 0.0}
     for in_vram, in_dram in ((1, 3), (2, 3), (3, 3), (3, 4), (4, 3), (2, 5), (5, 1)):
         slots = ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3, policy)
-        missed = two_tiers.missed_by_both(experts, slots, trace)
+        missed = two_tiers.missed_by_both(experts, slots, routings)
         for known in errors:
             errors[known] += abs(misses(replace(m, experts=known), slots, 1, True).dram / (6 * 2) - missed) / 7
     assert errors[measured] <= (errors[experts] + 0.001 if policy is ExpertPolicyName.mix else 0.67 * errors[experts])
 
 
 @pytest.mark.parametrize("policy", [ExpertPolicyName.mix, ExpertPolicyName.lfu])
-def test_a_plan_misses_what_its_own_slots_miss_on_the_trace(policy, tmp_path):
+def test_a_plan_misses_what_its_own_slots_miss_in_the_routings(policy, tmp_path):
     """By the curve, with the weight as acted out in them."""
     draw, odds = np.random.default_rng(2), np.array([40, 30, 20, 12, 8, 5, 3, 2]) / 120
     path, rows = tmp_path / "layers.jsonl", []
@@ -163,25 +163,25 @@ def test_a_plan_misses_what_its_own_slots_miss_on_the_trace(policy, tmp_path):
         experts = [draw.choice(8, 2, replace=False, p=odds).tolist() for _ in range(4)]
         rows.append({"prompt": 0, "phase": "decode", "pos": i, "experts": experts})
     path.write_text("\n".join(map(json.dumps, rows)))
-    traced = with_hits(model(4, experts=8), MoeConfig(traces=str(path), policy=policy))
+    routed = with_hits(model(4, experts=8), MoeConfig(routings=str(path), policy=policy))
     for vram, dram in ((11, 15), (14, 9), (7, 19)):
         slots = ExpertSlots(vram, dram, policy)
-        missed = two_tiers.missed_by_both(traced.model.experts, slots, traced.trace)
-        assert misses(traced.in_slots(slots), slots, 1, True).dram / (4 * 2) == pytest.approx(missed, abs=0.003)
+        missed = two_tiers.missed_by_both(routed.model.experts, slots, routed.routings)
+        assert misses(routed.in_slots(slots), slots, 1, True).dram / (4 * 2) == pytest.approx(missed, abs=0.003)
     for vram, dram in ((32, 0), (3, 12), (12, 32)):
-        assert traced.in_slots(ExpertSlots(vram, dram, policy)) == traced.model
+        assert routed.in_slots(ExpertSlots(vram, dram, policy)) == routed.model
 
 
-@pytest.mark.skipif(not TRACE.exists(), reason="needs the shared trace")
+@pytest.mark.skipif(not RECORDED.exists(), reason="needs the shared routings")
 @pytest.mark.parametrize("in_vram, in_dram", [(2, 4), (4, 2), (3, 3)])
 def test_both_tiers_miss_what_the_simulated_engine_reads(in_vram, in_dram):
     """Nothing fetched ahead; a prompt of one token counts as a step."""
-    shared = part_of_the_shared_trace(500)
+    shared = part_of_the_shared_routings(500)
     steps = replace(shared, experts=shared.experts[shared.decode], prompt=shared.prompt[shared.decode], decode=shared.decode[shared.decode])
     hardware, m, w = machine(), model(6, experts=8), work(prompt_tokens=1, new_tokens=len(steps.decode) + 1)
     made = replace(solve(hardware, m, w), experts=ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3))
     plan = Plan(hardware, m, w, made, predict(hardware, m, w, made))
-    found = Simulation(plan, routings=TracedRouting(steps, None)).run().experts["dram"]
+    found = Simulation(plan, routers=RecordedRouters(steps, None)).run().experts["dram"]
     twice = np.r_[0, : len(steps.decode)]
     acted = replace(steps, experts=steps.experts[twice], prompt=steps.prompt[twice], decode=steps.decode[twice])
     missed = two_tiers.missed_by_both(m.experts, made.experts, acted)

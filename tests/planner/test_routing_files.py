@@ -1,4 +1,4 @@
-"""Routing traces as files: both forms, plain or packed, and what is wrong with a line."""
+"""Routings as files: both forms, plain or packed, and what is wrong with a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.policies import AheadScores
 from penstock.planner.contract.experts.routing import Phase
-from penstock.planner.contract.experts.routing_files import read_trace, trace_line
+from penstock.planner.contract.experts.routing_files import read_routings, routing_line
 
 EXPERTS = [[[0, 1], [2, 3]], [[1, 0], [3, 2]], [[2, 0], [1, 3]]]
 
@@ -33,36 +33,38 @@ def written(path: Path, lines: list[str]) -> Path:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     lines = [
-        trace_line(7, Phase.prefill if pos < 1 else Phase.decode, pos, experts, [[0.61234, 0.2]] * 2, [[0.5, 1, 2, pos]], [[0, 0, 1, -1.5]])
+        routing_line(
+            7, Phase.prefill if pos < 1 else Phase.decode, pos, experts, [[0.61234, 0.2]] * 2, [[0.5, 1, 2, pos]], [[0, 0, 1, -1.5]]
+        )
         for pos, experts in enumerate(EXPERTS)
     ]
-    trace = read_trace(written(tmp_path / "trace.jsonl", lines))
-    assert trace.experts.tolist() == EXPERTS
-    assert trace.decode.tolist() == [False, True, True] and trace.count == 4
-    assert trace.scores[AheadScores.router][2].tolist() == [[0.5, 1, 2, 2]]
-    assert trace.scores[AheadScores.centroids][0].tolist() == [[0, 0, 1, -1.5]]
+    routings = read_routings(written(tmp_path / "routings.jsonl", lines))
+    assert routings.experts.tolist() == EXPERTS
+    assert routings.decode.tolist() == [False, True, True] and routings.count == 4
+    assert routings.scores[AheadScores.router][2].tolist() == [[0.5, 1, 2, 2]]
+    assert routings.scores[AheadScores.centroids][0].tolist() == [[0, 0, 1, -1.5]]
     assert json.loads(lines[0])["probs"][0] == [0.6123, 0.2]
 
 
 @pytest.mark.parametrize("opener", [gzip.open, lzma.open])
-def test_a_packed_trace_is_read_whatever_its_name(opener: object, tmp_path: Path) -> None:
-    with opener(tmp_path / "trace", "wt") as file:
+def test_packed_routings_are_read_whatever_the_name(opener: object, tmp_path: Path) -> None:
+    with opener(tmp_path / "routings", "wt") as file:
         file.write(token() + "\n")
-    assert read_trace(tmp_path / "trace").experts.tolist() == EXPERTS[:1]
+    assert read_routings(tmp_path / "routings").experts.tolist() == EXPERTS[:1]
 
 
 def test_prompts_that_were_recorded_together_come_one_after_another(tmp_path: Path) -> None:
     lines = [token(prompt=p, experts=e) for p, e in (("x", EXPERTS[0]), ("y", EXPERTS[1]), ("x", EXPERTS[2]))]
-    trace = read_trace(written(tmp_path / "trace", lines))
-    assert trace.prompt.tolist() == [0, 0, 1]
-    assert trace.experts.tolist() == [EXPERTS[0], EXPERTS[2], EXPERTS[1]]
+    routings = read_routings(written(tmp_path / "routings", lines))
+    assert routings.prompt.tolist() == [0, 0, 1]
+    assert routings.experts.tolist() == [EXPERTS[0], EXPERTS[2], EXPERTS[1]]
 
 
 def test_lines_of_layers_are_put_together_in_any_order(tmp_path: Path) -> None:
     lines = [of_layer(t, layer, experts=[t, layer]) for layer in (9, 4) for t in (2, 3)]
-    trace = read_trace(written(tmp_path / "trace", lines))
-    assert trace.experts.tolist() == [[[2, 4], [2, 9]], [[3, 4], [3, 9]]]
-    assert trace.decode.all() and trace.count == 10
+    routings = read_routings(written(tmp_path / "routings", lines))
+    assert routings.experts.tolist() == [[[2, 4], [2, 9]], [[3, 4], [3, 9]]]
+    assert routings.decode.all() and routings.count == 10
 
 
 @pytest.mark.parametrize(
@@ -89,10 +91,10 @@ def test_lines_of_layers_are_put_together_in_any_order(tmp_path: Path) -> None:
         ([], ["holds no line"]),
     ],
 )
-def test_a_bad_trace_is_refused_by_the_line(lines: list[str], words: list[str], tmp_path: Path) -> None:
-    path = written(tmp_path / "trace", lines)
+def test_bad_routings_are_refused_by_the_line(lines: list[str], words: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path / "routings", lines)
     with pytest.raises(UserError) as refused:
-        read_trace(path, count=4)
+        read_routings(path, count=4)
     assert all(word in str(refused.value) for word in [str(path), *words]), refused.value
 
 
@@ -100,5 +102,5 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "cut.xz").write_bytes(lzma.compress(b"x" * 1000 + np.random.default_rng(0).bytes(5000))[:900])
     (tmp_path / "raw").write_bytes(bytes(range(256)))
     for name in ("absent", ".", "cut.xz", "raw"):
-        with pytest.raises(UserError, match="traces="):
-            read_trace(tmp_path / name)
+        with pytest.raises(UserError, match="routings="):
+            read_routings(tmp_path / name)
