@@ -111,7 +111,7 @@ PROGRAM = Program(
         Verb(doctor, DoctorConfig, "planner doctor path=/data/checkpoints"),
         Verb(simulate, SimulateConfig, "planner simulate plan=plan.yaml trace=sim.png"),
         Verb(replay, ReplayConfig, "planner replay routings=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
-        Verb(export, ExportConfig, "planner export plan=plan.yaml to=llama.cpp checkpoint=Llama-3.1-70B.gguf"),
+        Verb(export, ExportConfig, "planner export plan=plan.yaml to=accelerate"),
         Verb(report, ReportConfig, "planner report sweeps/0", words=("dir",)),
     ),
 )

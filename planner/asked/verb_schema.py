@@ -107,7 +107,7 @@ class ReplayConfig:
     """A picture to draw, such as replay.png."""
 
 
-TargetName = StrEnum("TargetName", [(n, n) for n in ("env", "lightllm", "accelerate", "llama.cpp", "vllm", "deepspeed")], module=__name__)
+TargetName = StrEnum("TargetName", [(n, n) for n in ("env", "accelerate")], module=__name__)
 """The engines that a plan can be exported to."""
 
 
@@ -119,10 +119,6 @@ class ExportConfig:
     """The plan file, written by `planner solve`."""
     to: TargetName = MISSING
     """The engine to write for."""
-    checkpoint: str | None = None
-    """What the engine shall load; null takes the plan's, or leaves it to the environment (MODEL, or GGUF for llama.cpp)."""
-    dir: str | None = None
-    """A directory on the SSD for kept KV or swapped weights; null leaves it to the environment (KV_DIR)."""
     out: str | None = None
     """The file to write; null: beside here, named after the plan and the engine."""
 

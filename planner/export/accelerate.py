@@ -57,7 +57,7 @@ def device_map(plan: Plan) -> dict[str, int | str]:
 def max_memory(plan: Plan) -> dict[str, int]:
     """Bytes of weights per device as `infer_auto_device_map` takes them."""
     outside, model = weights_outside_bytes(plan), plan.model
-    on_ssd = plan.placement.ssd_bytes_per_pass + round(still_experts(plan, whole_layers=True).on_ssd)
+    on_ssd = plan.placement.ssd_bytes_per_pass + still_experts(plan).on_ssd
     if plan.hardware.gpu is None:
         return {"cpu": model.weight_bytes - on_ssd}
     return {"0": model.weight_bytes - outside, "cpu": outside - on_ssd}
@@ -79,7 +79,7 @@ def _still(plan: Plan, step: Step) -> Step:
     """Experts lie still and move by whole layers: their tensors hold all of a layer's."""
     if plan.model.experts is None:
         return step
-    moved, placement = still_experts(plan, whole_layers=True), plan.placement
+    moved, placement = still_experts(plan), plan.placement
     h2d, ssd = placement.h2d_bytes_per_pass + moved.outside_vram, placement.ssd_bytes_per_pass + moved.on_ssd
     return replace(step, routed_s=0.0, ssd_s=ssd_s(plan, ssd), h2d_s=h2d_s(plan, h2d))
 

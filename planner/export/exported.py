@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +31,6 @@ class Request:
 
     plan: Plan
     plan_name: str
-    checkpoint: str | None
-    """Directory or file to run; None leaves it to whoever runs the text."""
-    directory: str | None
-    """For KV files or swapped weights; None leaves it so, too."""
 
 
 @dataclass(frozen=True)
@@ -93,46 +88,6 @@ def cost(lost: Lost, own: float) -> str:
 def _beside(tokens_per_s: float, own: float) -> str:
     change = tokens_per_s / own - 1
     return f"{tokens_per_s:.3g} tokens/s ({'no change' if abs(change) < 0.005 else f'{change:+.0%}'})"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One argument of a command line, ``note`` being why it has its value. Without a name it is ``value`` alone."""
-
-    name: str
-    value: str | None = None
-    note: str = ""
-    variable: bool = False
-    """``value`` is for the shell to fill in."""
-
-    @property
-    def text(self) -> str:
-        if self.value is None:
-            return self.name
-        return f"{self.name} {self.value if self.variable else shlex.quote(self.value)}".strip()
-
-
-def path_flag(name: str, path: str | None, variable: str, what: str) -> Flag:
-    """A flag for ``path`` (``name`` may be empty), or for the environment variable ``variable``; without either the script ends, and asks
-    for ``what``."""
-    return Flag(name, path) if path is not None else Flag(name, f'"${{{variable}:?set {variable} to {what}}}"', variable=True)
-
-
-def script(request: Request, losses: Losses, command: str, flags: Iterable[Flag]) -> str:
-    """A bash script that runs ``command`` with ``flags`` and whatever it is given itself."""
-    return "".join(f"{line}\n" for line in _script_lines(request, losses, command, flags))
-
-
-def _script_lines(request: Request, losses: Losses, command: str, flags: Iterable[Flag]) -> Iterator[str]:
-    yield "#!/usr/bin/env bash"
-    yield from (f"# {line}" for line in losses.lines(request))
-    yield "set -euo pipefail"
-    yield "flags=("
-    for flag in flags:
-        yield from (f"  # {line}" for line in textwrap.wrap(flag.note, WIDTH - 4))
-        yield f"  {flag.text}"
-    yield ")"
-    yield f'exec {command} "${{flags[@]}}" "$@"'
 
 
 def json_text(request: Request, losses: Losses, document: Mapping[str, Any]) -> str:

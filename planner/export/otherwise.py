@@ -1,7 +1,7 @@
 """A decode step as another engine makes it: what moves over which link, what computes, and what waits for what.
 
 Where the planner's own prediction can be asked (decisions changed, all else alike), it is. What no plan can say (copies that do not
-overlap, pageable memory, layers that the CPU computes beside a GPU) is put together here from the same rates, with what runs of ours
+overlap, pageable memory) is put together here from the same rates, with what runs of ours
 found that a pass takes beyond its stages; an engine's own overheads are left out.
 """
 
@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.measures import GB, show_bytes
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import split
-from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import kv_page_bytes
-from penstock.planner.contract.prices.stages import Stage, decode_compute_s, ssd_gbps
+from penstock.planner.contract.prices.stages import Stage, ssd_gbps
 from penstock.planner.contract.rules.broken import broken_rules
 
 
@@ -84,21 +83,20 @@ def expert_tiers(plan: Plan) -> dict[int, Tier]:
 
 @dataclass(frozen=True)
 class StillExperts:
-    """Bytes of a decode step's experts when they lie still (``expert_tiers``): of those that are visited, or of whole layers."""
+    """Bytes of a decode step's experts when they lie still (``expert_tiers``), by whole layers."""
 
-    outside_vram: float
+    outside_vram: int
     """What is not in VRAM, the SSD's included."""
-    on_ssd: float
+    on_ssd: int
 
 
-def still_experts(plan: Plan, whole_layers: bool) -> StillExperts:
-    """What a step needs of experts that lie outside VRAM (with ``whole_layers`` all of a layer, as engines move whose experts are one
-    tensor); none for a dense model."""
+def still_experts(plan: Plan) -> StillExperts:
+    """What a step moves of experts that lie outside VRAM: all of a layer, since they are one tensor; none for a dense model."""
     experts = plan.model.experts
     if experts is None:
-        return StillExperts(0.0, 0.0)
+        return StillExperts(0, 0)
     tiers = list(expert_tiers(plan).values())
-    each = (experts.count if whole_layers else visit(experts, plan.decisions.batch).touched) * experts.expert_bytes
+    each = experts.count * experts.expert_bytes
     return StillExperts(each * sum(tier is not Tier.vram for tier in tiers), each * sum(tier is Tier.ssd for tier in tiers))
 
 
@@ -110,17 +108,6 @@ def kv_too_large(plan: Plan) -> str:
         return ""
     nbytes = outside * kv_page_bytes(plan.model, kv.page_tokens)
     return f"{show_bytes(nbytes)} of KV lie outside {'VRAM' if gpu else 'DRAM'}, where it has all; solve with a smaller batch for it."
-
-
-def cpu_compute_s(plan: Plan) -> float:
-    """One decode step with everything computed by the CPU, from DRAM."""
-    alone = replace(plan.hardware, vram_bytes=0, gpu=None)
-    return decode_compute_s(alone, plan.model, plan.workload, plan.decisions.batch)
-
-
-def gpu_compute_s(plan: Plan) -> float:
-    """The same with everything in VRAM."""
-    return decode_compute_s(plan.hardware, plan.model, plan.workload, plan.decisions.batch)
 
 
 def head_outside_bytes(plan: Plan) -> int:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from penstock.planner.export.accelerate import ACCELERATE
-from penstock.planner.export.deepspeed import DEEPSPEED
 from penstock.planner.export.exported import Target
-from penstock.planner.export.lightllm import LIGHTLLM
-from penstock.planner.export.llama_cpp import LLAMA_CPP
-from penstock.planner.export.vllm import VLLM
 from penstock.planner.export.wsm_env import ENV
 
-TARGETS: tuple[Target, ...] = (ENV, LIGHTLLM, ACCELERATE, LLAMA_CPP, VLLM, DEEPSPEED)
+TARGETS: tuple[Target, ...] = (ENV, ACCELERATE)
 """One for each of ``penstock.planner.asked.verb_schema.TargetName``."""
 
 

@@ -105,7 +105,7 @@ def _lost(plan: Plan, values: Mapping[str, str], written: Mapping[str, str]) -> 
 
 
 def _experts_whole(plan: Plan) -> float:
-    moved = still_experts(plan, whole_layers=True)
+    moved = still_experts(plan)
     step, placement = planned(plan), plan.placement
     return replace(
         step,

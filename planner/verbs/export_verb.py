@@ -19,18 +19,12 @@ def export_verb(cfg: ExportConfig) -> None:
     target = find_target(cfg.to)
     plan = read_plan(Path(cfg.plan))
     check_plan(plan)
-    request = Request(plan, os.path.basename(cfg.plan), cfg.checkpoint or plan.model.checkpoint, cfg.dir)
+    request = Request(plan, os.path.basename(cfg.plan))
     made = target.export(request)
     out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")
-    write_at_once(out, "out", lambda temporary: _write(temporary, made.text))
+    write_at_once(out, "out", lambda temporary: temporary.write_text(made.text, encoding="utf-8"))
     _tell(made.losses, plan.predicted.decode_tokens_per_s, target.name, out)
     print(json.dumps(_document(made.losses, cfg.plan, target.name, out, plan.predicted.decode_tokens_per_s), separators=(",", ":")))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    if text.startswith("#!"):
-        path.chmod(0o755)
 
 
 def _tell(losses: Losses, own: float, target: str, out: Path) -> None:

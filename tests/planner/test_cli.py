@@ -249,7 +249,7 @@ def test_a_seeds_variable_that_does_not_parse_is_refused(tmp_path: Path) -> None
         ("planner solve workload.objective=t", "workload.objective=throughput workload.objective=ttft"),
         ("planner solve hardware.ssd.", "hardware.ssd.read= hardware.ssd.write_gbps="),
         ("planner solve --m", "--multirun"),
-        ("planner export to=ll", "to=llama.cpp"),
+        ("planner export to=acc", "to=accelerate"),
         ("planner nothing x", ""),
         ("planner diff conf", "conf/"),
         ("planner explain pl", "plan="),

@@ -19,7 +19,7 @@ accelerate = pytest.importorskip("accelerate")
 
 def exported(checkpoint: Path, gpu: bool = True, **made: Any) -> dict[str, Any]:
     plan = plan_for(checkpoint, decisions(gpu=gpu, **made), gpu=gpu)
-    return json.loads(find_target("accelerate").export(Request(plan, "plan.yaml", None, None)).text)
+    return json.loads(find_target("accelerate").export(Request(plan, "plan.yaml")).text)
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
