@@ -41,7 +41,7 @@ class Bench:
 
     def call(self, program: str, *arguments: str) -> dict:
         """Run a verb; the JSON document that ends its output."""
-        code = f"import sys; sys.argv[0] = {program!r}; from {program}.cli import main; main()"
+        code = f"import sys; sys.argv[0] = {program!r}; from penstock.{program}.cli import main; main()"
         done = subprocess.run([sys.executable, "-c", code, *arguments], env=self.env, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{program} {' '.join(arguments)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")

@@ -1,0 +1,150 @@
+"""Two versions of the code on the same work, in alternated pairs: is the new one as fast as the old?
+
+    python bench/pairs.py old=OLD_TREE new=NEW_TREE work=/data/penstock cases=dram,prefill,batch,ssd pairs=5 out=pairs.json
+
+Each tree measures the machine, solves and runs by its own code, every run in a process of its own; the order turns with every pair. A row
+gives the median of new over old, and how far old was from old: the median of |ratio - 1| over consecutive runs of it. Rows that the SSD
+binds compare shares of the drive's rate, which the run's own process measures before and after. `cases=host` needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.link import SMALL, limit_of, machine, step_s  # noqa: E402
+
+BATCH = 96
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is solved and run, and the figures of a report that are compared: seconds, or, of what the SSD binds, the inverse of its share
+    of the drive's rate; less is better."""
+
+    model: tuple[str, ...]
+    solve: tuple[str, ...]
+    figures: Mapping[str, Callable[[dict], float]]
+    limits: bool = False
+
+
+def prefill_s(report: dict) -> float:
+    """The median prefill, the first left out as warm-up when there are others."""
+    each = report["prefill_each_s"]
+    return median(each[1:] or each)
+
+
+def ssd_inverse_share(report: dict) -> float:
+    """Drive's rate, mean of before and after, over the rate at which decode steps read."""
+    return limit_of(report, "ssd_gbps") / (report["measured"]["ssd_bytes_per_token"] / step_s(report) / 1e9)
+
+
+def work(prompt: int, new: int, batch: int, requests: int) -> tuple[str, ...]:
+    keys = {"prompt_tokens": prompt, "new_tokens": new, "batch": batch, "requests": requests * batch}
+    return tuple(f"workload.{key}={value}" for key, value in keys.items())
+
+
+EIGHT = ("model=llama8b",)
+CASES: Mapping[str, Case] = {
+    "dram": Case(EIGHT, ("hardware.vram_bytes=6GiB", *work(2048, 12, 1, 3)), {"decode": step_s, "prefill 2048": prefill_s}),
+    "prefill": Case(EIGHT, ("hardware.vram_bytes=6GiB", *work(8192, 2, 1, 3)), {"prefill 8192": prefill_s}),
+    "batch": Case(EIGHT, ("hardware.vram_bytes=12GiB", *work(512, 32, BATCH, 1)), {f"decode batch {BATCH}": step_s}),
+    "ssd": Case(
+        EIGHT,
+        ("hardware.vram_bytes=6GiB", "hardware.dram_bytes=6GiB", *work(512, 6, 1, 1)),
+        {"decode, SSD": ssd_inverse_share},
+        limits=True,
+    ),
+    "host": Case(("model=demo",), ("hardware.dram_bytes=512MiB", *work(128, 12, 1, 3)), {"decode": step_s, "prefill 128": prefill_s}),
+}
+
+
+@dataclass
+class Tree:
+    """One version of the code, with a configuration of its own."""
+
+    name: str
+    root: Path
+    work: Path
+    found: dict[str, list[float]] = field(default_factory=dict)
+    decided: dict[str, object] = field(default_factory=dict)
+
+    def call(self, program: str, *arguments: str) -> dict:
+        """Run a verb; the JSON document that ends its output. SystemExit with the end of its output where it fails."""
+        package = "penstock." if (self.root / "penstock").is_dir() else ""
+        code = f"import sys; sys.argv[0] = {program!r}; from {package}{program}.cli import main; main()"
+        path = os.pathsep.join([str(self.root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "PENSTOCK_CONFIG_DIR": str(self.work / f"config-{self.name}"), "PYTHONPATH": path}
+        done = subprocess.run([sys.executable, "-P", "-c", code, *arguments], env=env, capture_output=True, text=True, cwd=self.work)
+        if done.returncode:
+            raise SystemExit(f"{self.name}: {program} {' '.join(arguments)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def solve(self, name: str, case: Case, checkpoint: Path) -> None:
+        self.decided[name] = self.call(
+            "planner", "solve", "hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={name}-{self.name}.yaml", *case.solve
+        )["decided"]
+
+    def run(self, name: str, case: Case) -> dict[str, float]:
+        out = self.work / f"{name}-{self.name}.json"
+        self.call("runtime", "run", f"plan={name}-{self.name}.yaml", f"out={out}", f"limits={str(case.limits).lower()}")
+        report = json.loads(out.read_text())
+        return {f"{name}: {figure}": take(report) for figure, take in case.figures.items()}
+
+
+def compare(name: str, case: Case, old: Tree, new: Tree, checkpoint: Path, pairs: int) -> None:
+    """Run ``case`` ``pairs`` times with each tree; what they found is theirs to keep."""
+    for tree in (old, new):
+        tree.solve(name, case, checkpoint)
+    for k in range(pairs):
+        for tree in (old, new) if k % 2 == 0 else (new, old):
+            for figure, value in tree.run(name, case).items():
+                tree.found.setdefault(figure, []).append(value)
+                print(f"  {figure:24} {tree.name:4} {value:.5g}", flush=True)
+
+
+def rows(old: Tree, new: Tree) -> list[dict]:
+    """A row a figure."""
+    found = []
+    for figure, before in old.found.items():
+        after = new.found[figure]
+        ratio = median(b / a for a, b in zip(before, after, strict=True))
+        spread = median(abs(b / a - 1) for a, b in pairwise(before)) if len(before) > 1 else 0.0
+        found.append({"figure": figure, "old": before, "new": after, "ratio": ratio, "old_to_old": spread})
+    return found
+
+
+def main() -> None:
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    where = Path(given.get("work", "bench-work")).resolve()
+    where.mkdir(parents=True, exist_ok=True)
+    old, new = (Tree(name, Path(given[name]).resolve(), where) for name in ("old", "new"))
+    profiles = [tree.call("planner", "probe", f"probe.path={where}", "probe.quick=true") for tree in (old, new)]
+    asked = {name: CASES[name] for name in given.get("cases", "host").split(",")}
+    document: dict[str, object] = {"machine": machine(profiles[1]), "pairs": int(given.get("pairs", 5))}
+    for name, case in asked.items():
+        checkpoint = where / case.model[0].removeprefix("model=")
+        if not checkpoint.exists():
+            new.call("runtime", "synth", *case.model, f"out={checkpoint}")
+            os.sync()
+        compare(name, case, old, new, checkpoint, int(given.get("pairs", 5)))
+        document["same_plan"] = {case_name: old.decided[case_name] == new.decided[case_name] for case_name in new.decided}
+        document["rows"] = rows(old, new)
+        if "out" in given:
+            Path(given["out"]).write_text(json.dumps(document, indent=1) + "\n")
+    for row in rows(old, new):
+        print(f"{row['figure']:30} new/old {row['ratio']:.4f}   old/old +-{row['old_to_old']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
