@@ -61,7 +61,7 @@ CASES: Mapping[str, Case] = {
     "batch": Case(EIGHT, ("hardware.vram_bytes=12GiB", *work(512, 32, BATCH, 1)), {f"decode batch {BATCH}": step_s}),
     "ssd": Case(
         EIGHT,
-        ("hardware.vram_bytes=6GiB", "hardware.dram_bytes=6GiB", *work(512, 6, 1, 1)),
+        (*SMALL, *work(512, 6, 1, 1)),
         {"decode, SSD": ssd_inverse_share},
         limits=True,
     ),
