@@ -28,7 +28,7 @@ def docs_script(name: str) -> ModuleType:
 
 def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """``program args`` as a process of its own in ``cwd``, with ``env`` on top of the environment, against this checkout."""
-    code = f"import sys; sys.argv[0] = {program!r}; from {program}.cli import main; main()"
+    code = f"import sys; sys.argv[0] = {program!r}; from penstock.{program}.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -43,7 +43,7 @@ def refusal(program: str, *args: str, cwd: Path, **env: str) -> str:
         stack.enter_context(mock.patch.object(sys, "argv", [program, *args]))
         stack.enter_context(contextlib.redirect_stderr(said))
         left = stack.enter_context(pytest.raises(SystemExit))
-        importlib.import_module(f"{program}.cli").main()
+        importlib.import_module(f"penstock.{program}.cli").main()
     line = said.getvalue()
     assert left.value.code == 2
     assert line.count("\n") == 1, line
