@@ -95,8 +95,8 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        for first in came[:1]:
+            signal.raise_signal(first)
 
 
 def import_torch() -> None:

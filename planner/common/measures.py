@@ -26,7 +26,9 @@ ALIGN = 4096
 def parse_bytes(text: str) -> int | None:
     """Bytes meant by ``text`` (``6GiB``, ``1.5 GB``, ``4096``), or None when it is not a size."""
     match = _SIZE.match(text)
-    factor = _FACTOR.get(match.group(2).lower()) if match else None
+    if match is None:
+        return None
+    factor = _FACTOR.get(match.group(2).lower())
     return None if factor is None else round(float(match.group(1)) * factor)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 
 
-def write_at_once(path: Path, key: str, write: Callable[[Path], None]) -> None:
+def write_at_once(path: Path, key: str, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a file beside ``path`` with the same ending and put it in its place. UserError naming ``key`` where that fails."""
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:

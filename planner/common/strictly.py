@@ -6,12 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.planner.common.errors import UserError, nearest
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def build(cls: type, data: Any, where: str) -> Any:
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def build(cls: type[T], data: Any, where: str) -> T:
     """An instance of the dataclass ``cls`` from ``data``. Raises UserError naming ``where`` and the dotted key."""
     if not isinstance(data, Mapping):
         raise UserError(f"{where}: must be a mapping of {', '.join(f.name for f in dataclasses.fields(cls))}, not {data!r}")
@@ -36,7 +41,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if value is None and NoneType in args:
             return None
         return convert(next(arg for arg in args if arg is not NoneType), value, where)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, value, where)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):

@@ -56,8 +56,8 @@ class Findings:
 
     def number(self, path: str) -> float:
         """The figure, or 0 where it was not measured."""
-        return self._values.get(path, 0.0)
+        return float(self._values.get(path, 0.0))
 
     def rows(self, path: str) -> list[list[float]]:
         """The table, without rows where it was not measured."""
-        return self._values.get(path, [])
+        return list(self._values.get(path, []))

@@ -119,8 +119,8 @@ def _run(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: Any, di
     """The files of a sweep's point go into its ``directory``."""
     config = _complete(cfg, call, hydra.runtime.choices)
     _credit(config, hydra.overrides.task)
-    for name in (name for name in FILES if directory is not None and getattr(config, name, None)):
-        setattr(config, name, os.path.relpath(os.path.join(directory, getattr(config, name))))
+    for name in (name for name in FILES if getattr(config, name, None)) if directory is not None else ():
+        setattr(config, name, os.path.relpath(directory / getattr(config, name)))
     raise_if_interrupted()
     status = task(config) or 0
     call.status = max(call.status, status)
@@ -155,13 +155,13 @@ def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
     for path in (path for path in call.keys if path in missing):
         group = path.partition(".")[0]
         if group not in call.groups:
-            choices = call.keys[path].choices
-            allowed = f", one of {', '.join(choices)}" if choices else ""
+            values = call.keys[path].choices
+            allowed = f", one of {', '.join(values)}" if values else ""
             raise UserError(f"{path}=... is required{allowed}; see `{call.program} {call.verb.name} --help`")
         if choices.get(group) is None:
             raise UserError(_choose(group, call))
         raise UserError(f"{path} is missing from {group}={choices[group]}; set {path}=..., {call.keys[path].allowed}")
-    config = OmegaConf.to_object(cfg)
+    config: Any = OmegaConf.to_object(cfg)
     if call.verb.instead and getattr(config, call.verb.instead) is None:
         for group in (group for group in call.groups if choices.get(group) is None):
             raise UserError(f"{_choose(group, call)}, or set {call.verb.instead}=")

@@ -8,6 +8,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from importlib.abc import InspectLoader
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -85,7 +86,7 @@ def strip_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _default(field: dataclasses.Field) -> Any:
+def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
@@ -98,7 +99,7 @@ def keys_of(schema: type, prefix: str = "", within: str | None = None) -> dict[s
     for field in dataclasses.fields(schema):
         kind, optional = strip_none(hints[field.name])
         path = prefix + field.name
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             found |= keys_of(kind, path + ".", path if optional else within)
         else:
             found[path] = Key(path, kind, optional, _default(field), schema, bool(field.metadata.get("literal")), within)
@@ -126,7 +127,7 @@ def unknown_key(key: str, keys: Iterable[str]) -> str:
 def field_docs(module: str) -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring under the field, first sentence, read from ``module``'s source."""
     spec = importlib.util.find_spec(module)
-    source = spec.loader.get_source(module) if spec and spec.loader else None
+    source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None
     docs: dict[tuple[str, str], str] = {}
     for node in ast.parse(source or "").body:
         if not isinstance(node, ast.ClassDef):

@@ -99,7 +99,7 @@ def _count(config: Mapping[str, Any], where: str, key: str) -> int | None:
     value = config.get(key)
     if value is None:
         return None
-    counts = value if isinstance(value, list) and value else [value]
+    counts: list[int] = value if isinstance(value, list) and value else [value]
     if not all(type(n) is int and 0 <= n < 2**40 for n in counts):
         raise UserError(
             f"{where}: {key} is {str(value)[:40]!r}, allowed is a whole number of 0 or more; restore the model's own config.json"

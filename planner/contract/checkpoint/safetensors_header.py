@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from penstock.planner.common.errors import UserError
 
@@ -124,7 +124,7 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> tuple[str, Ten
     return name, TensorEntry(path, data_start + offsets[0], nbytes, dtype, tuple(shape))
 
 
-def _is_counts(value: Any) -> bool:
+def _is_counts(value: Any) -> TypeGuard[list[int]]:
     """Whether ``value`` is a short list of integers from 0 to what a file can address (True is no integer here)."""
     return isinstance(value, list) and len(value) <= 64 and all(type(n) is int and 0 <= n < 2**63 for n in value)
 

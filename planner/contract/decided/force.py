@@ -128,6 +128,6 @@ def _repaged(kv: KvPages, rows: int, page_tokens: int) -> KvPages:
     rounded down."""
     each = max(1, -(-kv.pages // rows))
     pages = -(-each * kv.page_tokens // page_tokens)
-    kept = (n * kv.page_tokens // page_tokens for n in (kv.reuse.vram_pages, kv.reuse.dram_pages))
-    reuse = KvReuse(*kept, kv.reuse.ssd_bytes)
-    return KvPages(page_tokens, *(-(-old // each) * pages for old in (kv.vram_pages, kv.dram_pages, kv.ssd_pages)), reuse)
+    vram, dram, ssd = (-(-old // each) * pages for old in (kv.vram_pages, kv.dram_pages, kv.ssd_pages))
+    kept_vram, kept_dram = (n * kv.page_tokens // page_tokens for n in (kv.reuse.vram_pages, kv.reuse.dram_pages))
+    return KvPages(page_tokens, vram, dram, ssd, KvReuse(kept_vram, kept_dram, kv.reuse.ssd_bytes))

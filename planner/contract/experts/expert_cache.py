@@ -228,10 +228,10 @@ class ExpertCache:
         if len(likely) > 1:
             likely.sort(key=odds.__getitem__, reverse=True)
         near = [(after, e) for e in likely[:most]]
-        return iter(near) if self._far is None else chain(near, self._farther(layer, most))
+        return iter(near) if self._far is None else chain(near, self._farther(self._far, layer, most))
 
-    def _farther(self, layer: int, most: int) -> Iterator[tuple[int, int]]:
-        for place, expert in self._far.named(self._place[layer], most):
+    def _farther(self, far: FarSight, layer: int, most: int) -> Iterator[tuple[int, int]]:
+        for place, expert in far.named(self._place[layer], most):
             if not self._has(self._order[place], expert):
                 yield self._order[place], expert
 

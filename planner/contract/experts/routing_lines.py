@@ -27,9 +27,10 @@ class TokenLines:
     """One line a token."""
 
     def __init__(self, count: int | None) -> None:
-        self._experts, self._prompts, self._decode = array("h"), [], array("b")
+        self._experts, self._decode = array("h"), array("b")
+        self._prompts: list[int | str] = []
         self._count = count
-        self._scores: dict[AheadScores, array] = {}
+        self._scores: dict[AheadScores, array[float]] = {}
         self._shape: tuple[int, int] | None = None
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -73,7 +74,8 @@ class LayerLines:
 
     def __init__(self, count: int | None) -> None:
         self._count = count
-        self._experts, self._layers, self._tokens, self._problems = array("h"), array("q"), array("q"), []
+        self._experts, self._layers, self._tokens = array("h"), array("q"), array("q")
+        self._problems: list[int | str] = []
         self._top_k = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -128,7 +130,7 @@ def _score_rows(row: Mapping[str, Any], kind: AheadScores, layers: int, count: i
 
 
 def _name(row: Mapping[str, Any], name: str) -> int | str:
-    value = _value(row, name)
+    value: int | str = _value(row, name)
     if type(value) not in (int, str):
         raise BadLine(f'has "{name}": {value!r}; it must be a number or a name')
     return value

@@ -117,7 +117,7 @@ class Calibration:
         """Factors of the seconds of ``figure`` over those of ``hardware``, one for each run that tells of it: for this geometry, where
         the figure is a model's, and from this drive and ``LONG`` enough, where it is the SSD's."""
         said = profile_figure(hardware, figure)
-        runs = (run for run in self.runs if figure not in OF_MODEL or run.geometry == geometry)
+        runs = [run for run in self.runs if figure not in OF_MODEL or run.geometry == geometry]
         if figure is Figure.ssd:
             runs = _long(run for run in self.runs if run.drive == drive and run.ssd_gbps is not None)
         values = (getattr(run, _FIELDS[figure]) for run in runs)

@@ -15,7 +15,7 @@ _PATHS = {
     Figure.dram_copy: ("dram.copy_gbps",),
     Figure.page_lock: ("dram.pin_s_per_gb",),
 }
-_COMPUTE = {
+_COMPUTE: Mapping[Figure, Mapping[bool, tuple[str, ...]]] = {
     Figure.weights: {True: ("gpu.memory_gbps", "layer_launch_s"), False: ("cpu.matvec_gbps", "layer_launch_s")},
     Figure.products: {True: ("gpu.dense_tflops", "gpu.attention_tflops"), False: ("cpu.dense_tflops",)},
 }

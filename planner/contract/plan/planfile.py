@@ -213,7 +213,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _model_mapping(model: ModelSpec) -> dict[str, Any]:
-    values = _plain(model)
+    values: dict[str, Any] = _plain(model)
     head = {"name": values.pop("name"), "model_type": values.pop("model_type"), "layers": model.layers}
     for key in ("attn_bytes", "ffn_bytes"):
         sizes = values[key]

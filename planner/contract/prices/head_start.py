@@ -30,7 +30,9 @@ def head_start(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions
     placement = place(model, weights, gpu is not None)
     saved_bytes = placement.ssd_bytes_per_pass - first_pass_bytes(placement)
     ssd_s = saved_bytes / GB / ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)
-    sizes = [placement.unit_bytes(unit) for unit in _copied_first(placement)] if gpu else []
+    if gpu is None:
+        return HeadStart(ssd_s, 0.0)
+    sizes = (placement.unit_bytes(unit) for unit in _copied_first(placement))
     return HeadStart(ssd_s, sum(n / GB / h2d_gbps(gpu, n, weights.h2d.chunk_bytes) for n in sizes))
 
 

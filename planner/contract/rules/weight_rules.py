@@ -36,8 +36,8 @@ def count_rules(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> It
             f"{show_bytes(head_block_limit(model))}; set head_blocks={head_blocks(model)}",
         )
     if w.embedding not in ((Tier.vram, Tier.dram) if gpu else (Tier.dram,)):
-        allowed = "vram or dram" if gpu else "dram, since there is no GPU"
-        yield BrokenRule("embedding tier", f"weights.embedding={w.embedding}; allowed: {allowed}; set one of these")
+        tiers = "vram or dram" if gpu else "dram, since there is no GPU"
+        yield BrokenRule("embedding tier", f"weights.embedding={w.embedding}; allowed: {tiers}; set one of these")
     if gpu and w.vram.prefetch_distance < 0:
         yield out_of_range("weights.vram.prefetch_distance", w.vram.prefetch_distance, 0)
     if gpu and w.vram.slots < w.vram.prefetch_distance + LIMITS.ring_margin:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies.base import ExpertPolicy
 from penstock.planner.contract.experts.policies.gating import GatingPolicy
@@ -13,7 +15,7 @@ from penstock.planner.contract.experts.policies.mix import MixPolicy
 from penstock.planner.contract.experts.policies.static import StaticPolicy
 from penstock.planner.contract.experts.policies.trajectory import TrajectoryPolicy
 
-_POLICIES = {
+_POLICIES: Mapping[ExpertPolicyName, Callable[[int, int, int], ExpertPolicy]] = {
     ExpertPolicyName.lru: LruPolicy,
     ExpertPolicyName.lfu: LfuPolicy,
     ExpertPolicyName.static: StaticPolicy,

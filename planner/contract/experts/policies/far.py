@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,19 +37,19 @@ class FarSight:
         far = reach(layers, count) + 1
         visits = np.full((far, top_k), PRIOR_VISITS)
         self._ahead = np.zeros((far, count), np.float32)
-        self._arrays = {
+        self._arrays: dict[str, np.ndarray] = {
             "visits": visits,
             "right": visits / 2,
             "told": np.full((layers, far, top_k), NOBODY, np.intc),
             "held": np.zeros((layers, count), np.uint8),
             "names": np.zeros((layers * top_k, 2), np.intc),
         }
-        self.held = memoryview(self._arrays["held"].reshape(-1))
+        self.held = self._arrays["held"].reshape(-1).data
         """[layers x experts]: 1 for what the tier holds that shows its visits here; that tier's to write."""
         addresses = {name: array.ctypes.data for name, array in self._arrays.items()}
         self._state = ctypes.byref(FarState(layers, count, top_k, far - 1, least, **addresses))
-        self._names = memoryview(self._arrays["names"].reshape(-1))
-        self._experts = (ctypes.c_int * count)()
+        self._names = self._arrays["names"].reshape(-1).data
+        self._experts: Any = (ctypes.c_int * count)()
         self._places = ctypes.byref(self._experts), ctypes.c_void_p(self._ahead.ctypes.data)
         self._observe, self._named = library().far_observe, library().far_named
 

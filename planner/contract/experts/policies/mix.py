@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class MixPolicy:
         weights = np.array([*fetching, *keeping], np.float32)
         worth, foreseen = np.full((2, layers, count), chance, np.float32)
         self._worth, self._foreseen = [*worth], [*foreseen]
-        self._arrays = {
+        self._arrays: dict[str, np.ndarray] = {
             "gain": 1 - 0.5 ** (1 / np.array(HALF_LIVES_VISITS, np.float32)),
             "tables": np.zeros((layers, near + far, count, count), np.float32),
             "weights": weights,
@@ -87,7 +88,7 @@ class MixPolicy:
         sizes = (layers, count, top_k, near, far, rates, len(further))
         constants = (FLOOR, NEAR, LEAST_SCORE, KEEP_RATE, FETCH_RATE, WEIGHT_RATE, chance)
         self._state = ctypes.byref(MixState(*sizes, *constants, **{name: array.ctypes.data for name, array in self._arrays.items()}))
-        self._experts = (ctypes.c_int * count)()
+        self._experts: Any = (ctypes.c_int * count)()
         self._experts_place = ctypes.byref(self._experts)
         self._observe, self._study = library().mix_observe, library().mix_study
 
