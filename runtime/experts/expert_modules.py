@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.decided.placement import Unit
 
 
 def experts_module(block: nn.Module) -> tuple[str, nn.Module] | None:
@@ -33,8 +32,3 @@ def layers_with_experts(layers: nn.ModuleList) -> Iterator[tuple[int, nn.Module]
         found = experts_module(layer.mlp)
         if found is not None:
             yield index, found[1]
-
-
-def expert_units(layers: nn.ModuleList) -> list[Unit]:
-    """Every routed expert, layer by layer."""
-    return [Unit("expert", index, e) for index, module in layers_with_experts(layers) for e in range(module.num_experts)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,9 +63,3 @@ class VramPool:
         if self._used > self._block.numel():
             raise MemoryError(f"VRAM block of {self._block.numel()} bytes cannot give {nbytes} more after {start}")
         return self._block[start : start + nbytes]
-
-
-def copy_segments(dst: torch.Tensor, src: torch.Tensor, segments: Sequence[Segment]) -> None:
-    """Copy a unit's segments on the current stream; asynchronous from page-locked ``src``."""
-    for s in segments:
-        dst[s.dst : s.dst + s.nbytes].copy_(src[s.src : s.src + s.nbytes], non_blocking=True)

@@ -18,12 +18,13 @@ from penstock.planner.asked.verb_schema import ProbeSettings
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.config_schema import HardwareConfig
-from penstock.planner.probe import measure, probe
+from penstock.planner.probe import measure
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
 from penstock.planner.probe.clocked import QUICK, Meter
 from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
+from penstock.planner.probe.measure import probe
 from penstock.planner.verbs.probe_verb import probe_verb
 
 MIB = 2**20

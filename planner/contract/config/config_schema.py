@@ -262,20 +262,3 @@ class SolveConfig:
     """The plan file to write."""
     notes: list[str] = field(default_factory=list)
     """What was read from the environment."""
-
-
-@dataclass
-class PlanFile:
-    """The plan as a file; ``penstock.planner.contract.plan.plan`` checks it section by section."""
-
-    penstock: int = MISSING
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    model: dict[str, Any] = field(default_factory=dict)
-    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
-    weights: dict[str, Any] = field(default_factory=dict)
-    kv: dict[str, Any] = field(default_factory=dict)
-    experts: dict[str, Any] | None = None
-    batch: int = MISSING
-    prefill_chunk_tokens: int = MISSING
-    predicted: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
