@@ -1,36 +1,89 @@
-"""The package as a user gets it: a wheel with everything in it, and both programs at work in an empty directory."""
+"""The package as a user gets it: one name, the same modules however it is installed, and both programs at work in an empty directory."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.cli import ROOT
+
+WINGS = ("planner", "runtime", "conf")
+"""Folders at the top of the tree, which links make packages of ``penstock``."""
 README_SCREEN = 40
+FROM_TOP = re.compile(r"\b(?:from|import|pkg://)\s*(?:planner|runtime|conf)\b(?!/)")
+"""A line of Python within a string, or Hydra's address of a package, that names a wing without its house."""
+
+
+def tree_files() -> set[str]:
+    """Everything that belongs to the package, named as it is to be installed."""
+    inside = {f"penstock/{path.relative_to(ROOT)}": path for wing in WINGS for path in (ROOT / wing).rglob("*")}
+    inside |= {f"penstock/{path.name}": path for path in (ROOT / "penstock").glob("*")}
+    return {name for name, path in inside.items() if path.suffix in (".py", ".yaml", ".c", ".typed") and "__pycache__" not in path.parts}
+
+
+def packages(files: Iterable[str]) -> set[str]:
+    """The folders of ``files`` that are regular packages."""
+    return {str(PurePosixPath(name).parent) for name in files if name.endswith("/__init__.py")}
+
+
+def finished(line: list[str], cwd: Path, **env: str) -> str:
+    """What ``line`` prints. It ends well."""
+    result = subprocess.run(line, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def pip(*args: str, cwd: Path) -> None:
+    """pip as on a machine without network, with the build tools that are installed here."""
+    finished([sys.executable, "-m", "pip", *args, "--no-deps", "--no-index", "-q"], cwd)
+
+
+def backend(hook: str, source: Path, out: Path) -> None:
+    """What pip asks of the build backend, without pip."""
+    finished([sys.executable, "-c", f"from setuptools import build_meta; build_meta.{hook}({str(out)!r})"], source)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources without network."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone: sources and links, nothing built."""
     if importlib.util.find_spec("setuptools") is None:
         pytest.skip("setuptools is not installed here")
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("penstock", "planner", "runtime", "conf"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    directory = tmp_path_factory.mktemp("source")
+    for name in ("penstock", *WINGS):
+        shutil.copytree(ROOT / name, directory / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(out), str(source)]
-    result = subprocess.run(build, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+        shutil.copy(ROOT / name, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked."""
+    out = tmp_path_factory.mktemp("sdist")
+    backend("build_sdist", source, out)
+    with tarfile.open(next(out.glob("penstock-*.tar.gz"))) as archive:
+        archive.extractall(out, filter="data")
+    return next(path for path in out.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution."""
+    out = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-build-isolation", "-w", str(out), str(sdist), cwd=out)
     return next(out.glob("penstock-*.whl"))
 
 
@@ -38,9 +91,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that the wheel is installed into, scripts in its ``bin``."""
     target = tmp_path_factory.mktemp("installed")
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "-q", "--target", str(target), str(wheel)]
-    result = subprocess.run(install, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    pip("install", "--no-compile", "--target", str(target), str(wheel), cwd=target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def editable(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of packages where the clone is installed as one that may be edited."""
+    target = tmp_path_factory.mktemp("editable")
+    pip("install", "--no-build-isolation", "--target", str(target), "-e", str(source), cwd=target)
     return target
 
 
@@ -50,16 +109,76 @@ def run(installed: Path, cwd: Path, *args: str) -> subprocess.CompletedProcess[s
     return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
-def test_the_wheel_holds_every_module_and_every_preset(wheel: Path) -> None:
-    held = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {
-        f"penstock/{path.relative_to(ROOT)}"
-        for name in ("planner", "runtime", "conf")
-        for path in (ROOT / name).rglob("*")
-        if path.suffix in (".py", ".yaml", ".c") and "__pycache__" not in path.parts
-    }
-    assert wanted <= held
-    assert any(name.endswith("licenses/LICENSE") for name in held)
+def test_the_wheel_holds_the_packages_and_files_of_the_tree_and_no_others(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packages(held) == packages(tree_files())
+    assert {name for name in held if not name.endswith(".so")} == tree_files()
+    assert any(name.endswith("licenses/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
+
+
+def test_a_wheel_that_is_built_from_the_clone_holds_the_same(source: Path, wheel: Path, tmp_path: Path) -> None:
+    backend("build_wheel", source, tmp_path)
+    from_clone = next(tmp_path.glob("penstock-*.whl"))
+    assert set(zipfile.ZipFile(from_clone).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_one_name_is_installed(installed: Path) -> None:
+    top = {path.name for path in installed.iterdir()} - {"bin", "__pycache__"}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"penstock"}
+
+
+def test_the_source_distribution_needs_no_links(sdist: Path) -> None:
+    assert not [path for path in sdist.rglob("*") if path.is_symlink()]
+
+
+PLACE = "import pathlib, penstock.planner; print(pathlib.Path(penstock.planner.__file__).resolve())"
+"""Needs nothing but the standard library, so it runs with ``-S``, without this environment's packages."""
+
+
+def test_penstock_is_found_in_the_clone_by_itself_and_elsewhere_by_its_path(source: Path, tmp_path: Path) -> None:
+    bare = [sys.executable, "-S", "-c", PLACE]
+    assert Path(finished(bare, source, PYTHONPATH="")).is_relative_to(source)
+    assert Path(finished(bare, tmp_path, PYTHONPATH=str(source))).is_relative_to(source)
+
+
+def test_the_wheel_is_found_in_the_clone_and_elsewhere(installed: Path, source: Path, tmp_path: Path) -> None:
+    bare = [sys.executable, "-S", "-c", PLACE]
+    assert Path(finished(bare, source, PYTHONPATH=str(installed))).is_relative_to(source), "the clone comes first in the clone"
+    assert Path(finished(bare, tmp_path, PYTHONPATH=str(installed))).is_relative_to(installed)
+
+
+def test_an_editable_install_is_found_in_the_clone_and_elsewhere(editable: Path, source: Path, tmp_path: Path) -> None:
+    bare = [sys.executable, "-S", "-c", f"import site; site.addsitedir({str(editable)!r}); {PLACE}"]
+    for cwd in (source, tmp_path):
+        assert Path(finished(bare, cwd, PYTHONPATH="")).is_relative_to(source)
+    assert list(source.rglob("_native*.so")), "expert policies are compiled beside their sources"
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for folder in ("planner", "runtime", "conf", "penstock", "tests", "bench", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_no_file_imports_a_wing_from_the_top() -> None:
+    wrong = []
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = ["." * node.level + (node.module or "")]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and path != Path(__file__).resolve():
+                names = ["conf" for _ in FROM_TOP.findall(node.value)]
+            else:
+                continue
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno}" for name in names if name.partition(".")[0] in WINGS or name[0] == "."]
+    assert wrong == []
+
+
+def test_importing_penstock_imports_neither_torch_nor_hydra(tmp_path: Path) -> None:
+    code = "import sys, penstock; print({'torch', 'transformers', 'hydra', 'pulp', 'numpy'} & set(sys.modules))"
+    assert finished([sys.executable, "-P", "-c", code], tmp_path, PYTHONPATH=str(ROOT)) == "set()"
 
 
 def test_expert_policies_are_compiled_into_the_wheel(installed: Path, tmp_path: Path) -> None:
@@ -68,10 +187,6 @@ def test_expert_policies_are_compiled_into_the_wheel(installed: Path, tmp_path: 
     result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(installed)
-
-
-def test_the_wheel_holds_no_tests(wheel: Path) -> None:
-    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(("tests/", "bench/"))]
 
 
 def test_planner_solves_from_the_wheel_in_an_empty_directory(installed: Path, tmp_path: Path) -> None:
@@ -89,13 +204,6 @@ def test_runtime_refuses_from_the_wheel_in_an_empty_directory(installed: Path, t
     assert refused.returncode == 2, refused.stderr
     assert "none.yaml" in refused.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_programs_come_from_the_wheel_and_not_from_the_checkout(installed: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(installed)}
-    code = "from penstock import conf, planner, runtime; print(planner.__file__, runtime.__file__, conf.__file__)"
-    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-    assert all(Path(path).is_relative_to(installed) for path in result.stdout.split())
 
 
 def test_the_metadata_asks_for_what_the_programs_need() -> None:

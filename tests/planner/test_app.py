@@ -26,7 +26,7 @@ class Config:
     number: int = 1
     out: str = "out.txt"
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="verify")
+@hydra.main(version_base="1.3", config_path="pkg://penstock.conf", config_name="verify")
 @job
 def verify(cfg):
     '''fail as asked'''
