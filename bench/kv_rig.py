@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,17 @@ import torch
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import ReuseConfig
-from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
+from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.kv.batch.contiguous import Pair
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
-from penstock.runtime.kv.pages.keeping import open_pages, page_shape
-from penstock.runtime.kv.pages.page_room import page_room
 from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.kv.pages.prompt_pages import Tokens
 from penstock.runtime.memory.cuda import open_cuda
 from penstock.runtime.memory.device import CopyDevice
-from penstock.runtime.model.skeleton import import_model, open_skeleton
+from penstock.runtime.memory.ground import OpenCard
 
 ANY_RATE = 1e9
 """GB/s of a disk that is always worth reading from: the benchmark measures what a user's run might decline."""
@@ -50,15 +48,31 @@ class Pretended:
 
 @dataclass(frozen=True)
 class Rig:
-    """An engine for prompts of ``length`` tokens, and the directory of pages."""
+    """A session for prompts of ``length`` tokens, and the directory of pages."""
 
-    engine: Engine
+    session: Session
     plan: Plan
-    shape: PageShape
-    disk: DiskWriter
-    device: torch.device
-    open_s: float
-    """Seconds to open the directory, its index that is."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.session.engine
+
+    @property
+    def device(self) -> torch.device:
+        return self.session.device
+
+    @property
+    def shape(self) -> PageShape:
+        return self.session.kept.shape
+
+    @property
+    def disk(self) -> DiskWriter:
+        return self.session.kept.pages
+
+    @property
+    def open_s(self) -> float:
+        """Seconds to open the directory, its index that is."""
+        return self.session.kept.open_s
 
     @property
     def readers(self) -> int:
@@ -84,17 +98,10 @@ class Rig:
 @contextmanager
 def opened(plan: Plan, checkpoint: Path, directory: Path, copier: CopyDevice | None, device: torch.device) -> Iterator[Rig]:
     """Load ``checkpoint``; ``copier`` is None to compute on the CPU."""
-    cfg = ReuseConfig(dir=str(directory), limit_bytes=1 << 50)
-    import_model(checkpoint)
-    skeleton = open_skeleton(checkpoint)
-    shape = page_shape(plan, checkpoint, skeleton.model)
-    with ExitStack() as stack:
-        options = EngineOptions(page_room=page_room(cfg, plan))
-        engine = stack.enter_context(closing(Engine(plan, skeleton, copier, device, options)))
-        begun = time.perf_counter()
-        disk = stack.enter_context(open_pages(cfg, plan, shape))  # closed first: it writes from the engine's memory
-        rig = Rig(engine, plan, shape, disk, device, time.perf_counter() - begun)
-        engine.load(rig.batch([0] * plan.workload.prompt_tokens), lambda *_: None)
+    cfg = ReuseConfig(dir=str(directory), limit_bytes=1 << 50, read_gbps=ANY_RATE)
+    with open_session(plan, checkpoint, OpenCard(copier, device), reuse=cfg) as session:
+        rig = Rig(session, plan)
+        session.load(rig.batch([0] * plan.workload.prompt_tokens))
         yield rig
 
 

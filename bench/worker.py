@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -125,25 +124,22 @@ def measure(trial: Trial) -> Measured:
 
 def _measure(trial: Trial) -> Measured:
     from penstock.runtime.asked.prompts import random_ids
-    from penstock.runtime.engine.engine import Engine
     from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
-    from penstock.runtime.engine.host_side import EngineOptions
-    from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, take_planned, told_when_vram_runs_out
+    from penstock.runtime.engine.session import open_session
+    from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
     from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
-    from penstock.runtime.model.skeleton import import_model, open_skeleton
+    from penstock.runtime.memory.ground import OpenCard
 
     plan, work = trial.plan, trial.plan.workload
     device = find_device(plan)
     refuse_if_short(plan, Free(free_dram().dram_bytes, *free_vram(device)))
-    import_model(trial.checkpoint)
     prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
     batch = Batch(prompts, trial.steps + WARM_UP + 1, work.max_tokens, plan.decisions.prefill_chunk_tokens)
     with told_when_vram_runs_out(plan, device):
         copier = open_cuda(plan, device)
-        with closing(Engine(plan, open_skeleton(trial.checkpoint), copier, device, EngineOptions())) as engine:
-            engine.load(batch, lambda *_: None)
-            take_planned(plan, device)
-            made = generate(engine.sequences(batch), batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
+    with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
+        session.load(batch)
+        made = generate(session.sequences(batch), batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
     return Measured(median(made.step_s[WARM_UP:]), made.prefill_s)
 
 

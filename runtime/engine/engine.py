@@ -14,13 +14,13 @@ from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Sequences
-from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.experts.streamed_experts import Experts
 from penstock.runtime.kv.batch.contiguous import KvBuffers
 from penstock.runtime.kv.batch.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.kv.pages.prefix import Prefix
-from penstock.runtime.memory.arena import Arena, PageLock
+from penstock.runtime.memory.arena import PageLock
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.attention import attend_without_masks
 from penstock.runtime.model.fixtures import head_rows
@@ -36,21 +36,11 @@ Progress = Callable[[str, int, int], None]
 class Engine:
     """``model`` can be called like the unstreamed one after :meth:`load`; units move underneath by the plan.
 
-    Takes the arena (the plan's DRAM share of weights) at once and, with a GPU, one block of VRAM; nothing is allocated after
-    :meth:`load` but activations and KV. ``copier`` is None to compute on the CPU from two tiers. ``host`` is the DRAM side made before
-    with the same ``options``, which stays its maker's to close; None makes it here.
+    Takes one block of VRAM with a GPU; nothing is allocated after :meth:`load` but activations and KV. ``copier`` is None to compute on
+    the CPU from two tiers. ``host`` stays its maker's to close, after this. Made by ``open_session`` alone.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        skeleton: Skeleton,
-        copier: CopyDevice | None,
-        device: torch.device,
-        options: EngineOptions,
-        say: Callable[[str], None] | None = None,
-        host: HostSide | None = None,
-    ):
+    def __init__(self, plan: Plan, skeleton: Skeleton, host: HostSide, copier: CopyDevice | None, device: torch.device):
         self.device = device
         self.model = skeleton.model
         attend_without_masks(self.model, device)
@@ -62,10 +52,8 @@ class Engine:
         self._kv: dict[int, KvBuffers] = {}
         self._stack = ExitStack()
         try:
-            self.host = HostSide(plan, skeleton, self._take_arena, options, say) if host is None else host
-            if host is None:
-                self._stack.callback(self.host.close)
-            self.arena, self.pool, self.dram, self.ledger = self.host.arena, self.host.pool, self.host.dram, self.host.ledger
+            self.host, options = host, host.options
+            self.arena, self.pool, self.dram, self.ledger = host.arena, host.pool, host.dram, host.ledger
             at, nbytes = self.host.pages_at, options.page_room.dram_bytes
             self.page_memory = PageMemory(self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes))
             self.card = None if copier is None else CardSide(plan, self.host, copier, device)
@@ -87,13 +75,6 @@ class Engine:
         except BaseException:
             self.close()
             raise
-
-    def _take_arena(self, nbytes: int) -> Arena:
-        with uninterrupted():
-            arena = Arena(nbytes)
-            self._stack.callback(arena.close)
-        arena.occupy(self.copier if isinstance(self.copier, PageLock) else None)
-        return arena
 
     def _open_experts(self, skeleton: Skeleton) -> Experts | None:
         host = self.host.experts

@@ -33,6 +33,7 @@ class Groundwork:
         self._arena: Arena | None = None
         self._free: Free | None = None
         self._copier: CopyDevice | None = None
+        self._device: torch.device | None = None
         self._card: threading.Thread | None = None
         self._error: BaseException | None = None
         self._seen = threading.Event()
@@ -61,7 +62,7 @@ class Groundwork:
         import_torch()
         from penstock.runtime.memory.cuda import find_device
 
-        device = find_device(self._plan)
+        self._device = device = find_device(self._plan)
         if self._plan.hardware.gpu is not None:
             with uninterrupted():
                 self._card = threading.Thread(target=self._open, args=(device,), name="penstock-card", daemon=True)
@@ -94,6 +95,17 @@ class Groundwork:
             self._seen.wait()
             self._raise()
         return self._free
+
+    @property
+    def device(self) -> torch.device:
+        """What :meth:`open_card` found."""
+        if self._device is None:
+            raise RuntimeError("open_card() comes first")
+        return self._device
+
+    def settle(self) -> None:
+        """Wait until the plan's DRAM is resident."""
+        self._arena.wait()
 
     def arena(self, nbytes: int) -> Arena:
         """The arena, resident; it may still be page-locked by another thread.

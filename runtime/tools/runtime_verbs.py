@@ -30,7 +30,7 @@ def run_verb(cfg: RunConfig) -> None:
         wait_asleep()
     with Groundwork(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
         device = ground.open_card()
-        from penstock.runtime.engine.run import run
+        from penstock.runtime.tools.run import run
 
         run(cfg, order, device, ground, startup)
 

@@ -11,7 +11,7 @@ import torch
 
 import penstock.runtime.engine.engine
 import penstock.runtime.engine.host_side
-import penstock.runtime.engine.run
+import penstock.runtime.engine.session
 import penstock.runtime.memory.cuda
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Sequences
@@ -41,7 +41,7 @@ def before(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], None]
         "arena": (arena_module.Arena, "begin", 1),
         "card": (penstock.runtime.memory.cuda, "open_cuda", 1),
         "page-locking": (arena_module.Arena, "lock_pages", 1),
-        "skeleton": (penstock.runtime.engine.run, "open_skeleton", 1),
+        "skeleton": (penstock.runtime.engine.session, "open_skeleton", 1),
         "reading": (penstock.runtime.engine.host_side.HostSide, "begin_reading", 1),
         "binding": (Engine, "_bind_fixtures", 1),
         "rehearsal": (Sequences, "prefill", 1),

@@ -9,10 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
-from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from penstock.runtime.memory.device import CudaDevice
-from penstock.runtime.model.skeleton import open_skeleton
+from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
@@ -27,8 +26,8 @@ CASES = {
 }
 
 
-def _generate(model: torch.nn.Module, device: torch.device, begin_pass) -> Generation:
-    return generate(Sequences(model, device, BATCH, begin_pass), BATCH, Sampler(Sampling(), device), keep_logits=True)
+def _generate(sequences: Sequences, device: torch.device) -> Generation:
+    return generate(sequences, BATCH, Sampler(Sampling(), device), keep_logits=True)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,15 +35,13 @@ def _generate(model: torch.nn.Module, device: torch.device, begin_pass) -> Gener
 def test_logits_on_the_card_are_the_unstreamed_models(tmp_path: Path, case: str, model_type: str) -> None:
     device = torch.device("cuda", 0)
     checkpoint = save_tiny(tmp_path, model_type, tied=model_type == "gemma2")
-    want = _generate(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval(), device, lambda: None)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval()
+    want = _generate(Sequences(model, device, BATCH, lambda: None), device)
     plan = plan_for(checkpoint, decisions(gpu=True, **CASES[case]), gpu=True)
-    engine = Engine(plan, open_skeleton(checkpoint), CudaDevice(0), device, EngineOptions())
-    try:
-        engine.load(BATCH, lambda *_: None)
+    with opened(plan, checkpoint, CudaDevice(0), device) as session:
+        session.load(BATCH)
         for _ in range(3):
-            got = _generate(engine.model, device, engine.stream.begin_pass)
+            got = _generate(session.sequences(BATCH), device)
             assert got.tokens == want.tokens
             for a, b in zip(got.logits, want.logits, strict=True):
                 assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
-    finally:
-        engine.close()

@@ -4,7 +4,7 @@ code on the CPU taken for one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,15 +14,12 @@ import torch
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import ReuseConfig
-from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
-from penstock.runtime.kv.pages.keeping import open_pages, page_shape
-from penstock.runtime.kv.pages.page_room import page_room
-from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.kv.pages.strips import Strips, gather, scatter
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
-from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.memory.ground import OpenCard
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.kv.test_prefix import LateChecks
 from tests.runtime.kv.test_strips import SHAPE, held, one_block, pages_of, same_bits, want
@@ -45,19 +42,17 @@ needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @dataclass(frozen=True)
 class Run:
-    """An engine with its prefix cache; ``said`` is what it generates."""
+    """A session with its prefix cache; ``said`` is what it generates."""
 
-    engine: Engine
-    prefix: Prefix | None
-    device: torch.device
+    session: Session
 
     def said(self, prompts: list[list[int]]) -> Generation:
         batch = batch_of(prompts)
-        return generate(self.engine.sequences(batch, self.prefix), batch, Sampler(Sampling(), self.device), keep_logits=True)
+        return generate(self.session.sequences(batch), batch, Sampler(Sampling(), self.session.device), keep_logits=True)
 
     def tokens_from(self) -> dict[str, int]:
         """Tokens that the last request restored, by tier."""
-        return self.prefix.facts()["requests"][-1]["restored_tokens"]
+        return self.session.prefix.facts()["requests"][-1]["restored_tokens"]
 
 
 def batch_of(prompts: list[list[int]]) -> Batch:
@@ -81,19 +76,10 @@ def plan_of(checkpoint: Path, vram_pages: int, dram_pages: int) -> Plan:
 @contextmanager
 def running(card: Card, plan: Plan, checkpoint: Path, directory: Path | None, reuse: bool = True) -> Iterator[Run]:
     open_card, device = card
-    cfg = ReuseConfig(dir=str(directory) if directory else None)
-    with ExitStack() as stack:
-        skeleton = open_skeleton(checkpoint)
-        options = EngineOptions(page_room=page_room(cfg, plan)) if reuse else EngineOptions()
-        shape = page_shape(plan, checkpoint, skeleton.model)
-        engine = stack.enter_context(closing(Engine(plan, skeleton, open_card(), device, options)))
-        disk = stack.enter_context(open_pages(cfg, plan, shape)) if directory else None
-        engine.load(batch_of(PROMPTS), lambda *_: None)
-        prefix = None
-        if reuse:
-            memory, settle = engine.page_memory, engine.outside.settle
-            prefix = stack.enter_context(closing(Prefix(shape, plan, memory, disk, read_gbps=1e9, readers=2, settle=settle)))
-        yield Run(engine, prefix, device)
+    cfg = ReuseConfig(dir=str(directory) if directory else None, read_gbps=1e9)
+    with open_session(plan, checkpoint, OpenCard(open_card(), device), reuse=cfg if reuse else None) as session:
+        session.load(batch_of(PROMPTS))
+        yield Run(session)
 
 
 def close(got: Generation, wanted: Generation) -> None:
@@ -129,7 +115,7 @@ def test_what_is_restored_goes_on_as_if_it_had_been_computed(
         for tier in tiers[:2]:
             close(run.said(prompts), wanted)
             assert tier is None or {t for t, n in run.tokens_from().items() if n} == {tier}
-        assert run.prefix.facts()["failures"] == 0
+        assert run.session.prefix.facts()["failures"] == 0
     with running(card, plan, checkpoint, tmp_path / "kv") as run:
         close(run.said(prompts), wanted)
         assert run.tokens_from()["ssd"] > 0
@@ -149,15 +135,15 @@ def test_a_page_that_proves_bad_once_the_tail_is_launched_changes_nothing_that_i
     """Checks are over only when a pass over the model has begun. Slots of DRAM are taken in order, so the third page lies in the third."""
     with running(card, plan_of(checkpoint, kept, 60), checkpoint, None) as run:
         wanted = run.said(PROMPTS)
-        checks, begin_pass = LateChecks(monkeypatch), run.engine.stream.begin_pass
-        monkeypatch.setattr(run.engine.stream, "begin_pass", lambda: checks.begun.set() or begin_pass())
-        view = run.engine.page_memory.view
-        view[2 * (len(view) // run.prefix.facts()["dram_pages"]) + 77] ^= 4
+        checks, begin_pass = LateChecks(monkeypatch), run.session.engine.stream.begin_pass
+        monkeypatch.setattr(run.session.engine.stream, "begin_pass", lambda: checks.begun.set() or begin_pass())
+        view = run.session.engine.page_memory.view
+        view[2 * (len(view) // run.session.prefix.facts()["dram_pages"]) + 77] ^= 4
         close(run.said(PROMPTS), wanted)
-        facts = run.prefix.facts()
+        facts = run.session.prefix.facts()
         assert facts["failures"] == 1 and sum(facts["requests"][len(PROMPTS)]["restored_tokens"].values()) == 2 * PAGE
         close(run.said(PROMPTS), wanted)
-        assert run.prefix.facts()["failures"] == 1
+        assert run.session.prefix.facts()["failures"] == 1
     assert capfd.readouterr().err.count("checksum") == 1
 
 
@@ -168,13 +154,13 @@ def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path) -> N
         run.said(PROMPTS)
         batch = batch_of([[5, *STEM]])
         with torch.inference_mode():
-            sequences = run.engine.sequences(batch, run.prefix)
+            sequences = run.session.sequences(batch)
             sequences.prefill()
             for _ in range(10):
-                with no_synchronize(run.device):
+                with no_synchronize(run.session.device):
                     sequences.put_by()
             sequences.put_rest_by()
-        facts = run.prefix.facts()
+        facts = run.session.prefix.facts()
         assert facts["pages_skipped"] == 0 and facts["pages_captured"] > 6
 
 
@@ -183,10 +169,10 @@ def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path) -> N
 def test_the_tail_is_launched_without_waiting_for_what_is_restored(card: Card, checkpoint: Path, vram_pages: int) -> None:
     with running(card, plan_of(checkpoint, vram_pages, 60), checkpoint, None) as run, torch.inference_mode():
         run.said(PROMPTS)
-        sequences = run.engine.sequences(batch_of(PROMPTS), run.prefix)
-        with no_synchronize(run.device):
-            start = run.prefix.restore(PROMPTS, sequences._pairs)
-        assert run.prefix.confirm() == start > 0
+        sequences = run.session.sequences(batch_of(PROMPTS))
+        with no_synchronize(run.session.device):
+            start = run.session.prefix.restore(PROMPTS, sequences._pairs)
+        assert run.session.prefix.confirm() == start > 0
 
 
 @contextmanager

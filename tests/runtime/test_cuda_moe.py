@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +13,12 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Expert
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.experts.expert_forward import WholeExperts, take_over
 from penstock.runtime.memory.cuda import open_cuda
 from penstock.runtime.model.attention import attend_without_masks
-from penstock.runtime.model.skeleton import decoder_layers, open_skeleton
+from penstock.runtime.model.skeleton import decoder_layers
+from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
@@ -40,9 +38,10 @@ def plan_with(checkpoint: Path, vram: float, dram: float, **more: object) -> Pla
 
 def streamed(checkpoint: Path, plan: Plan) -> tuple[Generation, dict]:
     device = torch.device("cuda", 0)
-    with closing(Engine(plan, open_skeleton(checkpoint), open_cuda(plan, device), device, EngineOptions())) as engine:
-        engine.load(BATCH, lambda *_: None)
-        return generate(engine.sequences(BATCH), BATCH, Sampler(Sampling(), device), keep_logits=True), engine.facts()["experts"]
+    with opened(plan, checkpoint, open_cuda(plan, device), device) as session:
+        session.load(BATCH)
+        made = generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), device), keep_logits=True)
+        return made, session.engine.facts()["experts"]
 
 
 def whole(checkpoint: Path) -> Generation:

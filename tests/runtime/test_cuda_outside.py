@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +11,9 @@ import torch
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
-from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.memory.cuda import open_cuda
-from penstock.runtime.model.skeleton import open_skeleton
+from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny, workload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
@@ -37,9 +34,9 @@ def _said(checkpoint: Path, layers: tuple[int, int, int], batches: list[Batch]) 
     device = torch.device("cuda", 0)
     plan = _plan(checkpoint, layers)
     copier = open_cuda(plan, device)
-    with closing(Engine(plan, open_skeleton(checkpoint), copier, device, EngineOptions())) as engine:
-        engine.load(max(batches, key=lambda b: len(b.prompts)), lambda *_: None)
-        made = [generate(engine.sequences(b), b, Sampler(Sampling(), device), keep_logits=True) for b in batches]
+    with opened(plan, checkpoint, copier, device) as session:
+        session.load(max(batches, key=lambda b: len(b.prompts)))
+        made = [generate(session.sequences(b), b, Sampler(Sampling(), device), keep_logits=True) for b in batches]
     return [(m.tokens, m.logits) for m in made]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
-from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.engine.session import Session
+from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
@@ -37,18 +36,18 @@ THREE_TIERS = {
 }
 
 
-def _generate(model: torch.nn.Module, begin_pass: Callable[[], None], batch: Batch) -> Generation:
-    return generate(Sequences(model, CPU, batch, begin_pass), batch, Sampler(Sampling(), CPU), keep_logits=True)
+def _generate(sequences: Sequences, batch: Batch) -> Generation:
+    return generate(sequences, batch, Sampler(Sampling(), CPU), keep_logits=True)
 
 
-def _run(engine: Engine, batch: Batch = BATCH) -> Generation:
-    engine.load(batch, lambda *_: None)
-    return _generate(engine.model, engine.stream.begin_pass, batch)
+def _run(session: Session, batch: Batch = BATCH) -> Generation:
+    session.load(batch)
+    return _generate(session.sequences(batch), batch)
 
 
 def _expect(checkpoint: Path, batch: Batch = BATCH) -> Generation:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
-    return _generate(model, lambda: None, batch)
+    return _generate(Sequences(model, CPU, batch, lambda: None), batch)
 
 
 def _same(got, want) -> None:
@@ -64,22 +63,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", TWO_TIERS)
 def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
-    engine = Engine(plan_for(checkpoint, decisions(**TWO_TIERS[case])), open_skeleton(checkpoint), None, CPU, EngineOptions())
-    try:
-        _same(_run(engine), _expect(checkpoint))
-        assert engine.dram.cache.stats.peak_layers <= engine.dram.slots
-    finally:
-        engine.close()
+    with opened(plan_for(checkpoint, decisions(**TWO_TIERS[case])), checkpoint) as session:
+        _same(_run(session), _expect(checkpoint))
+        assert session.engine.dram.cache.stats.peak_layers <= session.engine.dram.slots
 
 
 @pytest.mark.parametrize("case", THREE_TIERS)
 def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
     plan = plan_for(checkpoint, decisions(gpu=True, **THREE_TIERS[case]), gpu=True)
-    engine = Engine(plan, open_skeleton(checkpoint), HostCopier(), CPU, EngineOptions())
-    try:
-        _same(_run(engine), _expect(checkpoint))
-    finally:
-        engine.close()
+    with opened(plan, checkpoint, HostCopier()) as session:
+        _same(_run(session), _expect(checkpoint))
 
 
 @pytest.mark.parametrize(("model_type", "tied"), MODELS)
@@ -87,16 +80,12 @@ def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> 
 def test_every_supported_decoder_streams(tmp_path: Path, model_type: str, tied: bool, gpu: bool) -> None:
     checkpoint = save_tiny(tmp_path, model_type, tied, shard="300KB")
     made = decisions(gpu=gpu, resident=(2, 1, 0), head_blocks=2 if gpu else 1)
-    engine = Engine(plan_for(checkpoint, made, gpu), open_skeleton(checkpoint), HostCopier() if gpu else None, CPU, EngineOptions())
-    try:
-        _same(_run(engine), _expect(checkpoint))
-    finally:
-        engine.close()
+    with opened(plan_for(checkpoint, made, gpu), checkpoint, HostCopier() if gpu else None) as session:
+        _same(_run(session), _expect(checkpoint))
 
 
 def test_closing_in_the_middle_leaves_no_thread(checkpoint: Path) -> None:
     before = set(threading.enumerate())
-    engine = Engine(plan_for(checkpoint, decisions(gpu=True), gpu=True), open_skeleton(checkpoint), HostCopier(), CPU, EngineOptions())
-    engine.load(BATCH, lambda *_: None)
-    engine.close()
+    with opened(plan_for(checkpoint, decisions(gpu=True), gpu=True), checkpoint, HostCopier()) as session:
+        session.load(BATCH)
     assert set(threading.enumerate()) <= before

@@ -13,10 +13,9 @@ import penstock.runtime.engine.card_side
 import penstock.runtime.engine.engine
 import penstock.runtime.engine.host_side
 from penstock.planner.common.errors import UserError
-from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.memory.arena import Arena
-from penstock.runtime.model.skeleton import open_skeleton
 from tests.runtime.fakes import LockingCopier
+from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for
 
 CPU = torch.device("cpu")
@@ -38,8 +37,9 @@ def test_an_engine_that_fails_while_it_is_made_gives_everything_back(
 
     copier, threads = LockingCopier(), set(threading.enumerate())
     monkeypatch.setattr(owner, stage, fail)
-    with pytest.raises(MemoryError, match=stage):
-        Engine(plan_for(checkpoint, decisions(gpu=True), gpu=True), open_skeleton(checkpoint), copier, CPU, EngineOptions())
+    plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
+    with pytest.raises(MemoryError, match=stage), opened(plan, checkpoint, copier):
+        pass
     assert not copier.held and set(threading.enumerate()) <= threads
 
 

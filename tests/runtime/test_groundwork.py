@@ -16,12 +16,14 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
-from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
-from penstock.runtime.engine.host_side import HostSide
+from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.engine.session import open_session
 from penstock.runtime.memory import free_memory as memory
 from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.free_memory import Free, PeakDram, refuse_if_short
+from penstock.runtime.memory.ground import OpenCard
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.model.skeleton import Skeleton, open_skeleton
 from penstock.runtime.tools.pack import pack_checkpoint
@@ -169,28 +171,29 @@ def test_free_vram_is_asked_of_a_card_alone(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_reading_may_begin_before_there_is_a_card(checkpoint: Path, gpu: bool) -> None:
+def test_reading_may_begin_before_there_is_a_card(checkpoint: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, order = HostSide.begin_reading, []
+
+    def begin_and_end(host: HostSide) -> None:
+        begin(host)
+        for arrival, _ in host.reads:
+            arrival.wait()
+        order.append("read")
+
+    class Card(OpenCard):
+        def copier(self) -> CopyDevice | None:
+            order.append("card")
+            return super().copier()
+
+    monkeypatch.setattr(HostSide, "begin_reading", begin_and_end)
     made: Decisions = decisions(gpu=gpu, resident=(1, 1, 0) if gpu else (0, 0, 0))
-    plan, options = plan_for(checkpoint, made, gpu), EngineOptions()
+    plan = plan_for(checkpoint, made, gpu)
     copier, results = LockingCopier() if gpu else None, []
     for early in (True, False):
-        skeleton = open_skeleton(checkpoint)
-        with Groundwork(plan) as ground:
-            host = HostSide(plan, skeleton, ground.arena, options)
-            try:
-                if early:
-                    host.begin_reading()
-                    for arrival, _ in host.reads:
-                        arrival.wait()
-                if gpu:
-                    ground.arena(0).lock_pages(copier)
-                engine = Engine(plan, skeleton, copier, CPU, options, None, host)
-                try:
-                    engine.load(BATCH, lambda *_: None)
-                    results.append(generate(engine.sequences(BATCH), BATCH, Sampler(Sampling(), CPU), keep_logits=True))
-                finally:
-                    engine.close()
-            finally:
-                host.close()
+        order.clear()
+        with open_session(plan, checkpoint, Card(copier, CPU), read_at_once=early) as session:
+            assert order == (["read", "card"] if early else ["card"])
+            session.load(BATCH)
+            results.append(generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU), keep_logits=True))
     assert not gpu or not copier.held
     assert all(torch.equal(a, b) for a, b in zip(results[0].logits, results[1].logits, strict=True))

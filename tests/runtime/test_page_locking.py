@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.engine import Engine, EngineOptions
-from penstock.runtime.engine.generate import Batch, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
 from penstock.runtime.memory import arena as arena_module
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import split_copy
 from penstock.runtime.memory.pageable import slowed_by_pageable
-from penstock.runtime.model.skeleton import open_skeleton
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import desk
+from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
@@ -118,14 +117,10 @@ def test_without_page_locking_logits_are_the_same(tmp_path: Path, model_type: st
     store = save_tiny(tmp_path, model_type, tied=model_type != "llama")
     results = []
     for copier in (LockingCopier(), LockingCopier(0), LockingCopier(1300 * KIB)):
-        engine = Engine(plan_for(store, decisions(gpu=True), gpu=True), open_skeleton(store), copier, CPU, EngineOptions())
-        try:
-            engine.load(BATCH, lambda *_: None)
-            sequences = Sequences(engine.model, CPU, BATCH, engine.stream.begin_pass)
-            results.append(generate(sequences, BATCH, Sampler(Sampling(), CPU), keep_logits=True))
-            facts = engine.facts()["arena"]
-        finally:
-            engine.close()
+        with opened(plan_for(store, decisions(gpu=True), gpu=True), store, copier) as session:
+            session.load(BATCH)
+            results.append(generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU), keep_logits=True))
+            facts = session.engine.facts()["arena"]
         assert not copier.held
         assert bool(facts["refused"]) == bool(copier.refusals) == (facts["page_locked_bytes"] < facts["bytes"])
     for other in results[1:]:

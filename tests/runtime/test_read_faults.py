@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from penstock.planner.contract.decided.decisions import CachePolicy
-from penstock.runtime.engine import run as running
 from penstock.runtime.reading import reader as reader_module
 from penstock.runtime.told.progress import PhaseBar
+from penstock.runtime.tools import run as running
 from penstock.runtime.tools.runtime_verbs import run_verb
 from tests.runtime.running import Desk, desk, leaves_nothing_behind
 from tests.support import decisions, plan_for

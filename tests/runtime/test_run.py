@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from penstock.planner.contract.config.config_schema import ForceConfig
 from penstock.planner.contract.decided.decisions import CachePolicy
 from penstock.runtime.asked.run_schema import EngineConfig, Validation
-from penstock.runtime.engine import run as running
+from penstock.runtime.tools import run as running
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.running import PROMPTS, Desk, desk, solved
 from tests.support import decisions, plan_for, save_tiny

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +21,11 @@ from penstock.planner.contract.policy import make_policy
 from penstock.planner.simulate.act import Acted, Options, Simulation
 from penstock.planner.verbs.simulate_verb import simulate_verb
 from penstock.runtime.asked.run_schema import ExpertsConfig
-from penstock.runtime.engine.engine import Engine, EngineOptions
+from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
 from penstock.runtime.kv.batch.spill import SpillHome
-from penstock.runtime.model.skeleton import open_skeleton
 from tests.runtime.running import Desk, desk
+from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
 
 CPU = torch.device("cpu")
@@ -36,15 +35,13 @@ LAYERS = 6
 def run(plan: Plan, wrap: bool, copier: HostCopier | None = None) -> Engine:
     """An engine that has served the plan's workload, closed."""
     work, batch = plan.workload, plan.decisions.batch
-    options = EngineOptions(wrap_around=wrap, keep_log=True)
-    skeleton = open_skeleton(Path(plan.model.checkpoint))
-    with closing(Engine(plan, skeleton, copier, CPU, options)) as engine:
+    with opened(plan, Path(plan.model.checkpoint), copier, wrap_around=wrap, keep_log=True) as session:
         prompts = [list(range(5, 5 + work.prompt_tokens))] * batch
         asked = Batch(prompts, work.new_tokens, work.max_tokens, plan.decisions.prefill_chunk_tokens)
-        engine.load(asked, lambda *_: None)
+        session.load(asked)
         for _ in range(work.requests // batch):
-            generate(engine.sequences(asked), asked, Sampler(Sampling(), CPU))
-        return engine
+            generate(session.sequences(asked), asked, Sampler(Sampling(), CPU))
+        return session.engine
 
 
 def simulated(plan: Plan, wrap: bool = True, skip: bool = True) -> Acted:

@@ -7,7 +7,8 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import torch
 
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
 from penstock.planner.common.timeline.timeline_picture import draw
-from penstock.runtime.engine.engine import Engine, EngineOptions
-from penstock.runtime.engine.generate import Batch, Sampler, Sampling, Sequences, generate
-from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
 from penstock.runtime.moving.ledger import SPANS_KEPT, Ledger
 from penstock.runtime.told.stage_clock import StageClock
 from tests.runtime.running import Desk, desk
+from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
@@ -51,7 +52,8 @@ def traced(trace: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]
     return tracks, document
 
 
-def executed(checkpoint: Path, gpu: bool) -> Engine:
+@contextmanager
+def executed(checkpoint: Path, gpu: bool) -> Iterator[Engine]:
     """An engine that has run ``BATCH`` and stopped, with its spans kept. Its SSD is slow, so that there is something to wait for."""
 
     def slow(fd: int, views: Sequence[memoryview], offset: int) -> int:
@@ -59,13 +61,14 @@ def executed(checkpoint: Path, gpu: bool) -> Engine:
         return os.preadv(fd, views, offset)
 
     plan = plan_for(checkpoint, decisions(gpu=gpu, resident=(2, 1, 0)), gpu)
-    engine = Engine(plan, open_skeleton(checkpoint), HostCopier() if gpu else None, CPU, EngineOptions(keep_spans=True))
-    engine.load(BATCH, lambda *_: None)
-    engine.pool._preadv = slow
-    generate(Sequences(engine.model, CPU, BATCH, engine.stream.begin_pass), BATCH, Sampler(Sampling(), CPU))
-    engine.stop()
-    engine.pool.close()
-    return engine
+    with opened(plan, checkpoint, HostCopier() if gpu else None, keep_spans=True) as session:
+        session.load(BATCH)
+        engine = session.engine
+        engine.pool._preadv = slow
+        generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU))
+        engine.stop()
+        engine.pool.close()
+        yield engine
 
 
 def union_s(spans: list[Span]) -> float:
@@ -78,8 +81,7 @@ def union_s(spans: list[Span]) -> float:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_spans_add_up_to_the_stage_totals(checkpoint: Path, gpu: bool) -> None:
-    engine = executed(checkpoint, gpu)
-    try:
+    with executed(checkpoint, gpu) as engine:
         totals, work = engine.stage_totals(), [s for s in engine.ledger.spans if not s.waits_for]
         kept = {stage: [s for s in work if s.track == stage] for stage in (COMPUTE, H2D)} | {SSD: [s for s in work if s.part_of]}
         assert set(totals) == {SSD, COMPUTE} | ({H2D} if gpu else set())
@@ -91,14 +93,11 @@ def test_spans_add_up_to_the_stage_totals(checkpoint: Path, gpu: bool) -> None:
         assert sum(s.nbytes for s in reads) == totals[SSD][0]
         read = [i for i in range(8) if sum(s.name == f"layer {i}" for s in reads) > 2]
         assert read == sorted(set(engine.dram.layers) - engine._placement.resident_layers)
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_waits_lie_between_the_work_of_their_track_and_add_up(checkpoint: Path, gpu: bool) -> None:
-    engine = executed(checkpoint, gpu)
-    try:
+    with executed(checkpoint, gpu) as engine:
         waits = [s for s in engine.ledger.spans if s.waits_for]
         assert {(s.track, s.waits_for) for s in waits} <= ({(COMPUTE, H2D), (H2D, SSD), (H2D, COMPUTE)} if gpu else {(COMPUTE, SSD)})
         assert (H2D if gpu else COMPUTE, SSD) in {(s.track, s.waits_for) for s in waits}
@@ -108,19 +107,15 @@ def test_waits_lie_between_the_work_of_their_track_and_add_up(checkpoint: Path, 
         for wait in waits:
             work = [s for s in engine.ledger.spans if s.track == wait.track and not s.waits_for]
             assert all(s.end <= wait.start + 1e-9 or s.start >= wait.end - 1e-9 for s in work)
-    finally:
-        engine.close()
 
 
 def test_without_tracing_nothing_is_kept(checkpoint: Path) -> None:
-    engine = Engine(plan_for(checkpoint, decisions()), open_skeleton(checkpoint), None, CPU, EngineOptions())
-    try:
-        engine.load(BATCH, lambda *_: None)
-        generate(Sequences(engine.model, CPU, BATCH, engine.stream.begin_pass), BATCH, Sampler(Sampling(), CPU))
+    with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
+        session.load(BATCH)
+        generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU))
+        engine = session.engine
         assert engine.ledger.spans == [] and engine.ledger.dropped == 0
         assert engine.stage_totals()[COMPUTE][1] > 0
-    finally:
-        engine.close()
 
 
 def test_a_run_writes_a_trace_whose_units_lie_in_passes(small: Desk, tmp_path: Path) -> None:
@@ -158,9 +153,9 @@ def test_a_run_draws_a_picture(small: Desk, tmp_path: Path) -> None:
 
 
 def test_a_picture_of_three_tiers_and_one_of_nothing_are_drawn(checkpoint: Path, tmp_path: Path) -> None:
-    engine = executed(checkpoint, gpu=True)
-    engine.close()
-    for name, spans in (("three", engine.ledger.spans), ("nothing", [])):
+    with executed(checkpoint, gpu=True) as engine:
+        three = engine.ledger.spans
+    for name, spans in (("three", three), ("nothing", [])):
         draw(Timeline(spans, title=name), tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
 

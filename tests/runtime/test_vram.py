@@ -15,8 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.engine import run as running
 from penstock.runtime.memory.cuda import VramWatch, context_bytes, process_vram_bytes, told_when_vram_runs_out
+from penstock.runtime.tools import run as running
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import fails_at, put_in
 from tests.runtime.running import Desk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,9 @@ from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from penstock.runtime.engine.host_side import EngineOptions
-from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.engine.session import Session
+from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
 
 CPU = torch.device("cpu")
@@ -47,8 +46,8 @@ def _plan(checkpoint: Path, layers: tuple[int, int, int], gpu: bool, **made: obj
     return replace(plan, decisions=spilled, predicted=predict(plan.hardware, plan.model, plan.workload, spilled))
 
 
-def _engine(plan: Plan, checkpoint: Path, gpu: bool) -> closing[Engine]:
-    return closing(Engine(plan, open_skeleton(checkpoint), HostCopier() if gpu else None, CPU, EngineOptions()))
+def _session(plan: Plan, checkpoint: Path, gpu: bool) -> AbstractContextManager[Session]:
+    return opened(plan, checkpoint, HostCopier() if gpu else None)
 
 
 def _expect(checkpoint: Path, batch: Batch) -> Generation:
@@ -56,10 +55,10 @@ def _expect(checkpoint: Path, batch: Batch) -> Generation:
     return generate(Sequences(model, CPU, batch, lambda: None), batch, Sampler(Sampling(), CPU), keep_logits=True)
 
 
-def _check(engine: Engine, checkpoint: Path, *batches: Batch) -> None:
-    engine.load(batches[0], lambda *_: None)
+def _check(session: Session, checkpoint: Path, *batches: Batch) -> None:
+    session.load(batches[0])
     for batch in batches:
-        got = generate(engine.sequences(batch), batch, Sampler(Sampling(), CPU), keep_logits=True)
+        got = generate(session.sequences(batch), batch, Sampler(Sampling(), CPU), keep_logits=True)
         want = _expect(checkpoint, batch)
         assert got.tokens == want.tokens
         for a, b in zip(got.logits, want.logits, strict=True):
@@ -76,18 +75,18 @@ def no_thread_left() -> Iterator[None]:
 @pytest.mark.parametrize("case", ON_CARD)
 def test_three_tiers_of_kv_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
     plan = _plan(checkpoint, ON_CARD[case], True, resident=(1, 2, 0))
-    with _engine(plan, checkpoint, True) as engine:
-        _check(engine, checkpoint, BATCH, replace(BATCH, prompts=BATCH.prompts[1:]), LONG)
-        totals = engine.stage_totals()
+    with _session(plan, checkpoint, True) as session:
+        _check(session, checkpoint, BATCH, replace(BATCH, prompts=BATCH.prompts[1:]), LONG)
+        totals = session.engine.stage_totals()
     outside = sum(count for count in ON_CARD[case][1:])
     assert totals["d2h"][0] and totals["h2d"][0], f"{outside} layers moved"
 
 
 @pytest.mark.parametrize("case", ON_HOST)
 def test_two_tiers_of_kv_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
-    with _engine(_plan(checkpoint, ON_HOST[case], False), checkpoint, False) as engine:
-        _check(engine, checkpoint, LONG, BATCH)
-        assert engine.stage_totals()["ssd_write"][0]
+    with _session(_plan(checkpoint, ON_HOST[case], False), checkpoint, False) as session:
+        _check(session, checkpoint, LONG, BATCH)
+        assert session.engine.stage_totals()["ssd_write"][0]
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -95,24 +94,24 @@ def test_two_tiers_of_kv_give_the_unstreamed_logits(checkpoint: Path, case: str)
 def test_sliding_windows_stream(tmp_path: Path, model_type: str, gpu: bool) -> None:
     checkpoint = save_tiny(tmp_path, model_type, model_type.startswith("gemma"), sliding_window=8)
     plan = _plan(checkpoint, (1, 2, 3) if gpu else (0, 1, 5), gpu)
-    with _engine(plan, checkpoint, gpu) as engine:
-        _check(engine, checkpoint, LONG, BATCH)
+    with _session(plan, checkpoint, gpu) as session:
+        _check(session, checkpoint, LONG, BATCH)
 
 
 def test_a_batch_broken_off_leaves_the_next_one_right(checkpoint: Path) -> None:
-    with _engine(_plan(checkpoint, (1, 2, 3), True), checkpoint, True) as engine:
-        engine.load(LONG, lambda *_: None)
+    with _session(_plan(checkpoint, (1, 2, 3), True), checkpoint, True) as session:
+        session.load(LONG)
         with torch.inference_mode():
-            engine.sequences(LONG).prefill()
+            session.sequences(LONG).prefill()
         for batch in (BATCH, LONG):
-            got = generate(engine.sequences(batch), batch, Sampler(Sampling(), CPU))
+            got = generate(session.sequences(batch), batch, Sampler(Sampling(), CPU))
             assert got.tokens == _expect(checkpoint, batch).tokens
 
 
 def test_no_room_for_the_scratch_file_is_told_before_anything_is_loaded(checkpoint: Path, tmp_path: Path) -> None:
-    options = EngineOptions(kv_scratch_dir=tmp_path / "missing")
-    with pytest.raises(UserError, match="kv.scratch_dir=.*missing.*name another one"):
-        Engine(_plan(checkpoint, (0, 0, 6), False), open_skeleton(checkpoint), None, CPU, options)
+    session = opened(_plan(checkpoint, (0, 0, 6), False), checkpoint, kv_scratch_dir=tmp_path / "missing")
+    with pytest.raises(UserError, match="kv.scratch_dir=.*missing.*name another one"), session:
+        pass
 
 
 def test_layers_outside_are_spread_over_a_pass() -> None:

@@ -15,12 +15,11 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Expert
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.experts.routing import Phase
 from penstock.planner.contract.experts.routing_files import read_routings
-from penstock.runtime.engine.engine import Engine, EngineOptions
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
 from penstock.runtime.experts import expert_forward as forward
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
-from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.tools.pack import pack_checkpoint
+from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for
 
 CPU = torch.device("cpu")
@@ -60,13 +59,10 @@ def run(
     checkpoint: Path, experts: ExpertSlots, gpu: bool = False, batch: Batch = BATCH, record: Path | None = None
 ) -> tuple[Generation, dict]:
     plan = plan_for(checkpoint, decisions(gpu=gpu, batch=len(batch.prompts), experts=experts), gpu)
-    engine = Engine(plan, open_skeleton(checkpoint), HostCopier() if gpu else None, CPU, EngineOptions(record=record))
-    try:
-        engine.load(batch, lambda *_: None)
-        made = generate(engine.sequences(batch), batch, Sampler(Sampling(), CPU), keep_logits=True)
-        return made, engine.facts()["experts"]
-    finally:
-        engine.close()
+    with opened(plan, checkpoint, HostCopier() if gpu else None, record=record) as session:
+        session.load(batch)
+        made = generate(session.sequences(batch), batch, Sampler(Sampling(), CPU), keep_logits=True)
+        return made, session.engine.facts()["experts"]
 
 
 def expect(checkpoint: Path, batch: Batch = BATCH) -> Generation:

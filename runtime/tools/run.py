@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,28 +11,19 @@ import torch
 import transformers
 from rich.console import Console
 
-from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.common.output import write_json
 from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.common.timeline.timeline_file import write_trace
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_job import Job, Served, prepare
 from penstock.runtime.asked.run_schema import RunConfig, Validation
-from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
-from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
+from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed
-from penstock.runtime.kv.pages.advice import advice
-from penstock.runtime.kv.pages.keeping import open_pages, page_shape, read_gbps
-from penstock.runtime.kv.pages.page_room import page_room
-from penstock.runtime.kv.pages.prefix import Prefix
-from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram_runs_out
-from penstock.runtime.memory.free_memory import PeakDram
 from penstock.runtime.memory.gpu_sampler import GpuSampler
 from penstock.runtime.memory.groundwork import Groundwork
-from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
-from penstock.runtime.model.skeleton import import_model, open_skeleton
 from penstock.runtime.told.calibrate import calibrate, check_card
 from penstock.runtime.told.progress import PhaseBar
 from penstock.runtime.told.run_report import Outcome, make_report
@@ -71,8 +61,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     for note in dict.fromkeys([*job.plan.notes, *cfg.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
     with PhaseBar() as bar:
-        with told_when_vram_runs_out(job.plan, job.device):
-            streamed = _stream(job, cfg, ground, startup, console, bar)
+        streamed = _stream(job, cfg, ground, startup, console, bar)
         logits = _validate(job, streamed.rounds[0][0], bar) if cfg.validate is Validation.full else None
     outcome = Outcome(
         job=streamed.job,
@@ -94,74 +83,34 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
 
 def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, console: Console, bar: PhaseBar) -> _Streamed:
     say = (lambda line: console.print(f"[penstock] {line}", markup=False)) if cfg.verbose else None
-    import_model(job.checkpoint)
-    startup.mark("imports")
-    skeleton = open_skeleton(job.checkpoint)
-    startup.mark("skeleton")
-    scratch = None if cfg.kv.scratch_dir is None else Path(cfg.kv.scratch_dir).expanduser()
     record = None if cfg.moe.record is None else Path(cfg.moe.record).expanduser()
-    recorded, room = cfg.trace is not None, page_room(cfg.kv, job.plan)
-    options = EngineOptions(**vars(cfg.engine), kv_scratch_dir=scratch, record=record, keep_spans=recorded, page_room=room)
-    with ExitStack() as stack:
-        stack.callback(ground.close)
-        shape = page_shape(job.plan, job.checkpoint, skeleton.model) if options.page_room.dram_pages else None
-        pages = None if cfg.kv.dir is None else stack.enter_context(open_pages(cfg.kv, job.plan, shape))
-        ground.arena(0)
-        with uninterrupted():
-            host = stack.enter_context(closing(HostSide(job.plan, skeleton, ground.arena, options, say)))
-        if not cfg.limits:
-            host.begin_reading()
-        startup.mark("arena")
-        copier = ground.copier()
-        peak = PeakDram(host.arena.nbytes)
-        startup.mark("cuda")
-        with uninterrupted():
-            engine = stack.enter_context(closing(Engine(job.plan, skeleton, copier, job.device, options, say, host)))
-        startup.mark("engine")
-        if engine.arena.refused:
-            slowed = slowed_by_pageable(job.plan, engine.arena.locked_bytes / engine.arena.nbytes)
-            console.print(f"note: {pageable_note(engine.arena, job.plan, slowed)}", style="dim", markup=False)
-            job = replace(job, plan=slowed)
-        clock = StageClock(engine)
-        limits = {}
+    options = EngineOptions(**vars(cfg.engine), record=record, keep_spans=cfg.trace is not None)
+    opened = open_session(job.plan, job.checkpoint, ground, options, cfg.kv, say, startup.mark, read_at_once=not cfg.limits)
+    with opened as session:
+        job, engine = replace(job, plan=session.plan), session.engine
+        if session.pageable is not None:
+            console.print(f"note: {session.pageable}", style="dim", markup=False)
+        clock, limits = StageClock(engine), {}
         if cfg.limits:
             limits["before"] = measure_limits(engine)
             clock.book("limits")
             startup.skip()
-        engine.begin_loading()
-        engine.warm_up(job.largest)
-        sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), engine.device)
+        sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), session.device)
         rows, vocab = len(job.largest.prompts), job.plan.model.vocab
-        sampler.warm_up(torch.zeros(rows, vocab, dtype=engine.model.dtype, device=engine.device))
-        startup.mark("rehearsal")
-        engine.finish_loading(bar)
-        if copier is not None:
-            peak.leave_out_cuda(engine.arena.nbytes)
+        some = torch.zeros(rows, vocab, dtype=engine.model.dtype, device=session.device)
+        session.load(job.largest, bar, partial(sampler.warm_up, some))
         clock.book("load")
-        startup.mark("load")
-        beside = ground.beside() | engine.loaded()
-        take_planned(job.plan, job.device)
-        vram = VramWatch(job.plan, job.device)
-        prefix = None
-        if shape is not None:
-            depth = job.plan.decisions.weights.ssd.queue_depth
-            rate = read_gbps(cfg.kv)
-            memory, settle = engine.page_memory, engine.outside.settle
-            prefix = stack.enter_context(closing(Prefix(shape, job.plan, memory, pages, rate, depth, settle)))
-            slow = None if pages is None else advice(pages.directory, job.plan, rate)
-            if slow is not None:
-                console.print(f"warning: {slow}", style="yellow", markup=False, soft_wrap=True)
-        startup.mark("room")
+        if session.slow_pages is not None:
+            console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)
         for _ in range(cfg.warmup_rounds):
-            list(job.play(partial(_generate, job, cfg, engine, sampler, bar, None, None)))
+            list(job.play(partial(_generate, job, cfg, session, sampler, bar, None)))
         if cfg.warmup_rounds:
             clock.book("warmup")
         begun = engine.ledger.now()
         with GpuSampler(job.device) as gpu:
-            rounds = [list(job.play(partial(_generate, job, cfg, engine, sampler, bar, clock, prefix))) for _ in range(cfg.rounds)]
-        dram_bytes, vram_bytes = peak.peak_bytes(), vram.peak_bytes()
-        kept = prefix and {"dir": str(pages.directory) if pages else None, **prefix.facts()}
-        facts = engine.facts() | vram.facts() | {"kv_reuse": kept}
+            rounds = [list(job.play(partial(_generate, job, cfg, session, sampler, bar, clock))) for _ in range(cfg.rounds)]
+        dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
+        facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts()}
         if cfg.limits:
             engine.stop()
             limits["after"] = measure_limits(engine)
@@ -170,7 +119,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         first = rounds[0][0].made
         startup.add("prefill", first.prefill_s + first.first_token_s)
         load_s = sum(startup.seconds[phase] for phase in LOADING)
-        facts |= {"limits": limits, **startup.facts(beside), "gpu": gpu.report()}
+        facts |= {"limits": limits, **startup.facts(ground.beside() | session.loaded), "gpu": gpu.report()}
         timeline = make_timeline(engine.ledger, begun, gpu.samples, job.plan)
         return _Streamed(job, rounds, load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline)
 
@@ -178,14 +127,13 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
 def _generate(
     job: Job,
     cfg: RunConfig,
-    engine: Engine,
+    session: Session,
     sampler: Sampler,
     bar: PhaseBar,
     clock: StageClock | None,
-    prefix: Prefix | None,
     batch: Batch,
 ) -> Generation:
-    """Run one batch; without ``clock`` it only warms up."""
+    """Run one batch; without ``clock`` it only warms up, and restores and keeps no prompt."""
 
     def progress(phase: str, done: int, total: int) -> None:
         if phase == "decode":
@@ -197,9 +145,9 @@ def _generate(
     def finished(tokens: list[list[int]]) -> list[bool]:
         return [any(stop in job.vocabulary.text(t) for stop in cfg.stop) for t in tokens]
 
-    sequences = engine.sequences(batch, prefix)
+    sequences = session.sequences(batch, reuse=clock is not None)
     keep = cfg.validate is Validation.full
-    marks = PassMarks(engine.ledger)
+    marks = PassMarks(session.engine.ledger)
     result = generate(sequences, batch, sampler, finished if cfg.stop else None, progress, keep)
     if clock is not None:
         clock.book("decode")

@@ -1,0 +1,172 @@
+"""An open model: the one way in which an engine is made, and the order in which all that it holds is given back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.engine.engine import Engine, Progress
+from penstock.runtime.engine.generate import Batch, Sequences
+from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.kv.disk.disk_pages import DiskPages
+from penstock.runtime.kv.disk.page_record import PageShape
+from penstock.runtime.kv.pages.advice import advice
+from penstock.runtime.kv.pages.keeping import open_pages, page_shape, read_gbps
+from penstock.runtime.kv.pages.page_room import page_room
+from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram_runs_out
+from penstock.runtime.memory.free_memory import PeakDram
+from penstock.runtime.memory.ground import Ground
+from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
+from penstock.runtime.model.skeleton import import_model, open_skeleton
+
+Mark = Callable[[str], None]
+"""Told the name of a phase of the start that is over."""
+
+
+class Kept(NamedTuple):
+    """What a session keeps KV pages by."""
+
+    cfg: ReuseConfig
+    shape: PageShape
+    pages: DiskPages | None
+    """The directory; None where pages live as long as the session."""
+    open_s: float
+    """Seconds that opening it took."""
+
+
+class Session:
+    """A model with its threads, memory and files. Made by :func:`open_session`; one batch at a time, from one thread."""
+
+    def __init__(self, plan: Plan, engine: Engine, peak: PeakDram, kept: Kept | None, mark: Mark, stack: ExitStack):
+        self.plan = plan
+        """Predicted anew where the machine refused to page-lock its DRAM."""
+        self.engine = engine
+        self.prefix: Prefix | None = None
+        """KV that is kept for later prompts, once :meth:`load` is over; None where none is."""
+        self.pageable: str | None = None
+        """How much DRAM could not be page-locked, and what that costs."""
+        self.slow_pages: str | None = None
+        """That kept KV lies on a drive too slow to pay, once :meth:`load` is over."""
+        self.loaded: dict[str, tuple[float, int]] = {}
+        """What arrived on other threads until :meth:`load` was over, each with its busy seconds and bytes."""
+        self.kept = kept
+        self._peak, self._mark, self._stack = peak, mark, stack
+        self._vram: VramWatch | None = None
+        if engine.arena.refused:
+            self.plan = slowed_by_pageable(plan, engine.arena.locked_bytes / engine.arena.nbytes)
+            self.pageable = pageable_note(engine.arena, plan, self.plan)
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    def load(self, largest: Batch, progress: Progress = lambda *_: None, rehearse: Callable[[], None] = lambda: None) -> None:
+        """Fill every place and start the stream. While weights arrive, passes of ``largest``'s shape are rehearsed, then ``rehearse``."""
+        self.engine.begin_loading()
+        self.engine.warm_up(largest)
+        rehearse()
+        self._mark("rehearsal")
+        self.engine.finish_loading(progress)
+        if self.engine.copier is not None:
+            self._peak.leave_out_cuda(self.engine.arena.nbytes)
+        self.loaded = self.engine.loaded()
+        self._mark("load")
+        take_planned(self.plan, self.device)
+        self._vram = VramWatch(self.plan, self.device)
+        if self.kept is not None:
+            self._keep_prefixes(self.kept)
+        self._mark("room")
+
+    def _keep_prefixes(self, kept: Kept) -> None:
+        rate, readers = read_gbps(kept.cfg), self.plan.decisions.weights.ssd.queue_depth
+        memory, settle = self.engine.page_memory, self.engine.outside.settle
+        self.prefix = self._stack.enter_context(closing(Prefix(kept.shape, self.plan, memory, kept.pages, rate, readers, settle)))
+        self.slow_pages = None if kept.pages is None else advice(kept.pages.directory, self.plan, rate)
+
+    def sequences(self, batch: Batch, reuse: bool = True) -> Sequences:
+        """``batch`` on its way through the model. One at a time, after :meth:`load`; a batch that was broken off between two passes leaves
+        the next one right. Without ``reuse`` no prompt is restored or kept."""
+        return self.engine.sequences(batch, self.prefix if reuse else None)
+
+    def kept_facts(self) -> dict[str, Any] | None:
+        """What was restored and kept so far, for the report; None where nothing is kept."""
+        if self.kept is None or self.prefix is None:
+            return None
+        pages = self.kept.pages
+        return {"dir": None if pages is None else str(pages.directory), **self.prefix.facts()}
+
+    @property
+    def peak_dram_bytes(self) -> int:
+        """What the process held at most beside what it held before the arena."""
+        return self._peak.peak_bytes()
+
+    @property
+    def vram(self) -> VramWatch:
+        """What was taken of the card since :meth:`load`."""
+        if self._vram is None:
+            raise RuntimeError("the session is not loaded")
+        return self._vram
+
+
+@contextmanager
+def open_session(
+    plan: Plan,
+    checkpoint: Path,
+    ground: Ground,
+    options: EngineOptions | None = None,
+    reuse: ReuseConfig | None = None,
+    say: Callable[[str], None] | None = None,
+    mark: Mark = lambda phase: None,
+    read_at_once: bool = True,
+) -> Iterator[Session]:
+    """The model of ``checkpoint``, assembled by ``plan`` on ``ground``, which is closed with it; nothing is loaded yet.
+
+    Takes the plan's DRAM and VRAM of weights; nothing is allocated after :meth:`Session.load` but activations and KV. KV pages are kept
+    as ``reuse`` says; None keeps none. With ``read_at_once`` the arena is being filled on return. UserError where files, memory or the
+    card do not do what the plan needs, also for VRAM that runs out inside.
+
+    Closing ends what uses memory before what holds it: kept KV, the engine's streams and threads, the readers, the pages' directory,
+    then ``ground``.
+    """
+    with ExitStack() as stack:
+        stack.callback(ground.close)
+        stack.enter_context(told_when_vram_runs_out(plan, ground.device))
+        import_model(checkpoint)
+        mark("imports")
+        skeleton = open_skeleton(checkpoint)
+        mark("skeleton")
+        options, kept = options or EngineOptions(), None
+        if reuse is not None:
+            options = replace(options, page_room=page_room(reuse, plan), kv_scratch_dir=_place(reuse.scratch_dir))
+            if options.page_room.dram_pages:
+                shape = page_shape(plan, checkpoint, skeleton.model)
+                begun = time.perf_counter()
+                pages = None if reuse.dir is None else stack.enter_context(open_pages(reuse, plan, shape))
+                kept = Kept(reuse, shape, pages, time.perf_counter() - begun)
+        ground.settle()
+        with uninterrupted():
+            host = stack.enter_context(closing(HostSide(plan, skeleton, ground.arena, options, say)))
+        if read_at_once:
+            host.begin_reading()
+        mark("arena")
+        copier = ground.copier()
+        peak = PeakDram(host.arena.nbytes)
+        mark("cuda")
+        with uninterrupted():
+            engine = stack.enter_context(closing(Engine(plan, skeleton, host, copier, ground.device)))
+        mark("engine")
+        yield Session(plan, engine, peak, kept, mark, stack)
+
+
+def _place(directory: str | None) -> Path | None:
+    return None if directory is None else Path(directory).expanduser()

@@ -1,0 +1,24 @@
+"""Sessions of plans made by hand, on a card that a test plays."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.memory.ground import OpenCard
+
+CPU = torch.device("cpu")
+
+
+def opened(
+    plan: Plan, checkpoint: Path, copier: CopyDevice | None = None, device: torch.device = CPU, **options: Any
+) -> AbstractContextManager[Session]:
+    """``checkpoint`` by ``plan``, not loaded. ``copier`` is None for two tiers; ``options`` are those of the engine."""
+    return open_session(plan, checkpoint, OpenCard(copier, device), EngineOptions(**options))
