@@ -1,4 +1,4 @@
-"""Draws `tiers.png` of `concepts.md` beside itself, from the plan file of a dense model on a GPU. Needs matplotlib.
+"""Draws `tiers.png` of `glossary.md` beside itself, from the plan file of a dense model on a GPU. Needs matplotlib.
 
 planner solve hardware=rtx5080 model=llama70b out=70b.yaml
 python docs/tiers_picture.py 70b.yaml
