@@ -17,11 +17,11 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.rule import BrokenRule
+from penstock.runtime.asked.calibration_check import check_calibration
 from penstock.runtime.asked.knobs import check_engine
+from penstock.runtime.asked.kv_check import check_reuse, check_scratch
 from penstock.runtime.asked.requests import Asked, read_requests
 from penstock.runtime.asked.run_schema import RunConfig
-from penstock.runtime.kv.pages.kv_check import check_reuse, check_scratch
-from penstock.runtime.told.calibrate import check_calibration
 
 _SHAPES = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied")
 _IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes")

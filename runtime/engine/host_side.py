@@ -18,8 +18,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.prices.memory_law import OVERHEADS, kv_arena_slots, kv_layer_bytes
 from penstock.planner.contract.prices.stages import ssd_gbps
+from penstock.runtime.asked.page_room import PageRoom
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
-from penstock.runtime.kv.pages.page_room import PageRoom
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.model.fixtures import Fixture, device_fixtures, host_fixtures
 from penstock.runtime.model.skeleton import Skeleton

@@ -13,6 +13,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.page_room import page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.engine import Engine, Progress
 from penstock.runtime.engine.generate import Batch, Sequences
@@ -21,7 +22,6 @@ from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.pages.advice import advice
 from penstock.runtime.kv.pages.keeping import open_pages, page_shape, read_gbps
-from penstock.runtime.kv.pages.page_room import page_room
 from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from penstock.runtime.memory.free_memory import PeakDram

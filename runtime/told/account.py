@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.runtime.asked.run_job import Job, Served
+from penstock.runtime.engine.run_job import Job, Served
 
 ROWS = 20
 """Of a table, at most; a report has them all."""

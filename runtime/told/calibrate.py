@@ -15,7 +15,6 @@ from penstock.planner.contract.lessons.calibration import (
     Calibration,
     Machine,
     calibration_path,
-    check_writable,
     read_calibration,
     run_of,
     write_calibration,
@@ -27,21 +26,12 @@ from penstock.planner.contract.prices.stages import Stage
 if TYPE_CHECKING:
     import torch
 
-    from penstock.runtime.asked.run_job import Served
+    from penstock.runtime.engine.run_job import Served
     from penstock.runtime.told.run_report import Outcome
     from penstock.runtime.told.stage_clock import StageUse
 
 LEAST_BYTES = 64_000_000
 """What moves less in a phase than this tells of how long a transfer takes to begin, not of its rate."""
-
-
-def check_calibration(plan: Plan) -> None:
-    """UserError, before anything is loaded, where the calibration could not be written or is of another machine."""
-    path = calibration_path(plan.hardware)
-    check_writable(path)
-    known, mine = read_calibration(path), Machine.of(plan.hardware)
-    if known is not None and known.machine != mine:
-        raise UserError(f"calibrate=true: {path} is of another machine ({known.machine}), the plan's is {mine}; move that file away")
 
 
 def check_card(plan: Plan, device: torch.device) -> None:

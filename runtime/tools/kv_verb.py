@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
+from penstock.runtime.asked.kv_place import directory
 from penstock.runtime.asked.run_schema import KvAction, KvConfig
-from penstock.runtime.kv.disk.kv_place import directory
 from penstock.runtime.kv.disk.page_keys import KEY_BYTES
 from penstock.runtime.kv.disk.upkeep import NamespaceUse, SegmentReport, clear, list_namespaces, verify
 from penstock.runtime.tools.runtime_verbs import bar, say

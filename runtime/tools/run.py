@@ -15,11 +15,11 @@ from penstock.planner.common.output import write_json
 from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.common.timeline.timeline_file import write_trace
 from penstock.runtime.asked.order import Order
-from penstock.runtime.asked.run_job import Job, Served, prepare
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
 from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
+from penstock.runtime.engine.run_job import Job, Served, prepare
 from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed
 from penstock.runtime.memory.gpu_sampler import GpuSampler

@@ -15,8 +15,8 @@ from penstock.planner.common.interrupt import import_torch
 from penstock.planner.common.threads import wait_asleep
 from penstock.runtime.asked.foreseen import foreseen
 from penstock.runtime.asked.order import read_order
+from penstock.runtime.asked.page_room import unplanned_dram_bytes
 from penstock.runtime.asked.run_schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
-from penstock.runtime.kv.pages.page_room import unplanned_dram_bytes
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.told.startup import Startup
 

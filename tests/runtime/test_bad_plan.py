@@ -166,6 +166,6 @@ def test_a_comparison_that_cannot_be_is_refused_before_the_run(here: Desk, monke
     def refuse(*_: object) -> None:
         raise UserError("too large")
 
-    monkeypatch.setattr("penstock.runtime.asked.run_job.refuse_to_compare", refuse)
+    monkeypatch.setattr("penstock.runtime.engine.run_job.refuse_to_compare", refuse)
     monkeypatch.setattr("penstock.runtime.engine.session.Engine", lambda *_: pytest.fail("the run began"))
     assert here.refusal(validate=Validation.full) == "too large"

@@ -22,9 +22,9 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.runtime.asked.order import read_order
 from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids
 from penstock.runtime.asked.requests import Asked
-from penstock.runtime.asked.run_job import Job, prepare
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.run_job import Job, prepare
 from penstock.runtime.memory.free_memory import free_dram
 from tests.support import decisions, plan_for, save_tiny, workload
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import OVERHEADS, kv_page_bytes
+from penstock.runtime.asked.kv_place import directory
+from penstock.runtime.asked.page_room import limit_bytes, page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.kv.disk.disk_pages import DiskReader
 from penstock.runtime.kv.disk.kept_rate import measure, measure_reading
-from penstock.runtime.kv.disk.kv_place import directory
 from penstock.runtime.kv.disk.model_names import record_name
 from penstock.runtime.kv.disk.origin import pages_namespace
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
-from penstock.runtime.kv.pages.page_room import limit_bytes, page_room
 
 if TYPE_CHECKING:
     from torch import nn

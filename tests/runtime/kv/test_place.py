@@ -10,7 +10,7 @@ import pytest
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
-from penstock.runtime.kv.disk.kv_place import directory
+from penstock.runtime.asked.kv_place import directory
 from penstock.runtime.kv.pages.advice import advice, needed_gbps
 from penstock.runtime.kv.pages.worth import Worth
 from tests.cli import command, refusal

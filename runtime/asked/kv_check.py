@@ -11,9 +11,9 @@ from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import kv_page_bytes
 from penstock.planner.contract.rules.limits import LIMITS
+from penstock.runtime.asked.kv_place import directory
+from penstock.runtime.asked.page_room import is_reused, limit_bytes
 from penstock.runtime.asked.run_schema import ReuseConfig
-from penstock.runtime.kv.disk.kv_place import directory
-from penstock.runtime.kv.pages.page_room import is_reused, limit_bytes
 
 
 def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
