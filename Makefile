@@ -15,7 +15,7 @@ CHECKPOINT := $(DEMO)/checkpoint
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint keys results clean
+.PHONY: demo test coverage lint keys results clean
 
 $(STAMP): pyproject.toml $(wildcard planner/contract/experts/policies/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
@@ -38,8 +38,18 @@ demo: $(STAMP)
 test: $(STAMP)
 	pytest -q -n 2 --dist loadfile
 
+# Which lines and branches no test takes, processes that tests start counted. The page is in htmlcov/.
+coverage: $(STAMP)
+	coverage erase
+	coverage run -m pytest -q -n 2 --dist loadfile
+	coverage combine -q
+	coverage html -q
+	coverage report
+
 lint: $(STAMP)
 	ruff check .
+	ruff format --check .
+	mypy
 
 # The reference of every key, from the schemas.
 keys: $(STAMP)

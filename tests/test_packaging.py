@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
+import yaml
 
 from tests.cli import ROOT
 
@@ -212,6 +213,18 @@ def test_the_metadata_asks_for_what_the_programs_need() -> None:
     assert project["requires-python"] == ">=3.11"
     assert {"torch>=2.11", "transformers>=5.17,<6", "hydra-core>=1.3.8"} <= set(project["dependencies"])
     assert set(project["scripts"]) == {"planner", "runtime"}
+
+
+def test_the_newest_of_the_changes_is_the_packages_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == project["version"]
+
+
+def test_the_workflow_checks_every_python_that_is_promised() -> None:
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["check"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make lint", "make test"]
 
 
 def test_the_first_screen_of_the_readme_is_forty_lines_at_most() -> None:
