@@ -31,7 +31,7 @@ class RoutedModel:
             return self.model
         from penstock.planner.replay.two_tiers import second_tier_of
 
-        return replace(self.model, experts=replace(experts, second_tier=second_tier_of(experts, self.routings, slots)))
+        return replace(self.model, routers=replace(experts.routers, second_tier=second_tier_of(experts, self.routings, slots)))
 
 
 def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
@@ -45,8 +45,8 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
             raise UserError(f"moe.routings={cfg.routings}: {model.name} has no routed experts; drop it, or choose a MoE model")
         return RoutedModel(model)
     if cfg.routings is None:
-        known = replace(experts, hit_rates=default_hit_rates(experts.count, experts.top_k, policy))
-        return RoutedModel(replace(model, experts=known))
+        known = replace(experts.routers, hit_rates=default_hit_rates(experts.count, experts.top_k, policy))
+        return RoutedModel(replace(model, routers=known))
     from penstock.planner.replay.replayed import hit_curve
     from penstock.planner.replay.two_tiers import second_tier
 
@@ -55,7 +55,7 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
     rates = tuple(min(1.0, rate) for rate in hit_curve(routings, policy))
     told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(routings, policy))
     told = replace(told, second_tier=second_tier(told, routings, policy))
-    return RoutedModel(replace(model, experts=told), f"{policy} on {path.name}", routings)
+    return RoutedModel(replace(model, routers=told.routers), f"{policy} on {path.name}", routings)
 
 
 def _foreseen(routings: Routings, policy: ExpertPolicyName) -> float:

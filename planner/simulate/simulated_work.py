@@ -8,6 +8,7 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.model import touched_experts
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.planner.contract.prices.reuse import expected
@@ -110,12 +111,12 @@ class _Shares:
         read = [self._bytes(unit) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
         score_s = tokens * model.attention_flops(context) / model.layers / hardware.attention_tflops
         flops = [
-            2 * self._bytes(unit) / model.dtype_bytes * (self._head_rows if unit.kind == "head" else tokens) / hardware.dense_tflops
+            2 * self._elements(unit) * (self._head_rows if unit.kind == "head" else tokens) / hardware.dense_tflops
             + (score_s if unit.kind == "attn" else 0)
             for unit in self._units
         ]
         expert_bytes, rows = (experts.expert_bytes, tokens * experts.top_k) if experts else (0, 0)
-        row_flops = 2 * expert_bytes / model.dtype_bytes / hardware.dense_tflops
+        row_flops = 2 * model.of_kind(UnitKind.expert)[0].elements / hardware.dense_tflops if experts else 0.0
         by_read, by_flops = sum(read) + routed * touched * expert_bytes, sum(flops) + routed * rows * row_flops
         if by_read / hardware.weight_gbps > by_flops / 1e3:
             return read, expert_bytes, 0.0
@@ -131,10 +132,16 @@ class _Shares:
         return (OPERATIONS.routing(tokens) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
 
     def _bytes(self, unit: Unit) -> int:
+        spec = self._spec(unit)
+        return spec.stored_bytes // self._plan.decisions.weights.head_blocks if unit.kind == "head" else spec.stored_bytes
+
+    def _elements(self, unit: Unit) -> int:
+        spec = self._spec(unit)
+        return spec.elements // self._plan.decisions.weights.head_blocks if unit.kind == "head" else spec.elements
+
+    def _spec(self, unit: Unit) -> UnitSpec:
         model = self._plan.model
-        if unit.kind == "head":
-            return model.lm_head_bytes // self._plan.decisions.weights.head_blocks
-        return model.attn_bytes[unit.layer] if unit.kind == "attn" else model.ffn_bytes[unit.layer]
+        return model.lm_head if unit.kind == "head" else model.of_kind(UnitKind(unit.kind))[unit.layer]
 
 
 def outside_kv(plan: Plan) -> dict[int, Tier]:

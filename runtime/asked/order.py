@@ -23,7 +23,7 @@ from penstock.runtime.asked.kv_check import check_reuse, check_scratch
 from penstock.runtime.asked.requests import Asked, read_requests
 from penstock.runtime.asked.run_schema import RunConfig
 
-_SHAPES = ("model_type", "layers", "hidden", "vocab", "dtype_bytes", "tied")
+_SHAPES = ("model_type", "layers", "hidden", "vocab", "tied")
 _IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes")
 
 

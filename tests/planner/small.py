@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
+from penstock.planner.contract.given.formats import FORMATS, Dtype
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.model import ModelSpec, Routers
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 
 MB = 10**6
@@ -33,12 +35,30 @@ def model(
     layers: int = 8, attn: int = 40 * MB, ffn: int = 120 * MB, table: int = 60 * MB, tied: bool = False, experts: int = 0
 ) -> ModelSpec:
     """A uniform decoder; ``experts`` cut the FFN units into as many routed experts (top-2), beside a router."""
-    routed = Experts(experts, 2, ffn // experts, tuple(range(layers)), default_hit_rates(experts, 2)) if experts else None
-    ffn = ROUTER if experts else ffn
+    routers = Routers(2, default_hit_rates(experts, 2)) if experts else None
     vocab, hidden = 1000, 1024
     table = table // vocab * vocab
-    head = 0 if tied else table
-    return ModelSpec("small", "llama", (attn,) * layers, (ffn,) * layers, MB, table, head, tied, vocab, hidden, 1024, 256, 4096, 2, routed)
+    units = [*blocks(UnitKind.attn, (attn,) * layers), *blocks(UnitKind.ffn, (ROUTER if experts else ffn,) * layers)]
+    units += blocks(UnitKind.expert, (ffn // experts,) * layers, experts) if experts else ()
+    units += [bf16(UnitKind.norm, None, MB), bf16(UnitKind.embed, None, table)]
+    units += [] if tied else [bf16(UnitKind.head, None, table)]
+    sizes = tied, vocab, hidden, 1024, 256, 4096, Dtype.bfloat16, Dtype.bfloat16
+    return ModelSpec("small", "llama", tuple(units), *sizes, routers)
+
+
+def bf16(kind: UnitKind, layer: int | None, stored_bytes: int, count: int = 1) -> UnitSpec:
+    return UnitSpec(kind, layer, stored_bytes, stored_bytes // 2, FORMATS["BF16"], count)
+
+
+def blocks(kind: UnitKind, sizes: tuple[int, ...], count: int = 1) -> list[UnitSpec]:
+    """A unit of ``kind`` for each layer."""
+    return [bf16(kind, layer, size, count) for layer, size in enumerate(sizes)]
+
+
+def with_units(model: ModelSpec, *units: UnitSpec) -> ModelSpec:
+    """``model`` with ``units`` in place of its units of the same kinds."""
+    kinds = {unit.kind for unit in units}
+    return replace(model, units=(*units, *(unit for unit in model.units if unit.kind not in kinds)))
 
 
 def work(**change: Any) -> Workload:

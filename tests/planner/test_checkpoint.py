@@ -101,7 +101,7 @@ class TestReading:
         assert spec_bytes(spec) == expected
         assert spec.weight_bytes == sum(stored.values())
         assert spec.tied == ("lm_head.weight" not in stored)
-        assert (spec.vocab, spec.hidden, spec.attn_width, spec.kv_width, spec.dtype_bytes) == (64, 32, 32, 16, 2)
+        assert (spec.vocab, spec.hidden, spec.attn_width, spec.kv_width, spec.compute_dtype) == (64, 32, 32, 16, "bfloat16")
 
     def test_offsets_are_where_the_bytes_are(self, tmp_path):
         from safetensors import safe_open

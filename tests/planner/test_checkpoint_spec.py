@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.checkpoint_spec import TensorInfo, spec_from_tensors
+from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
+from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.checkpoint.tensor_names import FUSED, TensorRole, classify
 
 SIZES = dict(

@@ -148,7 +148,7 @@ def test_what_lies_between_matrix_products_adds_to_a_long_prefill():
     w = work(prompt_tokens=65536)
     bytes_moved = 65536 * elementwise_bytes_per_token(m)
     assert prefill_compute_s(slow, m, w, 1, 65536) == pytest.approx(bytes_moved / 100e9, rel=1e-3)
-    assert 20 * m.hidden * m.layers * m.dtype_bytes < elementwise_bytes_per_token(m)
+    assert 20 * m.hidden * m.layers * m.compute_dtype.nbytes < elementwise_bytes_per_token(m)
 
 
 def test_ssd_rates_hold_at_measured_points_and_below_them():

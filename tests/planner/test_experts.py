@@ -18,6 +18,7 @@ from penstock.planner.contract.experts.expert_misses import misses, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_in_all, kept_slots
 from penstock.planner.contract.given.hardware import Curve, SsdPoint
 from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s, predict
 from penstock.planner.contract.prices.launches import issue_s
@@ -35,7 +36,7 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.menu import expert_chunk_bytes
 from penstock.planner.solver.program import search, solve
-from tests.planner.small import GB, MB, gpu, machine, model, work
+from tests.planner.small import GB, MB, blocks, gpu, machine, model, with_units, work
 
 MIXTRAL = Experts(8, 2, 352_321_536, tuple(range(32)), default_hit_rates(8, 2))
 QWEN = Experts(128, 8, 9_437_184, tuple(range(48)), default_hit_rates(128, 8))
@@ -114,7 +115,7 @@ class TestMisses:
 
     def test_a_second_tier_adds_to_one_token_what_the_model_says_and_to_a_pass_over_many_what_is_always_taken(self):
         m, slots = moe(), ExpertSlots(8 * 2 + 3, 8 * 4 + 3)
-        nothing, all_of_it = (replace(m, experts=replace(m.experts, second_tier=weight)) for weight in (0.0, 1.0))
+        nothing, all_of_it = (replace(m, routers=replace(m.routers, second_tier=weight)) for weight in (0.0, 1.0))
         one = visit(m.experts, 1)
         assert misses(nothing, slots, 1, True).dram == pytest.approx(8 * one.missed(4))
         assert misses(m, slots, 1, True).dram == pytest.approx(8 * one.missed(5)), "half, where no routings are given"
@@ -225,7 +226,7 @@ class TestProgram:
     def test_slots_are_bought_where_the_curve_pays(self):
         """A curve that finds everything with one slot a layer makes one slot a layer enough; the default's wants all that fit."""
         hardware, m = machine(vram=1200 * MB, dram=4 * GB), moe()
-        steep = replace(m, experts=replace(m.experts, count=8, top_k=1, hit_rates=(0.0, *(1 - 1e-9 * (8 - n) for n in range(1, 9)))))
+        steep = replace(m, routers=replace(m.routers, top_k=1, hit_rates=(0.0, *(1 - 1e-9 * (8 - n) for n in range(1, 9)))))
         least = solve(hardware, steep, work(new_tokens=20000))
         usual = solve(hardware, m, work(new_tokens=20000))
         assert least.experts.vram_slots == 8 + 3 < usual.experts.vram_slots
@@ -239,7 +240,7 @@ class TestProgram:
 
     def test_a_token_that_uses_all_experts_is_planned_as_if_they_were_dense(self):
         m = moe()
-        m = replace(m, experts=replace(m.experts, top_k=8, hit_rates=default_hit_rates(8, 8)))
+        m = replace(m, routers=replace(m.routers, top_k=8, hit_rates=default_hit_rates(8, 8)))
         hardware = machine(vram=GB)
         predicted = predict(hardware, m, work(), solve(hardware, m, work()))
         assert predicted.decode_s_per_token == max(predicted.decode_stages.values())
@@ -268,14 +269,14 @@ class TestProgram:
     def test_some_layers_of_experts_among_dense_ones(self):
         m = moe()
         dense = tuple(120 * MB if i < 2 else ffn for i, ffn in enumerate(m.ffn_bytes))
-        m = replace(m, ffn_bytes=dense, experts=replace(m.experts, layers=tuple(range(2, 8))))
+        m = with_units(m, *blocks(UnitKind.ffn, dense), *m.of_kind(UnitKind.expert)[2:])
         for hardware in (machine(vram=GB, dram=900 * MB), machine(vram=0, dram=900 * MB)):
             made = solve(hardware, m, work())
             assert broken_rules(hardware, m, work(), made) == [] and made.experts.dram_slots <= 48
 
     def test_a_card_that_holds_unequal_layers_to_the_byte_keeps_them_all(self):
         m = moe()
-        m = replace(m, ffn_bytes=(120 * MB, *m.ffn_bytes[1:]), experts=replace(m.experts, layers=tuple(range(1, 8))))
+        m = with_units(m, *blocks(UnitKind.ffn, (120 * MB, *m.ffn_bytes[1:])), *m.of_kind(UnitKind.expert)[1:])
         roomy = solve(machine(), m, work())
         tight = machine(vram=sum(vram_use(machine(), m, work(), roomy).values()) + 2 * 4096)
         made = solve(tight, m, work())
@@ -304,8 +305,8 @@ class TestForesight:
 
         def chunk(launch_s: float, in_flight: int = 2, expert_bytes: int = 40 * MB, foreseen: float = 0.0) -> int:
             hardware, m = replace(machine(), gpu=card, layer_launch_s=launch_s), moe()
-            experts = replace(m.experts, expert_bytes=expert_bytes, foreseen=foreseen)
-            return expert_chunk_bytes(hardware, replace(m, experts=experts), work(), 1, in_flight)
+            m = with_units(replace(m, routers=replace(m.routers, foreseen=foreseen)), *blocks(UnitKind.expert, (expert_bytes,) * 8, 8))
+            return expert_chunk_bytes(hardware, m, work(), 1, in_flight)
 
         assert chunk(1e-6) == 2**22 and chunk(1e-6, expert_bytes=5000) == 2**20
         assert chunk(1e-3) == 2**24  # 1.5 ms of an MoE layer at 20 GB/s, in two copies
@@ -349,7 +350,7 @@ class TestRoutersAskedBeforehand:
         hardware, steps = machine(vram=GB, layer_launch_s=1e-4), []
         for share in (0.0, 0.5, 0.9, 1.0):
             m = moe()
-            plan = TestForesight().plan(hardware, replace(m, experts=replace(m.experts, foreseen=share)), expert_vram_slots=4)
+            plan = TestForesight().plan(hardware, replace(m, routers=replace(m.routers, foreseen=share)), expert_vram_slots=4)
             slowest_s = max(plan.predicted.decode_stages.values())
             steps.append(plan.predicted.decode_s_per_token)
             assert (steps[-1] == pytest.approx(slowest_s, rel=1e-6)) == (share == 1)
@@ -365,7 +366,7 @@ class TestRoutersAskedBeforehand:
 
     def test_few_reads_of_what_is_foreseen_cost_more_than_their_bytes(self):
         m = moe()
-        told = replace(m, experts=replace(m.experts, foreseen=1.0))
+        told = replace(m, routers=replace(m.routers, foreseen=1.0))
         hardware = machine(vram=2 * GB, layer_launch_s=4e-3)
         plan = TestForesight().plan(hardware, told, expert_vram_slots=4, expert_dram_slots=m.experts.units * 3 // 4)
         ssd_s, compute_s = (plan.predicted.decode_stages[stage] for stage in ("ssd", "compute"))
@@ -373,7 +374,7 @@ class TestRoutersAskedBeforehand:
 
     def test_as_many_are_fetched_as_a_token_uses_however_little_a_layer_hides(self):
         m = moe()
-        told = replace(m, experts=replace(m.experts, foreseen=0.8))
+        told = replace(m, routers=replace(m.routers, foreseen=0.8))
         plan = TestForesight().plan(machine(vram=GB, layer_launch_s=1e-6), told)
         assert plan.decisions.experts.prefetch == m.experts.top_k
         assert "name 80% of those missed a layer ahead" in list(expert_notes(plan, None))[1]

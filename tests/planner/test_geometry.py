@@ -12,6 +12,7 @@ from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.geometry import hf_config_dict, spec_from_geometry
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
+from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.model import Experts, ModelSpec
 
 LLAMA = ModelConfig(name="x", model_type="llama", layers=3, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=100)
@@ -19,7 +20,7 @@ MIXTRAL = dataclasses.replace(LLAMA, model_type="mixtral", ffn=0, experts=4, top
 SMALL = {
     "llama": LLAMA,
     "llama tied": dataclasses.replace(LLAMA, tied=True),
-    "llama float32": dataclasses.replace(LLAMA, dtype_bytes=4),
+    "llama float32": dataclasses.replace(LLAMA, dtype=Dtype.float32),
     "llama wide heads": dataclasses.replace(LLAMA, head_dim=32),
     "mistral": dataclasses.replace(LLAMA, model_type="mistral"),
     "qwen2": dataclasses.replace(LLAMA, model_type="qwen2", qkv_bias=True),
@@ -107,7 +108,6 @@ def test_the_rope_of_the_original_reaches_the_config():
         ({"kv_heads": 3}, r"model\.kv_heads=3: must divide model\.heads=4"),
         ({"kv_heads": 8}, r"model\.kv_heads=8: must divide"),
         ({"head_dim": 15}, r"model\.head_dim=15: must be even"),
-        ({"dtype_bytes": 1}, r"model\.dtype_bytes=1"),
         ({"experts": 8}, r"a llama model has no experts"),
         ({"qk_norm": True}, r"model\.qk_norm=true: a llama model has qk_norm false"),
         ({"model_type": "qwen2"}, r"model\.qkv_bias=false: a qwen2 model has qkv_bias true"),

@@ -15,6 +15,7 @@ from penstock.planner.contract.config.geometry import spec_from_geometry
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
 from penstock.planner.contract.prices.contention import contention
@@ -30,7 +31,9 @@ MIXTRAL = ModelConfig(
 
 def uneven(model: ModelSpec) -> ModelSpec:
     """The same with a larger last FFN and what a checkpoint adds."""
-    return replace(model, ffn_bytes=(*model.ffn_bytes[:-1], model.ffn_max + 4096), checkpoint="a dir/with = and 'quotes'", digest="abc")
+    last = replace(model.of_kind(UnitKind.ffn)[-1], stored_bytes=model.ffn_max + 4096)
+    units = tuple(last if (unit.kind, unit.layer) == (last.kind, last.layer) else unit for unit in model.units)
+    return replace(model, units=units, checkpoint="a dir/with = and 'quotes'", digest="abc")
 
 
 def plan_of(model: ModelSpec, gpu: bool = False, **work: object) -> Plan:
@@ -134,7 +137,7 @@ def test_an_edit_of_what_is_kept_is_predicted_anew(tmp_path: Path) -> None:
 def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.yaml")
     data = yaml.safe_load((tmp_path / "plan.yaml").read_text())
-    assert data["penstock"] == 1
+    assert data["penstock"] == 2
     assert set(data["weights"]) >= {"policy", "vram", "dram", "ssd", "h2d"}
     assert set(data["weights"]["vram"]) == {"resident_units", "slots", "prefetch_distance"}
     assert set(data["weights"]["dram"]) == {"cap_layers", "hwm_layers", "prefetch_distance", "resident_layers"}
@@ -154,7 +157,11 @@ def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:
         "dram_bytes",
         "ssd_bytes",
     }
-    assert data["model"]["attn_bytes"] == plan.model.attn_bytes[0]
+    rows = {row["kind"]: row for row in data["model"]["units"]}
+    assert list(rows) == ["attn", "ffn", "norm", "embed", "head"], "units that are alike in one row"
+    attn = plan.model.attn_bytes[0]
+    assert rows["attn"] == {"kind": "attn", "layers": "0-5", "stored_bytes": attn, "elements": attn // 2, "format": "BF16"}
+    assert (data["model"]["compute_dtype"], data["model"]["kv_dtype"]) == ("bfloat16", "bfloat16")
     assert data["hardware"]["origin"] == plan.hardware.origin
 
 
@@ -181,8 +188,9 @@ def edited(plan: Plan, path: Path, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("penstock: 1", "penstock: 2", "format 2"),
-        ("penstock: 1", "penstack: 1", "not a plan"),
+        ("penstock: 2", "penstock: 1", "a plan of format 1, this program reads format 2; solve again"),
+        ("penstock: 2", "penstock: 3", "format 3"),
+        ("penstock: 2", "penstack: 2", "not a plan"),
         ("policy: pinned", "policy: pined", "weights.policy=pined.*one of pinned, rolling.*did you mean pinned"),
         ("policy: pinned", "polcy: pinned", "weights.polcy: no such key.*did you mean policy"),
         ("cap_layers: ", "cap_layers: x", "weights.dram.cap_layers=x.*whole number"),
@@ -191,6 +199,14 @@ def edited(plan: Plan, path: Path, old: str, new: str) -> Path:
         ("\nbatch: ", "\nbach: ", "bach: no such section.*did you mean batch"),
         ("\nprefill_chunk_tokens: ", "\n# ", "prefill_chunk_tokens: missing"),
         ("\n  layers: 6", "\n  layers: 0", "model.layers=0"),
+        ("kind: ffn, layers: 0-5", "kind: ffn, layers: 0-4", "model.units: no row of kind ffn for layer 5 of 6"),
+        ("kind: ffn, layers: 0-5", "kind: ffn, layers: all", "model.units.1..layers=all: must be numbers and spans within 0 to 5"),
+        ("kind: ffn, layers", "kind: fnn, layers", "model.units.1..kind=fnn: must be one of .*did you mean ffn"),
+        ("format: BF16", "format: FB16", "model.units.0..format=FB16: must be one of BF16, F16, F32"),
+        ("kind: norm", "layers: 0-5, kind: norm", "norm belongs to no layer"),
+        ("elements: ", "elements: -", "allowed: 1 or more"),
+        ("kind: head", "kind: norm", "stands in two rows"),
+        ("compute_dtype: bfloat16", "compute_dtype: bf16", "model.compute_dtype=bf16: must be one of bfloat16, float16, float32"),
         ("vocab: 1000", "vocab: many", "model.vocab=many.*whole number"),
         ("write_gbps: 1.0", "write_gbps: -1.0", "hardware.ssd.write_gbps=-1.0"),
         ("objective: latency", "objective: speed", "workload.objective=speed"),
@@ -215,13 +231,19 @@ def test_an_edit_that_cannot_be_is_refused_by_its_key(old: str, new: str, compla
         ("prefetch: 0", "prefetch: 3", "experts.prefetch=3; allowed: 0 to 2"),
         ("read_ahead: 0", "read_ahead: 1", "experts.read_ahead=1; allowed: 0 without a GPU, where experts.prefetch"),
         ("in_flight: 2\n  chunk", "in_flight: 0\n  chunk", "experts.in_flight=0; allowed: 1 to 8"),
-        ("hit_rates: [0.0, ", "hit_rates: [0.5, ", "model.experts.hit_rates: 0.5 with no slot"),
-        ("hit_rates: [0.0, ", "hit_rates: [", "model.experts.hit_rates: 4 figures; allowed: 5"),
-        ("layers: [0, 1, 2, 3]", "layers: [0, 1, 2, 4]", r"model.experts.layers=\[0, 1, 2, 4\]: must ascend within 0 to 3"),
-        ("top_k: 2", "top_k: 5", "top_k=5 of count=4"),
-        ("second_tier: 0.5", "second_tier: 1.2", "model.experts.second_tier=1.2; allowed: 0 to 1"),
-        ("second_tier: 0.5", "second_tier: -0.1", "model.experts.second_tier=-0.1; allowed: 0 to 1"),
-        ("second_tier: 0.5", "second_tier: half", "model.experts.second_tier=half"),
+        ("hit_rates: [0.0, ", "hit_rates: [0.5, ", "model.routers.hit_rates: 0.5 with no slot"),
+        ("hit_rates: [0.0, ", "hit_rates: [", "model.routers.hit_rates: 4 figures; allowed: 5"),
+        (
+            "expert, layers: 0-3",
+            "expert, layers: 0-2 4",
+            "model.units.2..layers=0-2 4: must be numbers and spans within 0 to 3",
+        ),
+        ("expert, layers: 0-3", "expert, layers: 0-2 2-3", "model.units: expert of layer 2 stands in two rows"),
+        ("    - {kind: expert", "    # {kind: expert", "rows of kind expert go with routers"),
+        ("top_k: 2", "top_k: 5", "model.routers.top_k=5 of count=4"),
+        ("second_tier: 0.5", "second_tier: 1.2", "model.routers.second_tier=1.2; allowed: 0 to 1"),
+        ("second_tier: 0.5", "second_tier: -0.1", "model.routers.second_tier=-0.1; allowed: 0 to 1"),
+        ("second_tier: 0.5", "second_tier: half", "model.routers.second_tier=half"),
     ],
 )
 def test_an_edit_of_experts_that_cannot_be_is_refused(old: str, new: str, complaint: str, tmp_path: Path) -> None:
@@ -244,7 +266,7 @@ def test_an_edit_of_expert_slots_or_hits_is_predicted_anew(tmp_path: Path) -> No
 
 def test_what_a_second_tier_adds_is_in_the_file_and_in_none_from_before_it_was_measured(tmp_path: Path) -> None:
     model, path = spec_from_geometry(MIXTRAL), tmp_path / "plan.yaml"
-    plan = plan_of(replace(model, experts=replace(model.experts, second_tier=0.67)), gpu=True)
+    plan = plan_of(replace(model, routers=replace(model.routers, second_tier=0.67)), gpu=True)
     write_plan(plan, path)
     assert read_plan(path) == plan
     path.write_text(path.read_text().replace("    second_tier: 0.67\n", ""))

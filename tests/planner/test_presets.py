@@ -145,7 +145,7 @@ def test_the_demo_is_about_1_2_gb():
 
 def test_a_llama_70b_layer_is_855_654_400_parameters():
     spec = spec_from_geometry(model("llama70b"))
-    norms = 2 * spec.hidden * spec.dtype_bytes
+    norms = 2 * spec.hidden * spec.compute_dtype.nbytes
     assert spec.attn_bytes[0] + spec.ffn_bytes[0] + norms == 2 * 855_654_400
 
 

@@ -11,13 +11,14 @@ from penstock.planner.contract.decided.decisions import Decisions, KvPages, Resi
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import Curve, SsdPoint
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.program import search, solve
-from tests.planner.small import MB, gpu, machine, model, work
+from tests.planner.small import MB, blocks, gpu, machine, model, with_units, work
 
 SLOWER = 1.005 * (1 + 1e-6)
 PHASES = (Phase.explicit, Phase.generate)
@@ -33,7 +34,7 @@ def models(draw, fewest=3, most=40):
     if made.experts is None:
         return made
     told = {"second_tier": draw(st.sampled_from([0.5, 0.0, 0.67, 1.0])), "foreseen": draw(st.sampled_from([0.0, 0.0, 0.9, 1.0]))}
-    return replace(made, experts=replace(made.experts, **told))
+    return replace(made, routers=replace(made.routers, **told))
 
 
 @st.composite
@@ -216,6 +217,6 @@ def test_spilled_kv_is_no_slower_than_brute_force_over_pages(data):
 
 def test_a_model_of_unequal_layers_gets_a_plan_that_holds():
     m = model(10)
-    m = replace(m, ffn_bytes=(60 * MB,) * 3 + (120 * MB,) * 7)
+    m = with_units(m, *blocks(UnitKind.ffn, (60 * MB,) * 3 + (120 * MB,) * 7))
     hardware = machine(vram=900 * MB, dram=800 * MB)
     assert broken_rules(hardware, m, work(), solve(hardware, m, work())) == []

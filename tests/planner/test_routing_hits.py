@@ -150,7 +150,7 @@ def test_the_measured_weight_predicts_other_splits_no_worse_than_the_default(pol
         slots = ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3, policy)
         missed = two_tiers.missed_by_both(experts, slots, routings)
         for known in errors:
-            errors[known] += abs(misses(replace(m, experts=known), slots, 1, True).dram / (6 * 2) - missed) / 7
+            errors[known] += abs(misses(replace(m, routers=known.routers), slots, 1, True).dram / (6 * 2) - missed) / 7
     assert errors[measured] <= (errors[experts] + 0.001 if policy is ExpertPolicyName.mix else 0.67 * errors[experts])
 
 

@@ -153,7 +153,7 @@ def test_each_rule_of_experts_is_named_in_one_line(field, value, rule):
 
 
 def test_fewer_slots_than_the_models_top_k_say_how_many_it_takes():
-    m = replace(MOE, experts=replace(MOE.experts, top_k=5))
+    m = replace(MOE, routers=replace(MOE.routers, top_k=5))
     (broken,) = broken_rules(MACHINE, m, WORK, change(MOE_PLAN, "experts.vram_slots", 4))
     assert "experts.vram_slots=4; allowed: at least 5" in broken.message and broken.message.endswith("set vram_slots=5")
 

@@ -64,7 +64,7 @@ BREAK: list[tuple[dict[str, Any], str]] = [
 BREAK_GPU: list[tuple[dict[str, Any], str]] = [
     ({"weights.vram.slots": 3}, "vram_slots >= vram_prefetch_distance + 2"),
     ({"weights.vram.prefetch_distance": -1}, "weights.vram.prefetch_distance range"),
-    ({"weights.head_blocks": 1, "model.head_bytes": 1 << 20}, "head block <= FFN unit"),
+    ({"weights.head_blocks": 1, "model.units.4.stored_bytes": 1 << 20}, "head block <= FFN unit"),
     ({"hardware.vram_bytes": 1 << 20}, "VRAM capacity"),
 ]
 """The same of a plan with a GPU."""
@@ -80,7 +80,7 @@ BREAK_MOE: list[tuple[dict[str, Any], str]] = [
 def set_in(plan: dict[str, Any], place: str, value: Any) -> None:
     *path, name = place.split(".")
     for key in path:
-        plan = plan[key]
+        plan = plan[int(key) if key.isdigit() else key]
     plan[name] = value
 
 
@@ -157,7 +157,8 @@ def test_a_plan_for_more_memory_than_is_free_is_refused(here: Desk, monkeypatch:
 
 @pytest.mark.parametrize(("free", "where"), [(memory.Free(10**6), "DRAM"), (memory.Free(10**12, 10**6, 10**9), "VRAM")])
 def test_a_model_that_does_not_fit_whole_is_not_compared(checkpoint: Path, free: memory.Free, where: str) -> None:
-    model = replace(spec_from_checkpoint(checkpoint), embed_bytes=10**7)
+    found = spec_from_checkpoint(checkpoint)
+    model = replace(found, units=tuple(replace(u, stored_bytes=10**7) if u.kind == "embed" else u for u in found.units))
     with pytest.raises(UserError, match=rf"validate=full: the whole model takes 1\d\.\d MB of {where} and 1 MB is free; set validate=none"):
         memory.refuse_to_compare(model, free)
 

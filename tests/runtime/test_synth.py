@@ -20,6 +20,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.geometry import spec_from_geometry
+from penstock.planner.contract.given.formats import Dtype
 from penstock.runtime.model.skeleton import build_skeleton
 from penstock.runtime.store.base import open_store
 from penstock.runtime.tools import synth as synth_module
@@ -37,7 +38,7 @@ MODELS = {
     "qwen3": replace(BASE, model_type="qwen3", qk_norm=True),
     "mixtral": replace(BASE, model_type="mixtral", **MOE),
     "qwen3_moe": replace(BASE, model_type="qwen3_moe", qk_norm=True, **MOE),
-    "llama in float32": replace(BASE, dtype_bytes=4),
+    "llama in float32": replace(BASE, dtype=Dtype.float32),
 }
 
 
@@ -51,7 +52,7 @@ def test_transformers_loads_it_with_nothing_missing_or_left_over(tmp_path: Path,
     summary = synthesize(MODELS[name], out, 1, 100_000, quiet)
     model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not any(info.values()), info
-    assert model.dtype == (torch.float32 if MODELS[name].dtype_bytes == 4 else torch.bfloat16)
+    assert model.dtype == getattr(torch, MODELS[name].dtype)
     assert model.generation_config.eos_token_id is None and model.config.eos_token_id is None
     assert summary["nbytes"] == sum(p.nbytes for p in model.parameters())
     assert_same_as_loaded(open_store(out, build_skeleton(out)), out)

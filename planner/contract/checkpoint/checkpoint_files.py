@@ -12,9 +12,10 @@ from typing import Any
 import xxhash
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.checkpoint_spec import TensorInfo, spec_from_tensors
+from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, read_header
+from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.given.model import ModelSpec
 
 __all__ = ["Checkpoint", "TensorEntry", "read_checkpoint", "spec_from_checkpoint", "spec_from_tensors"]

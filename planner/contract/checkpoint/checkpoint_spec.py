@@ -5,44 +5,40 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.hf_config import HfGeometry, geometry_from_config, text_config
+from penstock.planner.contract.checkpoint.tally import Tally, TensorInfo
 from penstock.planner.contract.checkpoint.tensor_names import FUSED, classify
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
-from penstock.planner.contract.given.model import Experts, ModelSpec
-
-FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
-"""Dtypes that a streamed unit may have, with the bytes of one element."""
-
-
-class TensorInfo(NamedTuple):
-    """What a spec needs to know of one stored tensor."""
-
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    """As safetensors names it: ``BF16``, ``F32``, ..."""
+from penstock.planner.contract.given.formats import FORMATS, Format
+from penstock.planner.contract.given.model import ModelSpec, Routers
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 
 @dataclass
 class _Sorted:
-    """Bytes of a checkpoint's tensors by unit, as they are gathered."""
+    """A checkpoint's tensors by unit, as they are gathered."""
 
-    attn: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    ffn: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    attn: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    ffn: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
     """Without routed experts."""
-    experts: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
+    routed: dict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    """All routed experts of a layer."""
+    experts: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """Layer -> expert -> bytes."""
-    norm_bytes: int = 0
-    embed: TensorInfo | None = None
-    head: TensorInfo | None = None
+    norm: Tally = field(default_factory=Tally)
+    embed: Tally = field(default_factory=Tally)
+    head: Tally = field(default_factory=Tally)
+    table: tuple[int, ...] = ()
+    """Shape of the embedding table."""
+
     stacks: set[str] = field(default_factory=set)
     modules: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Layer -> names directly under it, for messages."""
     dtypes: Counter[str] = field(default_factory=Counter)
-    """Bytes of units by dtype."""
+    """Bytes of the layers' units by dtype."""
     k_rows: set[int] = field(default_factory=set)
     q_rows: set[int] = field(default_factory=set)
 
@@ -58,31 +54,29 @@ def spec_from_tensors(
     geometry = geometry_from_config(text_config(config), f"{checkpoint}/config.json")
     found = _sort(geometry, tensors)
     _check_layers(geometry, found, tensors)
-    if found.embed is None or len(found.embed.shape) != 2:
+    if len(found.table) != 2:
         raise UserError(f"{checkpoint}: embed_tokens.weight is missing; download the checkpoint again")
-    vocab, hidden = found.embed.shape
+    vocab, hidden = found.table
     _check_width(geometry, "hidden_size", geometry.hidden, {hidden}, "embed_tokens.weight")
     _check_width(geometry, "vocab_size", geometry.vocab, {vocab}, "embed_tokens.weight")
-    if geometry.tied is False and found.head is None:
+    if geometry.tied is False and not found.head:
         raise UserError(f"{checkpoint}: lm_head.weight is missing and config.json says tie_word_embeddings is false; download it again")
-    tied = geometry.tied is True or found.head is None
-    experts = _experts(geometry, found)
+    tied = geometry.tied is True or not found.head
+    routers = _routers(geometry, found)
+    stored = FORMATS[found.dtypes.most_common(1)[0][0]]
     return ModelSpec(
         name=name,
         model_type=geometry.model_type,
-        attn_bytes=tuple(found.attn[i] for i in range(geometry.layers)),
-        ffn_bytes=tuple(found.ffn[i] for i in range(geometry.layers)),
-        norm_bytes=found.norm_bytes,
-        embed_bytes=found.embed.nbytes,
-        head_bytes=0 if tied or found.head is None else found.head.nbytes,
+        units=_units(geometry, found, stored, tied),
         tied=tied,
         vocab=vocab,
         hidden=hidden,
         attn_width=_width(geometry, "num_attention_heads", geometry.attn_width, found.q_rows),
         kv_width=_width(geometry, "num_key_value_heads", geometry.kv_width, found.k_rows),
-        ffn_width=_ffn_width(geometry, found, experts),
-        dtype_bytes=FLOAT_BYTES[found.dtypes.most_common(1)[0][0]],
-        experts=experts,
+        ffn_width=_ffn_width(geometry, found, routers),
+        compute_dtype=stored.plain,
+        kv_dtype=stored.plain,
+        routers=routers,
         checkpoint=checkpoint,
         digest=digest,
     )
@@ -95,9 +89,9 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...]
         role = classify(name)
         if role.kind == "ignored" or (role.layer is not None and geometry.layers <= role.layer < geometry.layers + geometry.extra_layers):
             continue
-        if role.kind != "norm" and info.dtype not in FLOAT_BYTES:
+        if role.kind != "norm" and info.dtype not in FORMATS:
             raise UserError(
-                f"{geometry.where.rpartition('/')[0]}: tensor {name!r} is {info.dtype}, allowed are {', '.join(FLOAT_BYTES)}; "
+                f"{geometry.where.rpartition('/')[0]}: tensor {name!r} is {info.dtype}, allowed are {', '.join(FORMATS)}; "
                 "use the model's unquantised checkpoint"
             )
         if role.layer is not None:
@@ -106,19 +100,21 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...]
         if role.kind in ("attn", "ffn") and role.layer is not None:
             found.dtypes[info.dtype] += info.nbytes
             if role.expert is not None:
+                found.routed[role.layer].add(info)
                 found.experts[role.layer][role.expert] += info.nbytes
             else:
-                (found.attn if role.kind == "attn" else found.ffn)[role.layer] += info.nbytes
+                (found.attn if role.kind == "attn" else found.ffn)[role.layer].add(info)
             if name.endswith("self_attn.k_proj.weight") and info.shape:
                 found.k_rows.add(info.shape[0])
             if name.endswith("self_attn.q_proj.weight") and info.shape:
                 found.q_rows.add(info.shape[0])
-        elif role.kind == "embed" and found.embed is None:
-            found.embed = info
-        elif role.kind == "head" and found.head is None:
-            found.head = info
+        elif role.kind == "embed" and not found.embed:
+            found.embed.add(info)
+            found.table = info.shape
+        elif role.kind == "head" and not found.head:
+            found.head.add(info)
         else:
-            found.norm_bytes += info.nbytes
+            found.norm.add(info)
     return found
 
 
@@ -152,8 +148,16 @@ def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, ob
             )
 
 
-def _experts(geometry: HfGeometry, found: _Sorted) -> Experts | None:
-    """The routed experts, once every MoE layer holds all of them at the same size."""
+def _units(geometry: HfGeometry, found: _Sorted, stored: Format, tied: bool) -> tuple[UnitSpec, ...]:
+    layers = range(geometry.layers)
+    units = [found.attn[i].unit(UnitKind.attn, i, stored) for i in layers] + [found.ffn[i].unit(UnitKind.ffn, i, stored) for i in layers]
+    units += [whole.unit(UnitKind.expert, i, stored, geometry.experts) for i, whole in sorted(found.routed.items())]
+    tables = ((UnitKind.norm, found.norm), (UnitKind.embed, found.embed), (UnitKind.head, Tally() if tied else found.head))
+    return tuple(units + [tally.unit(kind, None, stored) for kind, tally in tables if tally])
+
+
+def _routers(geometry: HfGeometry, found: _Sorted) -> Routers | None:
+    """What is known of the routers, once every MoE layer holds all of them at the same size."""
     if not found.experts:
         return None
     where, count = geometry.where.rpartition("/")[0], geometry.experts
@@ -171,14 +175,14 @@ def _experts(geometry: HfGeometry, found: _Sorted) -> Experts | None:
         sizes.add(sum(held.values()) // count)
     if len(sizes) > 1:
         raise UserError(f"{where}: experts of {len(sizes)} sizes are not supported; found {sorted(sizes)} bytes")
-    return Experts(count, geometry.top_k, sizes.pop(), tuple(sorted(found.experts)), default_hit_rates(count, geometry.top_k))
+    return Routers(geometry.top_k, default_hit_rates(count, geometry.top_k))
 
 
-def _ffn_width(geometry: HfGeometry, found: _Sorted, experts: Experts | None) -> int:
-    dense = experts is None or len(found.experts) < geometry.layers
+def _ffn_width(geometry: HfGeometry, found: _Sorted, routers: Routers | None) -> int:
+    dense = routers is None or len(found.experts) < geometry.layers
     widths = [geometry.ffn] if dense else []
-    if experts is not None:
-        widths.append(geometry.expert_ffn and experts.top_k * geometry.expert_ffn + geometry.shared_ffn)
+    if routers is not None:
+        widths.append(geometry.expert_ffn and routers.top_k * geometry.expert_ffn + geometry.shared_ffn)
     known = [width for width in widths if width]
     if not known:
         raise UserError(f"{geometry.where}: intermediate_size is missing; restore the model's own config.json")

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from penstock.planner.contract.decided.decisions import CachePolicy, ExpertPolicyName, Tier
+from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.workload import Objective
 
 
@@ -129,8 +130,8 @@ class ModelConfig:
     """RMSNorm over head_dim on queries and keys (Qwen3)."""
     qkv_bias: bool = False
     """Whether the projections to Q, K and V add a bias (Qwen2)."""
-    dtype_bytes: int = 2
-    """Bytes of one weight: 2 for BF16."""
+    dtype: Dtype = Dtype.bfloat16
+    """What weights are stored in and products are computed in."""
     experts: int = 0
     """Routed experts a layer; 0 is a dense model."""
     top_k: int = 0

@@ -10,7 +10,9 @@ from typing import Any
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.formats import plain_format
+from penstock.planner.contract.given.model import ModelSpec, Routers
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 """The decoder families whose bytes are known by arithmetic; any other model is read from its checkpoint."""
 
-DTYPES: Mapping[int, str] = MappingProxyType({2: "bfloat16", 4: "float32"})
-"""dtype_bytes -> dtype of a model made from geometry."""
-
 
 def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
-    """The spec of ``cfg``, in bytes of ``cfg.dtype_bytes`` an element.
+    """The spec of ``cfg``, stored and computed in ``cfg.dtype``.
 
     attention = hidden x head_dim x (2 heads + 2 kv_heads) [+ 2 head_dim norms] [+ biases]; FFN = 3 x hidden x ffn, or the
     router's experts x hidden beside as many experts of 3 x hidden x expert_ffn; norms = 2 x hidden a layer + the final
@@ -59,27 +58,31 @@ def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
     attn += q + 2 * kv if family.qkv_bias else 0
     if family.experts:
         expert, ffn = 3 * cfg.hidden * cfg.expert_ffn, cfg.experts * cfg.hidden
-        hit_rates = default_hit_rates(cfg.experts, cfg.top_k)
-        experts = Experts(cfg.experts, cfg.top_k, expert * cfg.dtype_bytes, tuple(range(layers)), hit_rates)
+        routers = Routers(cfg.top_k, default_hit_rates(cfg.experts, cfg.top_k))
     else:
-        ffn, experts = 3 * cfg.hidden * cfg.ffn, None
-    table = cfg.vocab * cfg.hidden * cfg.dtype_bytes
+        expert, ffn, routers = 0, 3 * cfg.hidden * cfg.ffn, None
+    stored = plain_format(cfg.dtype)
+
+    def unit(kind: UnitKind, layer: int | None, elements: int, count: int = 1) -> UnitSpec:
+        return UnitSpec(kind, layer, stored.stored_bytes(1, elements), elements, stored, count)
+
+    units = [unit(UnitKind.attn, i, attn) for i in range(layers)] + [unit(UnitKind.ffn, i, ffn) for i in range(layers)]
+    units += [unit(UnitKind.expert, i, expert, cfg.experts) for i in range(layers) if expert]
+    units += [unit(UnitKind.norm, None, (2 * layers + 1) * cfg.hidden), unit(UnitKind.embed, None, cfg.vocab * cfg.hidden)]
+    units += [] if cfg.tied else [unit(UnitKind.head, None, cfg.vocab * cfg.hidden)]
     return ModelSpec(
         name=cfg.name,
         model_type=cfg.model_type,
-        attn_bytes=(attn * cfg.dtype_bytes,) * layers,
-        ffn_bytes=(ffn * cfg.dtype_bytes,) * layers,
-        norm_bytes=(2 * layers + 1) * cfg.hidden * cfg.dtype_bytes,
-        embed_bytes=table,
-        head_bytes=0 if cfg.tied else table,
+        units=tuple(units),
         tied=cfg.tied,
         vocab=cfg.vocab,
         hidden=cfg.hidden,
         attn_width=q,
         kv_width=kv,
         ffn_width=cfg.top_k * cfg.expert_ffn if family.experts else cfg.ffn,
-        dtype_bytes=cfg.dtype_bytes,
-        experts=experts,
+        compute_dtype=cfg.dtype,
+        kv_dtype=cfg.dtype,
+        routers=routers,
     )
 
 
@@ -94,7 +97,7 @@ def hf_config_dict(cfg: ModelConfig) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": cfg.model_type,
-        "dtype": DTYPES[cfg.dtype_bytes],
+        "dtype": cfg.dtype.value,
         "hidden_size": cfg.hidden,
         "num_hidden_layers": _checked_layers(cfg),
         "num_attention_heads": cfg.heads,
@@ -151,8 +154,6 @@ def _checked_family(cfg: ModelConfig) -> Family:
         raise UserError(f"model.head_dim={cfg.head_dim}: must be even for rotary embeddings; change model.head_dim")
     if family.experts and cfg.top_k > cfg.experts:
         raise UserError(f"model.top_k={cfg.top_k}: at most model.experts={cfg.experts}; lower model.top_k")
-    if cfg.dtype_bytes not in DTYPES:
-        raise UserError(f"model.dtype_bytes={cfg.dtype_bytes}: allowed are 2 (bfloat16) and 4 (float32)")
     for key, fixed in (("qk_norm", family.qk_norm), ("qkv_bias", family.qkv_bias)):
         if getattr(cfg, key) != fixed:
             value = str(getattr(cfg, key)).lower()

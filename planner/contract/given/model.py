@@ -1,8 +1,13 @@
-"""What is known of a model: the bytes of each unit, its FLOPs, its KV cache, its experts."""
+"""What is known of a model: its units, its FLOPs, its KV cache, its experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+from penstock.planner.contract.given.formats import Dtype
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 SECOND_TIER = 0.5
 """What a slot of the tier with fewer of them counts beside one of the other without routings, since both tiers keep some of the same
@@ -40,23 +45,38 @@ class Experts:
         """Of all experts."""
         return self.units * self.expert_bytes
 
+    @property
+    def routers(self) -> Routers:
+        """What of them a model keeps beside its units."""
+        return Routers(self.top_k, self.hit_rates, self.foreseen, self.second_tier)
+
+
+@dataclass(frozen=True)
+class Routers:
+    """What is known of an MoE model's routers, whatever its experts' size."""
+
+    top_k: int
+    """Experts that one token visits in a layer."""
+    hit_rates: tuple[float, ...]
+    """See :class:`Experts`, as the other two."""
+    foreseen: float = 0.0
+    second_tier: float = SECOND_TIER
+
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder as the planner sees it. All sizes in bytes as stored; tuples have one entry a layer."""
+    """A decoder as the planner sees it.
+
+    A size says what it is: ``..._bytes`` of weights are stored bytes, which links carry and tiers hold as they are; FLOPs follow from
+    elements; activations have ``compute_dtype`` and the KV cache ``kv_dtype``. Tuples have one entry a layer.
+    """
 
     name: str
     model_type: str
-    attn_bytes: tuple[int, ...]
-    """Parameters under ``self_attn``, its inner norms included."""
-    ffn_bytes: tuple[int, ...]
-    """Parameters under ``mlp`` but for routed experts: of an MoE layer the router and the experts that every token visits."""
-    norm_bytes: int
-    """Everything that is always resident: layer norms, the final norm, other small tensors."""
-    embed_bytes: int
-    head_bytes: int
-    """The LM head's own bytes: 0 when it is tied to the embedding table."""
+    units: tuple[UnitSpec, ...]
+    """All weights, each stored tensor once."""
     tied: bool
+    """Whether the LM head is the embedding table."""
     vocab: int
     hidden: int
     attn_width: int
@@ -65,11 +85,32 @@ class ModelSpec:
     """KV heads × head_dim; K and V together hold twice this per token and layer."""
     ffn_width: int
     """Elements of the widest FFN activation of one token (for MoE: over its top-k experts)."""
-    dtype_bytes: int
-    experts: Experts | None
+    compute_dtype: Dtype
+    """Of activations, and of what products multiply."""
+    kv_dtype: Dtype
+    routers: Routers | None
+    """None for a dense model."""
     checkpoint: str | None = None
     digest: str | None = None
     """Identity of the weights: xxh3 over config.json and the tensors' names, shapes and offsets."""
+
+    def of_kind(self, kind: UnitKind) -> tuple[UnitSpec, ...]:
+        """Its units of ``kind``, in the order of layers."""
+        return self._by_kind.get(kind, ())
+
+    @cached_property
+    def _by_kind(self) -> Mapping[UnitKind, tuple[UnitSpec, ...]]:
+        return {kind: tuple(unit for unit in self.units if unit.kind is kind) for kind in UnitKind}
+
+    @cached_property
+    def experts(self) -> Experts | None:
+        """The routed experts; None for a dense model."""
+        units, known = self.of_kind(UnitKind.expert), self.routers
+        if not units or known is None:
+            return None
+        layers = tuple(unit.layer for unit in units if unit.layer is not None)
+        one = units[0]
+        return Experts(one.count, known.top_k, one.stored_bytes, layers, known.hit_rates, known.foreseen, known.second_tier)
 
     @property
     def routed(self) -> str:
@@ -81,6 +122,16 @@ class ModelSpec:
     def layers(self) -> int:
         return len(self.attn_bytes)
 
+    @cached_property
+    def attn_bytes(self) -> tuple[int, ...]:
+        """Of each layer's attention unit."""
+        return tuple(unit.stored_bytes for unit in self.of_kind(UnitKind.attn))
+
+    @cached_property
+    def ffn_bytes(self) -> tuple[int, ...]:
+        """Of each layer's FFN unit, routed experts apart."""
+        return tuple(unit.stored_bytes for unit in self.of_kind(UnitKind.ffn))
+
     @property
     def attn_max(self) -> int:
         return max(self.attn_bytes)
@@ -89,21 +140,45 @@ class ModelSpec:
     def ffn_max(self) -> int:
         return max(self.ffn_bytes)
 
-    @property
-    def lm_head_bytes(self) -> int:
-        """Bytes that the LM head multiplies by, tied or not."""
-        return self.embed_bytes if self.tied else self.head_bytes
+    @cached_property
+    def norm_bytes(self) -> int:
+        """Of everything that is always resident."""
+        return sum(unit.stored_bytes for unit in self.of_kind(UnitKind.norm))
+
+    @cached_property
+    def embed_bytes(self) -> int:
+        return sum(unit.stored_bytes for unit in self.of_kind(UnitKind.embed))
 
     @property
+    def embed_row_bytes(self) -> int:
+        """Of one token's row in the embedding table, as stored."""
+        return self.of_kind(UnitKind.embed)[0].format.stored_bytes(1, self.hidden)
+
+    @cached_property
+    def head_bytes(self) -> int:
+        """Of the LM head's own tensor: 0 when it is tied to the embedding table."""
+        return sum(unit.stored_bytes for unit in self.of_kind(UnitKind.head))
+
+    @property
+    def lm_head(self) -> UnitSpec:
+        """What the LM head multiplies by, tied or not."""
+        (unit,) = self.of_kind(UnitKind.embed if self.tied else UnitKind.head)
+        return unit
+
+    @property
+    def lm_head_bytes(self) -> int:
+        """Of what the LM head multiplies by, tied or not."""
+        return self.lm_head.stored_bytes
+
+    @cached_property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, each stored tensor once."""
-        routed = self.experts.nbytes if self.experts else 0
-        return sum(self.attn_bytes) + sum(self.ffn_bytes) + routed + self.norm_bytes + self.embed_bytes + self.head_bytes
+        """Of all weights, each stored tensor once."""
+        return sum(unit.count * unit.stored_bytes for unit in self.units)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of one token over all layers."""
-        return 2 * self.kv_width * self.dtype_bytes * self.layers
+        return 2 * self.kv_width * self.kv_dtype.nbytes * self.layers
 
     def ffn_active_bytes(self, layer: int, tokens: int) -> float:
         """FFN bytes that ``tokens`` tokens of one forward touch in ``layer``, its routed experts included."""
@@ -112,11 +187,12 @@ class ModelSpec:
             return self.ffn_bytes[layer]
         return self.ffn_bytes[layer] + touched_experts(e, tokens) * e.expert_bytes
 
-    @property
+    @cached_property
     def flops_per_token(self) -> float:
         """Multiply-adds × 2 of one token through every layer and the LM head, attention scores left out."""
-        params = sum(self.attn_bytes[i] + self.ffn_active_bytes(i, 1) for i in range(self.layers))
-        return 2 * (params + self.lm_head_bytes) / self.dtype_bytes
+        blocks = sum(unit.elements for kind in (UnitKind.attn, UnitKind.ffn) for unit in self.of_kind(kind))
+        touched = touched_experts(self.experts, 1) if self.experts else 0.0
+        return 2 * (blocks + touched * sum(unit.elements for unit in self.of_kind(UnitKind.expert)) + self.lm_head.elements)
 
     def attention_flops(self, context: float) -> float:
         """FLOPs of one token's attention over ``context`` tokens, all layers: QK^T and PV, 2 each per element."""

@@ -138,7 +138,7 @@ def geometry_of(model: ModelSpec) -> str:
     """Digest of what decides a model's compute: its sizes, not its weights or name."""
     values = (
         model.attn_bytes, model.ffn_bytes, model.lm_head_bytes, model.hidden, model.attn_width, model.kv_width, model.ffn_width,
-        model.dtype_bytes, model.routed,
+        model.compute_dtype.nbytes, model.routed,
     )  # fmt: skip
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 

@@ -15,7 +15,7 @@ from penstock.planner.contract.prices.cost import Prediction
 from penstock.planner.contract.prices.reuse import BreakEven, break_even
 from penstock.planner.contract.prices.stages import Prefill, prefill_passes
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.config.config_schema import HardwareConfig, WorkloadConfig
 from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
-from penstock.planner.contract.experts.expert_hits import flaw
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.plan.model_section import model_from, model_mapping
 from penstock.planner.contract.plan.plan import FORMAT, Plan
 from penstock.planner.contract.prices.cost import Prediction, predict
 from penstock.planner.contract.prices.reuse import BreakEven
@@ -36,7 +35,7 @@ _COMMENTS = {
     "decode step longer where experts are known late; nine_in_ten: [least, most] in nine of ten runs.",
     "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
     "hardware": "What was assumed of the machine.",
-    "model": "The model: bytes of each layer's attention and FFN, routed experts apart (a list when layers differ).",
+    "model": "The model: a row for units that are alike. Stored bytes are what links carry and tiers hold; FLOPs follow from elements.",
     "workload": "The work that it was made for.",
 }
 _INTERVALS = "nine_in_ten"
@@ -95,7 +94,7 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         if key not in data:
             raise UserError(f"{key}: missing; write the plan again with `planner solve`")
     hardware = hardware_from(build(HardwareConfig, data["hardware"], "hardware"))
-    model = _model_from(data["model"])
+    model = model_from(data["model"])
     workload = workload_from(build(WorkloadConfig, data["workload"], "workload"))
     decisions = Decisions(
         weights=build(WeightDecisions, data["weights"], "weights"),
@@ -135,7 +134,7 @@ def _load(path: Path, key: str) -> Mapping[str, Any]:
         raise UserError(f"{key}={path}: not a plan, the key `penstock` is missing; write one with `planner solve`")
     if data["penstock"] != FORMAT:
         found = data["penstock"]
-        raise UserError(f"{key}={path}: format {found} of a plan, this program reads {FORMAT}; write it again with `planner solve`")
+        raise UserError(f"{key}={path}: a plan of format {found}, this program reads format {FORMAT}; solve again with `planner solve`")
     return data
 
 
@@ -153,7 +152,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "predicted": _rounded(_plain(plan.predicted) | {_INTERVALS: _plain(plan.intervals)}),
         "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
         "hardware": hardware_mapping(plan.hardware),
-        "model": _model_mapping(plan.model),
+        "model": model_mapping(plan.model),
         "workload": dict(workload_mapping(plan.workload)),
     }
 
@@ -179,7 +178,7 @@ def _lines(name: str, value: Any, indent: str = "") -> Iterator[str]:
         yield f"{indent}{name}:"
         for key, item in value.items():
             yield from _lines(key, item, indent + "  ")
-    elif isinstance(value, list) and any(isinstance(item, list | str) for item in value):
+    elif isinstance(value, list) and any(isinstance(item, list | str | Mapping) for item in value):
         yield f"{indent}{name}:"
         yield from (f"{indent}  - {_flow(item)}" for item in value)
     else:
@@ -210,47 +209,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(v) for v in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _model_mapping(model: ModelSpec) -> dict[str, Any]:
-    values: dict[str, Any] = _plain(model)
-    head = {"name": values.pop("name"), "model_type": values.pop("model_type"), "layers": model.layers}
-    for key in ("attn_bytes", "ffn_bytes"):
-        sizes = values[key]
-        values[key] = sizes[0] if len(set(sizes)) == 1 else sizes
-    return head | values
-
-
-def _model_from(data: Any) -> ModelSpec:
-    if not isinstance(data, Mapping) or "layers" not in data:
-        raise UserError("model.layers: missing; write the plan again with `planner solve`")
-    values = dict(data)
-    layers = convert(int, values.pop("layers"), "model.layers")
-    if layers < 1:
-        raise UserError(f"model.layers={layers}: must be 1 or more")
-    for key in ("attn_bytes", "ffn_bytes"):
-        size = values.get(key)
-        if isinstance(size, int):
-            values[key] = [size] * layers
-        elif isinstance(size, list) and len(size) != layers:
-            raise UserError(f"model.{key}: {len(size)} sizes for {layers} layers; give one for each, or one for all")
-    model = build(ModelSpec, values, "model")
-    if model.experts:
-        _check_experts(model.experts, layers)
-    return model
-
-
-def _check_experts(experts: Experts, layers: int) -> None:
-    if not 1 <= experts.top_k <= experts.count or experts.expert_bytes < 1:
-        raise UserError(
-            f"model.experts: top_k={experts.top_k} of count={experts.count}, expert_bytes={experts.expert_bytes}; allowed: 1 to count, "
-            "and 1 or more; write the plan again with `planner solve`"
-        )
-    if not experts.layers or list(experts.layers) != sorted({layer for layer in experts.layers if 0 <= layer < layers}):
-        raise UserError(f"model.experts.layers={list(experts.layers)}: must ascend within 0 to {layers - 1}; write the plan again")
-    if not 0 <= experts.foreseen <= 1:
-        raise UserError(f"model.experts.foreseen={experts.foreseen}; allowed: 0 to 1; write the plan again with `planner solve`")
-    if not 0 <= experts.second_tier <= 1:
-        raise UserError(f"model.experts.second_tier={experts.second_tier}; allowed: 0 to 1; write the plan again with `planner solve`")
-    if wrong := flaw(experts.hit_rates, experts.count):
-        raise UserError(f"model.experts.hit_rates: {wrong}; write the plan again with `planner solve`")

@@ -165,7 +165,7 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     peak was 61 MB for 512 tokens and 3910 MB for 32768, whether in one sequence or in many. Only one sequence in one pass
     needs no mask.
     """
-    dtype, f32 = model.dtype_bytes, OVERHEADS.float32_bytes
+    dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes
     chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
     norm = 3 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
     qkv = model.attn_width + 2 * model.kv_width
@@ -175,7 +175,7 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     dense = model.experts is None or len(model.experts.layers) < model.layers
     ffn = 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
-    one_layer_kv = (repeated + 2 * model.kv_width) * workload.max_tokens * dtype
+    one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
     masked = batch > 1 or chunk_tokens < workload.prompt_tokens
     mask = chunk_tokens * workload.max_tokens * (1 + dtype) if masked else 0
     logits = model.vocab * (dtype + f32)
@@ -196,9 +196,10 @@ def _experts_bytes_per_token(experts: Experts, model: ModelSpec) -> int:
     the end every row weighted in float32, and their sum. An int64 index a row says which is whose.
     """
     top_k, width, hidden = experts.top_k, -(-model.ffn_width // experts.top_k), model.hidden
-    computing = max(4 * width + hidden, 3 * width + 2 * hidden) * model.dtype_bytes
-    summing = (top_k + 1) * hidden * OVERHEADS.float32_bytes + hidden * model.dtype_bytes
-    return top_k * hidden * model.dtype_bytes + max(computing, summing) + 8 * top_k
+    dtype = model.compute_dtype.nbytes
+    computing = max(4 * width + hidden, 3 * width + 2 * hidden) * dtype
+    summing = (top_k + 1) * hidden * OVERHEADS.float32_bytes + hidden * dtype
+    return top_k * hidden * dtype + max(computing, summing) + 8 * top_k
 
 
 def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:

@@ -85,7 +85,7 @@ def expert_copy_s(gpu: Gpu, experts: Experts, chunk_bytes: int) -> float:
 
 def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
     """Seconds to look up ``rows`` tokens in an embedding table in DRAM, in so many passes."""
-    return passes * FIXED.embedding_lookup_s + rows * model.hidden * model.dtype_bytes / FIXED.embedding_rows_gbps / GB
+    return passes * FIXED.embedding_lookup_s + rows * model.embed_row_bytes / FIXED.embedding_rows_gbps / GB
 
 
 def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
@@ -127,7 +127,7 @@ def elementwise_bytes_per_token(model: ModelSpec) -> int:
     embedding, 10 of the query and key widths; the attention's output made contiguous, 2; K and V written to the cache, 4 of ``kv_width``.
     """
     elements = 42 * model.hidden + 5 * model.ffn_width + 12 * model.attn_width + 14 * model.kv_width
-    return elements * model.dtype_bytes * model.layers
+    return elements * model.compute_dtype.nbytes * model.layers
 
 
 def prefill_compute_s(
@@ -140,7 +140,7 @@ def prefill_compute_s(
     """
     prompt = workload.prompt_tokens
     tokens = prompt - start
-    head_flops = 2 * model.lm_head_bytes / model.dtype_bytes
+    head_flops = 2 * model.lm_head.elements
     per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops((prompt + start) / 2))
     flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
     rows = batch * min(chunk_tokens, tokens)
