@@ -107,8 +107,11 @@ class ReplayConfig:
     """A picture to draw, such as replay.png."""
 
 
-TargetName = StrEnum("TargetName", [(n, n) for n in ("env", "accelerate")], module=__name__)
-"""The engines that a plan can be exported to."""
+class TargetName(StrEnum):
+    """The engines that a plan can be exported to."""
+
+    env = "env"
+    accelerate = "accelerate"
 
 
 @dataclass

@@ -36,7 +36,7 @@ def device_map(plan: Plan) -> dict[str, int | str]:
     lie elsewhere: accelerate moves all of a module that does not compute where it lies, whatever its parts are mapped to."""
     placement, gpu = plan.placement, plan.hardware.gpu is not None
     here: int | str = 0 if gpu else "cpu"
-    device = {Tier.vram: 0, Tier.dram: "cpu", Tier.ssd: "disk"}
+    device: dict[Tier, int | str] = {Tier.vram: 0, Tier.dram: "cpu", Tier.ssd: "disk"}
     head = here if Tier.dram not in placement.head or not gpu else "cpu"
     embedding = here if plan.decisions.weights.embedding is Tier.vram or not gpu else "cpu"
     if plan.model.tied:
@@ -105,7 +105,7 @@ def _lost(plan: Plan, own: Step) -> Iterator[Lost]:
     yield Lost(
         "page-locked DRAM",
         "weights are copied from memory that is not page-locked",
-        slower and slower.tokens_per_s,
+        slower.tokens_per_s if slower else None,
         "" if slower else "hardware.gpu.h2d_pageable_gbps was not measured",
     )
     if more:

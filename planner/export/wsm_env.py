@@ -42,7 +42,7 @@ def variables(values: Mapping[str, str]) -> dict[str, str]:
     out; where none can, each says the nearest value below."""
     written = {}
     for variable in TABLE:
-        if variable.solve in values:
+        if variable.solve is not None and variable.solve in values:
             value = values[variable.solve]
             rivals = [other.form for other in TABLE if other.solve == variable.solve]
             if variable.form.exact(value) or not any(form.exact(value) for form in rivals):

@@ -72,7 +72,7 @@ def _nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _pcie(pynvml, handle) -> str:
+def _pcie(pynvml: Any, handle: Any) -> str:
     def ask(name: str) -> str:
         try:
             return str(getattr(pynvml, name)(handle))

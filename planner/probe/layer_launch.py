@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.planner.probe.findings import Figure
 
@@ -35,7 +35,8 @@ class TinyDecoder:
             hidden_size=HIDDEN, intermediate_size=FFN, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, num_hidden_layers=LAYERS,
             vocab_size=VOCAB, dtype=torch.bfloat16,
         )  # fmt: skip
-        self._model = LlamaModel(config).to(device=device, dtype=torch.bfloat16).eval().requires_grad_(False)
+        self._model = cast(Any, LlamaModel(config))
+        self._model.to(device=device, dtype=torch.bfloat16).eval().requires_grad_(False)
         self._events = device != "cpu"
         for layer in self._model.layers:
             for block in (layer.self_attn, layer.mlp):

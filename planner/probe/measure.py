@@ -127,7 +127,7 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     found.attempt(("gpu.name",), gpu.identity)
 
 
-def _with_torch(measure):
+def _with_torch(measure: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
     try:
         yield from measure()
     except ImportError as error:

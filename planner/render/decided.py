@@ -19,9 +19,9 @@ def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
     through, from_ssd = len(placement.dram_layers), len(placement.ssd_layers)
     yield "policy", str(w.policy), f"{layers - through} layers in VRAM, {through - from_ssd} in DRAM, {from_ssd} from SSD"
     if gpu:
-        kept = w.vram.resident_units
-        head = f"{kept.head} of {w.head_blocks} LM-head blocks; embedding in {w.embedding}"
-        yield "VRAM", f"{kept.attn} attn + {kept.ffn} ffn kept", head
+        resident = w.vram.resident_units
+        head = f"{resident.head} of {w.head_blocks} LM-head blocks; embedding in {w.embedding}"
+        yield "VRAM", f"{resident.attn} attn + {resident.ffn} ffn kept", head
         yield "VRAM ring", f"{w.vram.slots} slots", f"{w.vram.prefetch_distance} units ahead"
     cache = w.dram
     ahead = f"{cache.prefetch_distance} layers ahead, {cache.resident_layers} kept"

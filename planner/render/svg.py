@@ -66,9 +66,9 @@ def step_picture(lanes: Sequence[Lane], seconds: float, names: dict[str, str]) -
             parts.append(_box(x, y, width, BAR, look, f"{name}: {part.name}, {show_seconds(part.end_s - part.start_s)}"))
     y = len(lanes) * ROW + 4
     parts.append(f'<line x1="{LEFT_OF_STEP}" y1="{y}" x2="{WIDTH - 4}" y2="{y}" class="axis"/>')
-    for part in range(5):
-        x = LEFT_OF_STEP + span * part / 4
-        parts.append(_text(x, y + 15, show_seconds(seconds * part / 4), "last" if part == 4 else "mid" if part else ""))
+    for quarter in range(5):
+        x = LEFT_OF_STEP + span * quarter / 4
+        parts.append(_text(x, y + 15, show_seconds(seconds * quarter / 4), "last" if quarter == 4 else "mid" if quarter else ""))
     return _svg(y + 20, parts, "A decode step, stage by stage")
 
 

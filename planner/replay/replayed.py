@@ -133,7 +133,8 @@ def hit_curve(routings: Routings, name: ExpertPolicyName, advance: Advance = lam
         while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (n - hull[-1][0]) <= (rate - hull[-1][1]) * (hull[-1][0] - hull[-2][0]):
             hull.pop()
         hull.append((n, rate))
-    return tuple(float(x) for x in np.interp(range(routings.count + 1), *zip(*hull, strict=True)))
+    corners, rates = zip(*hull, strict=True)
+    return tuple(float(x) for x in np.interp(range(routings.count + 1), corners, rates))
 
 
 def _act(routings: Routings, policy: ExpertPolicy) -> Iterator[Visits]:

@@ -37,8 +37,8 @@ def second_tier(experts: Experts, routings: Routings, policy: ExpertPolicyName) 
     stands.
     """
     shape = replace(experts, layers=tuple(range(routings.layers)))
-    splits = [tuple(round(share * shape.units) + TRANSIT_SLOTS for share in shares) for shares in SPLITS]
-    return _weight(shape, routings, [ExpertSlots(*split, policy) for split in splits], SECOND_TIER)
+    splits = [[round(share * shape.units) + TRANSIT_SLOTS for share in shares] for shares in SPLITS]
+    return _weight(shape, routings, [ExpertSlots(vram, dram, policy) for vram, dram in splits], SECOND_TIER)
 
 
 def second_tier_of(experts: Experts, routings: Routings, slots: ExpertSlots) -> float:

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.planner.common.measures import show_bytes, show_seconds
@@ -30,12 +31,19 @@ class Column:
 def columns(gathered: Gathered) -> list[Column]:
     """Those in which any row has something, what was swept right after the path."""
     every = [Column("path", lambda row: row.path), Column("kind", lambda row: row.kind)]
-    every += [Column(key, lambda row, key=key: row.asked.get(key, row.facts.get(key))) for key in gathered.swept]
-    every += [Column(name, lambda row, name=name: row.facts.get(name)) for name in FACTS if name not in gathered.swept]
-    every += [Column(f"predicted_{name}", lambda row, name=name: row.predicted.get(name)) for name in PREDICTED]
-    every += [Column(f"measured_{name}", lambda row, name=name: row.measured.get(name)) for name in PREDICTED]
+    every += [Column(key, partial(_swept, key=key)) for key in gathered.swept]
+    every += [Column(name, partial(_one, of="facts", name=name)) for name in FACTS if name not in gathered.swept]
+    every += [Column(f"{of}_{name}", partial(_one, of=of, name=name)) for of in ("predicted", "measured") for name in PREDICTED]
     every += [Column("predicted_over_measured", ratio), Column("error", lambda row: row.error or None)]
     return [column for column in every if any(column.value(row) is not None for row in gathered.rows)]
+
+
+def _swept(row: Row, key: str) -> Any:
+    return row.asked.get(key, row.facts.get(key))
+
+
+def _one(row: Row, of: str, name: str) -> Any:
+    return getattr(row, of).get(name)
 
 
 def ratio(row: Row) -> float | None:

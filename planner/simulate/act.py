@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.planner.common.errors import UserError
@@ -154,7 +155,7 @@ class Simulation:
                     self._record.prefill_ns.append(self._record.offset_ns - began)
                     self._mark("prefill", began)
             else:
-                self._repeat(run.count, AHEAD_PASSES if self._kv else 0, lambda run=run: self._step(run.each))
+                self._repeat(run.count, AHEAD_PASSES if self._kv else 0, partial(self._step, run.each))
 
     def _step(self, each: Pass) -> None:
         began = self._record.offset_ns
@@ -183,20 +184,20 @@ class Simulation:
             self._await(self._feed.ready, unit, unit)
             self._feed.enter(unit)
             self._record.waited(COMPUTE, self._feed.waits_for, str(unit), since, lanes.now)
-            layer = unit.layer if unit.kind == "attn" and unit.layer in self._kv_layers else None
-            if layer is not None:
+            kv = self._kv if unit.kind == "attn" and unit.layer in self._kv_layers else None
+            if kv is not None:
                 since = lanes.now
-                self._kv.ask(layer)
-                self._await(self._kv.ready, layer, unit)
-                self._kv.enter(layer)
-                self._record.waited(COMPUTE, self._kv.waits_for, f"kv.{layer}", since, lanes.now)
+                kv.ask(unit.layer)
+                self._await(kv.ready, unit.layer, unit)
+                kv.enter(unit.layer)
+                self._record.waited(COMPUTE, kv.waits_for, f"kv.{unit.layer}", since, lanes.now)
             lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), self._left_to_compute(length_ns))
             self._until_computed(unit)
             if unit.kind == "ffn" and unit.layer in self._places:
                 self._route(each, unit.layer)
             self._feed.leave(unit)
-            if layer is not None:
-                self._kv.leave(layer)
+            if kv is not None:
+                kv.leave(unit.layer)
             self._settle()
         phase = "prefill" if each.prefill else "decode"
         for track, (busy_ns, nbytes) in before.items():
@@ -210,10 +211,11 @@ class Simulation:
 
     def _route(self, each: Pass, layer: int) -> None:
         """The layer's routed experts, each as soon as it is there."""
-        experts, lanes = self._experts, self._lanes
+        experts, routers, lanes = self._experts, self._routers, self._lanes
+        assert experts is not None and routers is not None, "only a model with routed experts has such layers"
         waits_for = EXPERTS if experts.card else SSD
         tokens = max(1, round(each.kv_new))
-        routing = self._routers.next(self._places[layer], self._sequences, tokens, each.prefill)
+        routing = routers.next(self._places[layer], self._sequences, tokens, each.prefill)
         rows = Counter(routing.chosen.ravel().tolist())
         experts.visit(layer, routing)
         self._issued_ns = 0
@@ -224,6 +226,7 @@ class Simulation:
             self._await(lambda _: experts.ready() is not None, None, f"experts of layer {layer}")
             self._issued_ns = min(each.issued_ns, self._issued_ns + lanes.now - copied_since)
             expert = experts.ready()
+            assert expert is not None, "it was waited for"
             name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert])
             self._record.waited(COMPUTE, waits_for, name, since, lanes.now)
             lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self._left_to_compute(length_ns))

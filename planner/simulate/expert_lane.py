@@ -134,6 +134,7 @@ class SimulatedExperts:
 
     def __init__(self, plan: Plan, moved: Traffic, lanes: Lanes):
         experts, made = plan.model.experts, plan.decisions.experts
+        assert experts is not None and made is not None, "only a plan with routed experts is simulated so"
         pieces = -(-experts.expert_bytes // made.chunk_bytes)
         self._made, self._pieces = made, pieces
         reads, piece_bytes = plan.decisions.weights.ssd, experts.expert_bytes // pieces
@@ -177,7 +178,8 @@ class SimulatedExperts:
         order: list[int] = []
         if self.card is not None:
             hits, wanted = self.card.visit(layer, routing, wanted)
-            order += sorted(hits, key=lambda e: (layer, e) in self.card.coming)
+            coming_to_card = self.card.coming
+            order += sorted(hits, key=lambda e: (layer, e) in coming_to_card)
         hits, misses = self.dram.visit(layer, routing, wanted)
         self._from_dram = {(layer, e) for e in (*hits, *misses)}
         if self.card is None:  # what was there all along is computed while nothing else has come
@@ -239,11 +241,11 @@ class SimulatedExperts:
             self._looked = True
             self._wanted = self.card.cache.coming(*self._visited, self._made.prefetch)
         if self._wanted is not None and self.card.cache.room_ahead and not self.card.ahead & set(self.card.coming):
-            key = next(self._wanted, None)
-            if key is None:
+            ahead = next(self._wanted, None)
+            if ahead is None:
                 self._wanted = None
-            elif self.dram.here(key):
-                self.card.begin(key, False, self._pieces)
+            elif self.dram.here(ahead):
+                self.card.begin(ahead, False, self._pieces)
             did = True
         return did
 

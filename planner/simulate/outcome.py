@@ -96,7 +96,7 @@ class Told:
             "closed_form": None if self.bent else closed,
             "ratio": None
             if self.bent
-            else {name: _six(closed[name] / value) if value and closed[name] is not None else None for name, value in found.items()},
+            else {name: _six(of / value) if value and (of := closed[name]) is not None else None for name, value in found.items()},
             "total_s": _six(self.total_s),
             "step_s": _steps(record.step_ns),
             "cache": {**cache, "wait_s": _six(cache["wait_s"]), "held_layers": record.held},

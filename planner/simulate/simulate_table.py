@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -46,7 +48,7 @@ def _figures(told: Told, before: Told | None, console: Console) -> None:
 def _cache(told: Told, before: Told | None, console: Console) -> None:
     all_ = [told] + ([before] if before else [])
     _head(console, "DRAM cache", ["in all"] + (["before"] if before else []))
-    rows = {
+    rows: dict[str, Sequence[object]] = {
         "loads": [t.acted.cache.loads for t in all_],
         "evictions": [t.acted.cache.evictions_out_of_window for t in all_],
         "  in window": [t.acted.cache.evictions_in_window for t in all_],

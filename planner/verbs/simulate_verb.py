@@ -62,17 +62,15 @@ def simulate_verb(cfg: SimulateConfig) -> None:
 
 
 def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:
-    if (cfg.plan is None) == (cfg.demo is None):
-        raise UserError("plan=, demo=: one of them is needed, and only one; write a plan with `planner solve`, or choose a demonstration")
     force = Force.from_config(cfg.force)
-    if cfg.demo is None:
-        plan = read_plan(Path(cfg.plan).expanduser())
-    else:
-        own = {name: getattr(cfg.demo, name) for name in ("cap_layers", "hwm_layers", "prefetch_distance")}
-        force = replace(force, **{name: value for name, value in own.items() if name not in force.given})
-        with resources.as_file(resources.files("penstock").joinpath("conf", "plans", f"{cfg.demo.plan}.yaml")) as path:
-            plan = read_plan(path)
-    return plan, force
+    if cfg.plan is not None and cfg.demo is None:
+        return read_plan(Path(cfg.plan).expanduser()), force
+    if cfg.plan is not None or cfg.demo is None:
+        raise UserError("plan=, demo=: one of them is needed, and only one; write a plan with `planner solve`, or choose a demonstration")
+    own = {name: getattr(cfg.demo, name) for name in ("cap_layers", "hwm_layers", "prefetch_distance")}
+    force = replace(force, **{name: value for name, value in own.items() if name not in force.given})
+    with resources.as_file(resources.files("penstock").joinpath("conf", "plans", f"{cfg.demo.plan}.yaml")) as path:
+        return read_plan(path), force
 
 
 def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
@@ -123,5 +121,5 @@ def _routers(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routers | None]:
     return lambda: RecordedRouters(recorded, needs if recorded.layers > 1 else None)
 
 
-def _name(cfg: SimulateConfig) -> str:
+def _name(cfg: SimulateConfig) -> str | None:
     return cfg.plan if cfg.demo is None else cfg.demo.plan
