@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import penstock
 from penstock.planner.common.bars import bar_console
-from penstock.planner.common.command.wsm import PREFIX
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.measures import GB, show_bytes, show_seconds
+from penstock.planner.common.measures import GB, show_seconds
 from penstock.planner.common.output import write_json
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
-from penstock.planner.solver.infeasible import Infeasible
 from penstock.runtime.asked.order import read_order, writable
 from penstock.runtime.asked.run_schema import BenchConfig, RunConfig
 from penstock.runtime.tools.modes import MODES, Setting, check_modes, read_setting
+from penstock.runtime.tools.solving import environment, program
 
 LEFT_OUT = ("texts", "tokens", "step_s", "step_bytes", "requests")
 """Keys of a run's report that grow with the work."""
@@ -61,9 +57,6 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
     """The report of one mode's run, or ``why_not``. UserError for what is wrong with ``cfg`` in every mode."""
     try:
         plan = MODES[mode](setting)
-    except Infeasible as error:
-        short = " and ".join(f"{tier.upper()} is short by {show_bytes(nbytes)}" for tier, nbytes in error.shortages.items())
-        return {WHY_NOT: short or str(error)}
     except UserError as error:
         return {WHY_NOT: str(error)}
     plan_file, report_file = scratch / f"{mode}.yaml", scratch / f"{mode}.json"
@@ -84,7 +77,7 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
     )
     read_order(run)
     with bar_console().status(f"{mode}: running"):
-        done = subprocess.run(_command(run), env=_environment(), capture_output=True, text=True)
+        done = subprocess.run(_command(run), env=environment(), capture_output=True, text=True)
     if cfg.verbose:
         print(done.stdout, end="", flush=True)
     if done.returncode:
@@ -96,22 +89,14 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
 
 def _command(run: RunConfig) -> list[str]:
     """`runtime run` with every key of ``run`` that differs from its default."""
-    code = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
     usual = _flat(RunConfig())
     given = {key: "null" if value is None else value for key, value in _flat(run).items() if value != usual[key]}
-    return [sys.executable, "-c", code, "run", *(f"{key}={value}" for key, value in given.items())]
+    return program("runtime", "run", *(f"{key}={value}" for key, value in given.items()))
 
 
 def _flat(run: RunConfig) -> dict[str, Any]:
     plain = {key: value for key, value in vars(run).items() if key not in ("engine", "force")}
     return plain | {f"engine.{key}": value for key, value in vars(run.engine).items()}
-
-
-def _environment() -> dict[str, str]:
-    """This process's own, without the seeds' variables: they would change each mode's plan into the same one."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
-    here = str(Path(penstock.__file__).resolve().parent.parent)
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")]))}
 
 
 def _heading(cfg: BenchConfig, setting: Setting) -> str:

@@ -8,16 +8,16 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.contract.config.config_schema import SolveConfig
-from penstock.planner.contract.config.resolve import hardware_from, model_from
+from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
 from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.infeasible import Infeasible
-from penstock.planner.solver.planning import make_plan
+from penstock.runtime.tools.solving import NoPlan, solve
 
 
 class NotHere(UserError):
@@ -31,7 +31,7 @@ class Setting:
     cfg: SolveConfig
     hardware: HardwareProfile
     model: ModelSpec
-    best: Plan | Infeasible
+    best: Plan | NoPlan
     """The best plan with nothing forced but what the user did, or why there is none."""
 
     @property
@@ -46,17 +46,17 @@ class Setting:
         return {f"expert_{tier}_slots": max(fewest_slots(experts), round(share * experts.units)) for tier, share in shares.items()}
 
     def plan(self, **forced: Any) -> Plan:
-        """The best plan with ``forced`` decisions. NotHere when they contradict the user's, Infeasible when nothing fits."""
+        """The best plan with ``forced`` decisions. NotHere when they contradict the user's, NoPlan when nothing fits."""
         for key, value in forced.items():
             wanted = getattr(self.cfg.force, key)
             if wanted is not None and wanted != value:
                 raise NotHere(f"force.{key}={wanted} contradicts it: it needs {value}")
-        return make_plan(replace(self.cfg, force=replace(self.cfg.force, **forced)))
+        return solve(replace(self.cfg, force=replace(self.cfg.force, **forced)))
 
     def plan_with_more_dram(self) -> Plan:
         """The best plan of a machine with room for all weights in DRAM, twice over for the cache's headroom."""
         hardware = replace(self.cfg.hardware, dram_bytes=self.hardware.dram_bytes + 2 * self.model.weight_bytes)
-        return make_plan(replace(self.cfg, hardware=hardware))
+        return solve(replace(self.cfg, hardware=hardware))
 
 
 def _full(setting: Setting) -> Plan:
@@ -93,7 +93,7 @@ def _stream(setting: Setting) -> Plan:
 def _mixed(setting: Setting) -> Plan:
     """The best plan for the budgets as they are, where that reads the SSD; else one that keeps half as much in each tier as it could."""
     best = setting.best
-    if isinstance(best, Infeasible):
+    if isinstance(best, NoPlan):
         raise best
     if best.placement.ssd_layers or best.predicted.experts_missed_dram:
         return best
@@ -128,8 +128,12 @@ def check_modes(names: list[str]) -> None:
 
 def read_setting(cfg: SolveConfig) -> Setting:
     """UserError for a value of ``cfg`` that cannot be."""
+    hardware, model = hardware_from(cfg.hardware), model_from(cfg.model)
+    workload_from(cfg.workload)
+    Force.from_config(cfg.force, cfg.moe)
+    best: Plan | NoPlan
     try:
-        best = make_plan(cfg)
-    except Infeasible as error:
-        best = error
-    return Setting(cfg, hardware_from(cfg.hardware), model_from(cfg.model), best)
+        best = solve(cfg)
+    except NoPlan as reason:
+        best = reason
+    return Setting(cfg, hardware, model, best)
