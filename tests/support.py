@@ -40,7 +40,6 @@ GPU = Gpu(
     h2d=Curve(((1 << 20, 20.0), (64 << 20, 25.0))),
     d2h=Curve(((1 << 20, 20.0), (64 << 20, 25.0))),
     h2d_pageable_gbps=5.0,
-    h2d_while_ssd_gbps=24.0,
     h2d_with_d2h_gbps=20.0,
 )
 
@@ -55,7 +54,7 @@ def machine(gpu: bool = False, **changes: object) -> HardwareProfile:
         ssd_read=(SsdPoint(1 << 20, 4, 2.0), SsdPoint(4 << 20, 4, 3.0)),
         ssd_write_gbps=1.0,
         dram_copy_gbps=10.0,
-        dram_read_gbps=20.0,
+        dram_bus_gbps=80.0,
         pin_s_per_gb=0.2,
         cpu_cores=2,
         cpu_matvec_gbps=15.0,

@@ -25,8 +25,8 @@ class Resource:
 
 
 def resources(hardware: HardwareProfile) -> tuple[Resource, ...]:
-    """Those that this machine has."""
-    return tuple(r for r in ALL if hardware.gpu or r.key not in ("vram", "pcie"))
+    """Those that this machine has, and whose amount is known."""
+    return tuple(r for r in ALL if (hardware.gpu or r.key not in ("vram", "pcie")) and r.of(hardware))
 
 
 def _capacity(key: str) -> tuple[Callable[[HardwareProfile], float], Callable[[HardwareProfile, float], HardwareProfile]]:
@@ -39,17 +39,16 @@ def _ssd_gbps(hardware: HardwareProfile) -> float:
 
 
 def _with_ssd(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
-    """Every point of the curve in proportion, also beside copies: what the links take from each other stays the same share."""
+    """Every point of the curve in proportion."""
     factor = gbps / _ssd_gbps(hardware)
-    gpu = hardware.gpu and replace(hardware.gpu, ssd_while_h2d_gbps=hardware.gpu.ssd_while_h2d_gbps * factor)
-    return replace(hardware, ssd_read=tuple(replace(p, gbps=p.gbps * factor) for p in hardware.ssd_read), gpu=gpu)
+    return replace(hardware, ssd_read=tuple(replace(p, gbps=p.gbps * factor) for p in hardware.ssd_read))
 
 
 def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
     """Both directions in proportion."""
     gpu = _gpu(hardware)
     factor = gbps / gpu.h2d.peak
-    rates = {name: getattr(gpu, name) * factor for name in ("h2d_pageable_gbps", "h2d_while_ssd_gbps", "h2d_with_d2h_gbps")}
+    rates = {name: getattr(gpu, name) * factor for name in ("h2d_pageable_gbps", "h2d_with_d2h_gbps")}
     return replace(hardware, gpu=replace(gpu, h2d=_faster(gpu.h2d, factor), d2h=_faster(gpu.d2h, factor), **rates))
 
 
@@ -79,6 +78,7 @@ def _faster(curve: Curve, factor: float) -> Curve:
 ALL = (
     Resource("vram", "VRAM", "GB", *_capacity("vram")),
     Resource("dram", "DRAM", "GB", *_capacity("dram")),
+    Resource("bus", "DRAM bus", "GB/s", lambda h: h.dram_bus_gbps, lambda h, gbps: replace(h, dram_bus_gbps=gbps)),
     Resource("ssd", "SSD read", "GB/s", _ssd_gbps, _with_ssd),
     Resource("pcie", "PCIe", "GB/s", lambda h: _gpu(h).h2d.peak, _with_pcie),
     Resource("weights", "weight reads", "GB/s", lambda h: h.weight_gbps, _with_weight_rate),

@@ -62,8 +62,3 @@ def table(samples: dict[tuple[int, int], list[float]]) -> list[list[float]]:
     medians = {point: statistics.median(rates) for point, rates in samples.items()}
     smooth = monotone(medians, {point: float(len(rates)) for point, rates in samples.items()})
     return [[block, depth, round(rate, 3)] for (block, depth), rate in sorted(smooth.items())]
-
-
-def best_point(samples: dict[tuple[int, int], list[float]]) -> tuple[int, int]:
-    """(block_bytes, queue_depth) of the highest median."""
-    return max(samples, key=lambda point: statistics.median(samples[point]))

@@ -19,6 +19,7 @@ class Shares:
     total_s: float
     """From the call to the profile: the promised limit less ``START_UP_S`` and ``OVERRUN_S``."""
     dram_s: float
+    """Copying within DRAM; as much again for the bus, and once more beside a GPU's copies."""
     cpu_s: float
     """Each of the processor's figures."""
     gpu_s: float
@@ -26,8 +27,6 @@ class Shares:
     write_s: float
     read_least_s: float
     """SSD reading, even when loading torch took the time that was meant for it."""
-    together_s: float
-    """H2D while the SSD is read."""
     sample_s: float
     """One SSD read sample."""
     arena_bytes: int
@@ -53,7 +52,6 @@ FULL = Shares(
     0.5,
     5.0,
     10.0,
-    2.0,
     0.4,
     2048 * _MIB,
     16384 * _MIB,
@@ -68,7 +66,6 @@ QUICK = Shares(
     0.1,
     1.2,
     2.0,
-    0.8,
     0.15,
     1024 * _MIB,
     4096 * _MIB,

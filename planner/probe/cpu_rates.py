@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.planner.common.measures import GB, show_bytes
 from penstock.planner.contract.prices.stages import FIXED
+from penstock.planner.probe.bus_rate import thread_counts
 from penstock.planner.probe.clocked import median_seconds
 from penstock.planner.probe.dram_rates import Arena
 from penstock.planner.probe.findings import CannotMeasure, Figure
@@ -39,7 +40,8 @@ def random_weights(nbytes: int = 2**20) -> bytes:
 
 
 def measure_cpu(arena: Arena, seconds: float, cache_bytes: int) -> Iterator[Figure]:
-    """The matrix-vector and the matrix rate; the arena is filled with random weights first.
+    """The matrix-vector rate at the number of threads that is fastest, that number, and the matrix rate with it; torch keeps it. The arena
+    is filled with random weights first.
 
     ``cache_bytes`` is the last-level cache's size: the weights are rotated so that together they exceed it.
     """
@@ -50,16 +52,24 @@ def measure_cpu(arena: Arena, seconds: float, cache_bytes: int) -> Iterator[Figu
     matrices = arena_matrices(arena, MATVEC_ROWS, MATVEC_COLUMNS)
     if not matrices:
         raise CannotMeasure(f"{show_bytes(arena.nbytes)} of DRAM do not hold one {MATVEC_ROWS}x{MATVEC_COLUMNS} matrix")
-    threads = torch.get_num_threads()
+    counts = thread_counts(arena.threads)
     with torch.inference_mode():
         x = torch.randn(1, MATVEC_COLUMNS).to(torch.bfloat16)
         turn = iter(range(10**9))
-        took = median_seconds(lambda: linear(x, matrices[next(turn) % len(matrices)]), seconds, least=len(matrices) + 1)
+        tried = []
+        for count in counts:
+            torch.set_num_threads(count)
+            share_s = seconds / len(counts)
+            took = median_seconds(lambda: linear(x, matrices[next(turn) % len(matrices)]), share_s, least=len(matrices) + 1)
+            tried.append((took, count))
+        took, threads = min(tried)
+        torch.set_num_threads(threads)
         weights = len(matrices) * MATVEC_ROWS * MATVEC_COLUMNS * 2
         cached = "" if weights > 2 * cache_bytes else f"; may be flattered by {show_bytes(cache_bytes)} of cache"
         rate = MATVEC_ROWS * MATVEC_COLUMNS * 2 / GB / took
         shape = f"{MATVEC_ROWS}x{MATVEC_COLUMNS}"
         yield Figure("cpu.matvec_gbps", rate, f"F.linear, 1 row, {len(matrices)} rotated BF16 {shape}, {threads} threads{cached}")
+        yield Figure("cpu.threads", threads, f"the fastest for cpu.matvec_gbps of {', '.join(map(str, counts))}")
 
         y = torch.randn(DENSE_TOKENS, DENSE_COLUMNS).to(torch.bfloat16)
         weight = torch.randn(DENSE_ROWS, DENSE_COLUMNS).to(torch.bfloat16)

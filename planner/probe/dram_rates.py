@@ -1,4 +1,4 @@
-"""The host's memory: one anonymous mapping, faulted in, page-locked, copied and read with all cores."""
+"""The host's memory: one anonymous mapping, faulted in, page-locked and copied with all cores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB, align_down, show_bytes
@@ -71,15 +71,23 @@ class Arena:
 
     def each(self, work: Callable[[int, int], object], nbytes: int | None = None) -> None:
         """``work(offset, length)`` on every thread's share of the first ``nbytes`` bytes; all are done on return."""
-        total = nbytes or self.nbytes
-        share = align_down(total // self.threads, HUGE_PAGE_BYTES)
-        ends = [*(i * share for i in range(1, self.threads)), total]
-        futures = [self._pool.submit(work, i * share, end - i * share) for i, end in enumerate(ends)]
+        futures = self.start(work, self.threads, nbytes)
         try:
             for future in futures:
                 future.result()
         finally:
             wait(futures)
+
+    def start(self, work: Callable[[int, int], object], threads: int, nbytes: int | None = None) -> list[Future[object]]:
+        """``work(offset, length)`` on the shares of so many ``threads``, which go on after return."""
+        total = nbytes or self.nbytes
+        share = align_down(total // threads, HUGE_PAGE_BYTES)
+        ends = [*(i * share for i in range(1, threads)), total]
+        return [self._pool.submit(work, i * share, end - i * share) for i, end in enumerate(ends)]
+
+    def read(self, offset: int, length: int) -> None:
+        """Read a part of the mapping, all zero: a search for a byte that is not there."""
+        self._libc.memchr(self.address + offset, 1, length)
 
     def _fault_in(self, offset: int, length: int) -> None:
         if self._libc.madvise(self.address + offset, length, MADV_POPULATE_WRITE) != 0:
@@ -114,22 +122,14 @@ class Arena:
             yield Figure("dram.pin_s_per_gb", faulted / (self.nbytes / GB), f"{how}; fault-in alone: {lock.name} refused ({refused})")
 
     def rates(self, seconds: float) -> Iterator[Figure]:
-        """Copy (one half to the other; bytes copied, not bytes moved) and read rate, each in about ``seconds``.
-
-        The mapping must still be all zero: the read is a search for a byte that is not there.
-        """
+        """Copy rate (one half to the other; bytes copied, not bytes moved) in about ``seconds``."""
         half = align_down(self.nbytes // 2, HUGE_PAGE_BYTES)
 
         def copy(offset: int, length: int) -> None:
             ctypes.memmove(self.address + half + offset, self.address + offset, length)
 
-        def read(offset: int, length: int) -> None:
-            self._libc.memchr(self.address + offset, 1, length)
-
         took = median_seconds(lambda: self.each(copy, half), seconds)
         yield Figure("dram.copy_gbps", half / GB / took, f"memmove of {show_bytes(half)} by {self.threads} threads, median")
-        took = median_seconds(lambda: self.each(read), seconds)
-        yield Figure("dram.read_gbps", self.nbytes / GB / took, f"memchr over {show_bytes(self.nbytes)} by {self.threads} threads, median")
 
     def close(self, lock: Lock) -> None:
         """Unlock the pages and end the threads."""

@@ -25,11 +25,11 @@ CHUNKS = tuple(kib * 1024 for kib in (256, 1024, 4096, 16384, 65536, 262144))
 PASS_BYTES = 256 * 2**20
 """Bytes copied in one sample, so that fixed costs of a sample vanish."""
 QUEUED = 8
-"""Copies in flight while the SSD is busy: 10 ms of them at the fastest link, more than this thread ever waits for the interpreter."""
+"""Copies in flight while DRAM is read beside them: 10 ms at the fastest link, more than this thread ever waits for the interpreter."""
 LONG_PROMPT = 8192
 """Tokens of the prompt at which attention is timed."""
 BUSY_CHUNK = 64 * 2**20
-"""Copy size while the other direction or the SSD is busy."""
+"""Copy size while the other direction or the bus is busy."""
 
 
 def host_register() -> Lock:
@@ -237,7 +237,7 @@ class Gpu:
             yield Figure("gpu.memory_gbps", 14336 * 8192 * 2 / GB / took, how)
 
     def feeding(self, arena: Arena, seconds: float, going: Callable[[], bool]) -> tuple[float, float, float]:
-        """H2D for ``seconds`` or as long as ``going()``, one copy at least, while the caller keeps the SSD busy: GB/s, and when it began
+        """H2D for ``seconds`` or as long as ``going()``, one copy at least, while the caller reads DRAM: GB/s, and when it began
         and ended by ``time.perf_counter``. Enough copies are queued that the link does not wait for this thread, which shares the
         interpreter with the readers."""
         import torch

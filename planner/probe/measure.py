@@ -1,8 +1,8 @@
 """All measurements in their order, and the profile made of them.
 
-Order: what is only read from the kernel, then DRAM, the processor, the GPU, the SSD with all the time that is left, and
-last H2D and SSD reads at once. One measurement's failure is recorded in its figure's origin and the rest goes on. An
-unmeasured rate is 0, an unmeasured table has no rows, and its origin begins with ``findings.UNMEASURED``.
+Order: what is only read from the kernel, then DRAM, the processor, the GPU, and the SSD with all the time that is left. One measurement's
+failure is recorded in its figure's origin and the rest goes on. An unmeasured rate is 0, an unmeasured table has no rows, and its origin
+begins with ``findings.UNMEASURED``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ProbeSettings
@@ -20,22 +21,22 @@ from penstock.planner.common.interrupt import import_torch, terminate_as_interru
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
-from penstock.planner.probe.best_block import best_point, sweep, table
+from penstock.planner.probe.best_block import sweep, table
+from penstock.planner.probe.bus_rate import measure_bus
 from penstock.planner.probe.clocked import FULL, QUICK, Meter, Shares
 from penstock.planner.probe.cpu_rates import measure_cpu
 from penstock.planner.probe.dram_rates import Arena, mlock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
-from penstock.planner.probe.gpu_rates import BUSY_CHUNK, Gpu, host_register
+from penstock.planner.probe.gpu_rates import Gpu, host_register
 from penstock.planner.probe.layer_launch import measure_launch
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
-from penstock.planner.probe.ssd_rates import Buffers, ReadLoad, fill_scratch, read_sampler
+from penstock.planner.probe.ssd_rates import Buffers, fill_scratch, read_sampler
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""
-_BESIDE = ("gpu.h2d_while_ssd_gbps", "gpu.ssd_while_h2d_gbps")
 _LINK = ("gpu.h2d", "gpu.d2h")
-_DRAM = ("dram.pin_s_per_gb", "dram.copy_gbps", "dram.read_gbps")
-_CPU = ("cpu.matvec_gbps", "cpu.dense_tflops")
+_DRAM = ("dram.pin_s_per_gb", "dram.copy_gbps", "dram.bus_gbps")
+_CPU = ("cpu.matvec_gbps", "cpu.threads", "cpu.dense_tflops")
 
 
 def probe(settings: ProbeSettings, shares: Shares | None = None) -> HardwareConfig:
@@ -58,8 +59,8 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> HardwareConf
         meter.say("loading torch, looking for a GPU")
         gpu = _open_gpu(settings.gpu, found)
         arena = _measure_dram(found, meter, shares, facts.plan_bytes, gpu, held)
-        _measure_compute(found, meter, shares, arena, gpu)
-        _measure_ssd(found, meter, shares, directory, arena, gpu)
+        _measure_compute(found, meter, shares, arena, gpu, held)
+        _measure_ssd(found, meter, shares, directory, arena)
         return _profile(settings.name, found, gpu)
 
 
@@ -83,8 +84,8 @@ def _open_gpu(index: int, found: Findings) -> Gpu | None:
 
 
 def _measure_dram(found: Findings, meter: Meter, shares: Shares, plan_bytes: int, gpu: Gpu | None, held: ExitStack) -> Arena | None:
-    """Page-locking, copy and read; the mapping stays until ``held`` closes."""
-    meter.say("DRAM: page-locking, copy, read")
+    """Page-locking, copy and the bus; the mapping stays until ``held`` closes."""
+    meter.say("DRAM: page-locking, copy, bus")
     made: list[Arena] = []
 
     def measure() -> Iterator[Figure]:
@@ -94,12 +95,13 @@ def _measure_dram(found: Findings, meter: Meter, shares: Shares, plan_bytes: int
         made.append(arena)
         yield from arena.pinning(lock)
         yield from arena.rates(shares.dram_s)
+        yield from measure_bus(arena, shares.dram_s, partial(gpu.feeding, arena) if gpu and arena.locked else None)
 
     found.attempt(_DRAM, measure)
     return made[0] if made else None
 
 
-def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena | None, gpu: Gpu | None) -> None:
+def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena | None, gpu: Gpu | None, held: ExitStack) -> None:
     """The processor's rates, then the GPU's and its link's."""
     no_arena = CannotMeasure("no DRAM mapping to measure on")
     device = gpu.device if gpu else "cpu"
@@ -108,6 +110,7 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     def cpu() -> Iterator[Figure]:
         if arena is None:
             raise no_arena
+        held.enter_context(_threads_restored())
         yield from _with_torch(lambda: measure_cpu(arena, shares.cpu_s, last_level_cache_bytes()))
 
     meter.say("CPU: matrix-vector and matrix rate")
@@ -127,6 +130,17 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     found.attempt(("gpu.name",), gpu.identity)
 
 
+@contextmanager
+def _threads_restored() -> Iterator[None]:
+    """Torch's number of threads is afterwards what it was."""
+    import_torch()
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def _with_torch(measure: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
     try:
         yield from measure()
@@ -134,8 +148,8 @@ def _with_torch(measure: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
         raise CannotMeasure(f"torch cannot be imported: {error}") from error
 
 
-def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path, arena: Arena | None, gpu: Gpu | None) -> None:
-    """Write and read rates, then H2D and SSD reads at once; the scratch file is gone when this returns."""
+def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path, arena: Arena | None) -> None:
+    """Write and read rates; the scratch file is gone when this returns."""
     kind, in_memory = file_system(directory), file_system(directory) in MEMORY
     kind += " (memory, not an SSD)" if in_memory else ""
     free = free_bytes(directory)
@@ -157,28 +171,20 @@ def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path,
             target, note = _read_target(directory, targets, files, found)
             cursor = Cursor(target)
             buffers = Buffers(max(shares.ssd_depths), max(shares.ssd_blocks), arena.buffer if arena else None)
-            together_s = shares.together_s + 2 * shares.sample_s if gpu else 0.0
             sample = read_sampler(target, cursor, buffers, shares.sample_s)
-            end = time.monotonic() + max(shares.read_least_s, meter.left_s - together_s)
+            end = time.monotonic() + max(shares.read_least_s, meter.left_s)
             samples = sweep(shares.ssd_blocks, shares.ssd_depths, sample, shares.sample_s, lambda: end - time.monotonic(), meter.tick)
             counts = [len(rates) for rates in samples.values()]
             how = (
                 f"{target.how}, preadv by a thread for each read in flight, from {show_bytes(target.nbytes)} of {target.what}, "
                 f"cache dropped, median of {min(counts)} to {max(counts)} samples of {shares.sample_s} s{note}"
             )
-            rows = table(samples)
-            yield Figure("ssd.read", rows, how)
-            if gpu:
-                meter.say("H2D and SSD reads at once")
-                best = best_point(samples)
-                load, peak_gbps = ReadLoad(target, cursor, buffers, *best), max(rate for *_, rate in rows)
-                found.attempt(_BESIDE, lambda: _together(gpu, arena, load, shares.together_s, lambda: sample(*best), peak_gbps))
+            yield Figure("ssd.read", table(samples), how)
 
         meter.say("SSD: write")
         found.attempt(("ssd.write_gbps",), write)
         meter.say("SSD: read over block size and queue depth")
-        if not found.attempt(("ssd.read",), read) and gpu and _BESIDE[0] not in found.origin:
-            found.lack(_BESIDE, "the SSD could not be read")
+        found.attempt(("ssd.read",), read)
 
 
 def _read_target(directory: Path, targets: list[Target], files: ExitStack, found: Findings) -> tuple[Target, str]:
@@ -192,25 +198,6 @@ def _read_target(directory: Path, targets: list[Target], files: ExitStack, found
         raise CannotMeasure(f"{why}; {error}") from error
 
 
-def _together(
-    gpu: Gpu, arena: Arena | None, load: ReadLoad, seconds: float, alone: Callable[[], float], peak_gbps: float
-) -> Iterator[Figure]:
-    """Copies beside reads, and reads beside copies as the share of what ``alone`` reads right before and after, of ``peak_gbps``: a shared
-    drive's rate moves by more from one sample to another than copies take from it, and the peak is the luckiest of many."""
-    if arena is None:
-        raise CannotMeasure("no DRAM mapping to measure on")
-    before_gbps = alone()
-    with load:
-        h2d, start, end = gpu.feeding(arena, seconds, load.going)
-    ssd, alone_gbps = load.gbps_within(start, end), (before_gbps + alone()) / 2
-    how = f"copies of {show_bytes(BUSY_CHUNK)} queued without a gap and reads of {load.how}, all over {show_bytes(arena.nbytes)} of DRAM"
-    yield Figure(_BESIDE[0], h2d, f"{how}, while {ssd:.2f} GB/s came from the SSD")
-    if not ssd:
-        raise CannotMeasure(f"no read ended within {seconds} s of copies")
-    share = f"{ssd:.2f} GB/s, of {alone_gbps:.2f} alone right before and after, in shares of the read table's {peak_gbps:.2f}"
-    yield Figure(_BESIDE[1], ssd / alone_gbps * peak_gbps, f"{how}, while {h2d:.2f} GB/s went to the device: {share}")
-
-
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
     number, rows = found.number, found.rows
     return HardwareConfig(
@@ -219,8 +206,8 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
         dram_bytes=int(number("dram_bytes")),
         ssd_bytes=int(number("ssd_bytes")),
         ssd=SsdConfig(read=rows("ssd.read"), write_gbps=number("ssd.write_gbps")),
-        dram=DramConfig(number("dram.copy_gbps"), number("dram.read_gbps"), number("dram.pin_s_per_gb")),
-        cpu=CpuConfig(int(number("cpu.cores")), number("cpu.matvec_gbps"), number("cpu.dense_tflops")),
+        dram=DramConfig(number("dram.copy_gbps"), number("dram.bus_gbps"), number("dram.pin_s_per_gb")),
+        cpu=CpuConfig(int(number("cpu.cores")), int(number("cpu.threads")), number("cpu.matvec_gbps"), number("cpu.dense_tflops")),
         gpu=None
         if gpu is None
         else GpuConfig(
@@ -232,9 +219,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             h2d=rows("gpu.h2d"),
             d2h=rows("gpu.d2h"),
             h2d_pageable_gbps=number("gpu.h2d_pageable_gbps"),
-            h2d_while_ssd_gbps=number("gpu.h2d_while_ssd_gbps"),
             h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
-            ssd_while_h2d_gbps=number("gpu.ssd_while_h2d_gbps"),
         ),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),

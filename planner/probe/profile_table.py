@@ -30,12 +30,13 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
     rows = [
         ("dram_bytes", show_bytes(config.dram_bytes)),
         ("dram.copy_gbps", f"{config.dram.copy_gbps:.1f} GB/s"),
-        ("dram.read_gbps", f"{config.dram.read_gbps:.1f} GB/s"),
+        ("dram.bus_gbps", f"{config.dram.bus_gbps:.1f} GB/s"),
         ("dram.pin_s_per_gb", f"{show_seconds(config.dram.pin_s_per_gb)}/GB"),
         ("ssd_bytes", show_bytes(config.ssd_bytes)),
         ("ssd.write_gbps", f"{config.ssd.write_gbps:.2f} GB/s"),
         ("ssd.read", _read_grid(config.ssd.read)),
         ("cpu.cores", str(config.cpu.cores)),
+        ("cpu.threads", str(config.cpu.threads)),
         ("cpu.matvec_gbps", f"{config.cpu.matvec_gbps:.1f} GB/s"),
         ("cpu.dense_tflops", f"{config.cpu.dense_tflops:.3g} TFLOP/s"),
         ("layer_launch_s", show_seconds(config.layer_launch_s)),
@@ -52,9 +53,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("gpu.h2d", _curve(gpu.h2d)),
         ("gpu.d2h", _curve(gpu.d2h)),
         ("gpu.h2d_pageable_gbps", f"{gpu.h2d_pageable_gbps:.1f} GB/s"),
-        ("gpu.h2d_while_ssd_gbps", f"{gpu.h2d_while_ssd_gbps:.1f} GB/s"),
         ("gpu.h2d_with_d2h_gbps", f"{gpu.h2d_with_d2h_gbps:.1f} GB/s"),
-        ("gpu.ssd_while_h2d_gbps", f"{gpu.ssd_while_h2d_gbps:.1f} GB/s"),
     ]
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock.planner.common.measures import GB, align_down, align_up, show_bytes
+from penstock.planner.common.measures import GB, align_down, align_up
 from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.scratch_file import LEAST_BYTES, MEMORY, Cursor, Target, file_system
 
@@ -100,7 +100,7 @@ def _touched(nbytes: int) -> mmap.mmap:
 
 class ReadLoad:
     """Reads in flight while the ``with`` block runs, at most one pass over a target whose second pass would come from a cache; ``gbps``
-    and ``gbps_within`` afterwards.
+    afterwards.
 
     Raises, on leaving, what a reading thread raised. Every thread completes at least one read.
     """
@@ -158,19 +158,9 @@ class ReadLoad:
                 time.sleep(min(0.01, seconds))
         return self.gbps
 
-    @property
-    def how(self) -> str:
-        """What is in flight."""
-        return f"{self._depth} x {show_bytes(self._block_bytes)}"
-
     def going(self) -> bool:
         """Whether anything is still being read."""
         return any(thread.is_alive() for thread in self._threads)
-
-    def gbps_within(self, start: float, end: float) -> float:
-        """GB/s of the reads that ended between two readings of ``time.perf_counter``, up to the last of them; 0 when there are none."""
-        done = [at for at in self._done if start < at <= end]
-        return len(done) * self._block_bytes / GB / (max(done) - start) if done else 0.0
 
 
 def read_sampler(target: Target, cursor: Cursor, buffers: Buffers, seconds: float) -> Callable[[int, int], float]:

@@ -21,11 +21,10 @@ def assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:
     yield "DRAM", show_bytes(hardware.dram_bytes), from_("dram_bytes")
     yield "SSD", show_bytes(hardware.ssd_bytes), from_("ssd_bytes")
     yield "SSD read", f"up to {best.gbps:.3g} GB/s", from_("ssd.read")
+    if hardware.dram_bus_gbps:
+        yield "DRAM bus", f"{hardware.dram_bus_gbps:.3g} GB/s", from_("dram.bus_gbps")
     if gpu:
-        if gpu.ssd_while_h2d_gbps:
-            yield "  with H2D", f"up to {gpu.ssd_while_h2d_gbps:.3g} GB/s", from_("gpu.ssd_while_h2d_gbps")
         yield "H2D", f"{gpu.h2d.peak:.3g} GB/s", from_("gpu.h2d")
-        yield "  with SSD", f"{gpu.h2d_while_ssd_gbps:.3g} GB/s", from_("gpu.h2d_while_ssd_gbps")
         yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
         yield "matrices", f"{gpu.dense_tflops:.3g} TFLOP/s", from_("gpu.dense_tflops")
         yield "attention", f"{gpu.attention_tflops:.3g} TFLOP/s", from_("gpu.attention_tflops")

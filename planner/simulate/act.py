@@ -15,8 +15,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.layer_slots import CacheStats
 from penstock.planner.contract.policy.turns import Turns
-from penstock.planner.contract.prices.contention import contention
 from penstock.planner.contract.prices.stages import Traffic, h2d_gbps, ssd_gbps, traffic
+from penstock.planner.simulate.bus_shares import bus_shares
 from penstock.planner.simulate.dram_lane import SimulatedDram
 from penstock.planner.simulate.events import Record
 from penstock.planner.simulate.expert_lane import SimulatedExperts, TierCounts
@@ -80,7 +80,7 @@ class Simulation:
         self._units = tuple(unit for unit, _ in self._placement.units)
         self._traffic: Traffic = traffic(plan.hardware, plan.model, plan.decisions)
         self._record = Record(options.keep_spans)
-        self._lanes = Lanes(contention(plan.hardware), self._record.booked if options.keep_spans else None)
+        self._lanes = Lanes(bus_shares(plan), self._record.booked if options.keep_spans else None)
         self._dram = self._make_dram()
         self._feed = self._make_feed()
         self._experts = SimulatedExperts(plan, self._traffic, self._lanes) if plan.model.experts else None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from penstock.planner.common.timeline.spans import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
-from penstock.planner.contract.prices.contention import Contention
 
 WHOLE = 1 << 20
 """The speed of a lane that has its link for itself. Work is nanoseconds times this."""
@@ -62,14 +61,17 @@ Booked = Callable[[str, str, int, int, int], None]
 
 
 class Lanes:
-    """All lanes and the time. Lanes of one link have equal shares of it; while reads and copies both go on, each link loses what
-    ``both`` says."""
+    """All lanes and the time. Lanes of one link have equal shares of it.
 
-    def __init__(self, both: Contention, booked: Booked | None = None):
+    ``bus``: link -> the share of the host's memory bus that it takes at full speed. Where those at work ask for more than all of it, each
+    goes on slower by as much.
+    """
+
+    def __init__(self, bus: Mapping[str, float], booked: Booked | None = None):
         self.now = 0
         self.of = {track: Lane(track) for track in LINKS}
         self.booked = booked
-        self._both = both
+        self._bus = bus
         self._lanes = tuple(self.of.values())
         self._speeds: dict[int, list[tuple[Lane, int]]] = {}
 
@@ -148,8 +150,8 @@ class Lanes:
 
     def _share(self, active: list[Lane]) -> list[tuple[Lane, int]]:
         links = {lane.link for lane in active}
-        lost = {SSD: self._both.ssd, H2D: self._both.h2d} if {SSD, H2D} <= links else {}
+        asked = max(1.0, sum(self._bus.get(link, 0.0) for link in links))
         return [
-            (lane, max(1, round(WHOLE * (1 - lost.get(lane.link, 0.0)) / sum(other.link == lane.link for other in active))))
+            (lane, max(1, round(WHOLE / (asked if lane.link in self._bus else 1.0) / sum(other.link == lane.link for other in active))))
             for lane in active
         ]

@@ -10,7 +10,6 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
-from penstock.planner.contract.prices.contention import Contention
 from penstock.planner.contract.prices.memory_law import expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
 from penstock.planner.contract.prices.stages import expert_copy_s
@@ -100,26 +99,30 @@ class ExpertTerms:
         most = len(self.experts.layers) * visit(self.experts, tokens).touched
         return most * max(self._read_t), most * self._copy_t
 
-    def routed_t(
-        self, compute_t: pulp.LpAffineExpression, streamed_t: pulp.LpAffineExpression | int, both: Contention
-    ) -> Iterator[pulp.LpAffineExpression]:
+    def pass_mb(self, tokens: int) -> pulp.LpAffineExpression | int:
+        """What both take of the host's memory."""
+        if self.experts is None:
+            return 0
+        read, copied = self._missed(tokens)
+        return (pulp.lpSum(read) + copied) * (self.experts.expert_bytes / MB)
+
+    def routed_t(self, compute_t: pulp.LpAffineExpression, streamed_t: pulp.LpAffineExpression | int) -> Iterator[pulp.LpAffineExpression]:
         """Ticks of a decode step that its routers hold up, as in ``routed_s``: at least each of these."""
         if self.experts is None:
             return
         p, tick_s = self._problem, self._tick_s
         routed = Routed.of(p.hardware, p.model, p.batch)
         read, copied = self._missed(p.batch)
-        reads_t, copies_t = self.pass_t(p.batch)
         read_t, copy_t = [routed.read_s(t * tick_s) / tick_s for t in self._read_t], routed.copy_s(self._copy_t * tick_s) / tick_s
         beside_t = routed.exposed * streamed_t
         from_dram = copied - pulp.lpSum(read) if p.hardware.gpu else 0
         apart_t = self._program.dot(read, [max(t, copy_t) for t in read_t]) + from_dram * copy_t + beside_t
-        busy_t = self._program.dot(read, read_t) + both.ssd_s_per_h2d_s * copies_t
+        busy_t = self._program.dot(read, read_t)
         lines, most_t = map(behind_last, PAUSE_AT) if routed.named else (), routed.named * max(1.0, routed.copies_s / tick_s)
         for together_t in (
             busy_t,
             *(busy_t + most_t * (none * self.read + each * pulp.lpSum(read)) for none, each in lines),
-            copied * copy_t + beside_t + both.h2d_s_per_ssd_s * reads_t,
+            copied * copy_t + beside_t,
         ):
             yield routed.alone * compute_t + (1 - routed.apart) * together_t + routed.apart * apart_t
 

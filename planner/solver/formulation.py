@@ -14,7 +14,6 @@ import pulp
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, ring_classes
-from penstock.planner.contract.prices.contention import contention
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import (
     OVERHEADS,
@@ -24,7 +23,16 @@ from penstock.planner.contract.prices.memory_law import (
     unit_vram_bytes,
 )
 from penstock.planner.contract.prices.reuse import kept_set
-from penstock.planner.contract.prices.stages import decode_compute_s, earlier_kv, kv_fill, lookup_s, prompt_fill
+from penstock.planner.contract.prices.stages import (
+    active_bytes,
+    decode_compute_s,
+    earlier_kv,
+    kv_fill,
+    lookup_s,
+    prefill_product_bytes,
+    prompt_fill,
+    step_product_bytes,
+)
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.expert_terms import ExpertTerms
 from penstock.planner.solver.kept_terms import KeptTerms
@@ -46,7 +54,6 @@ class Formulation(LinearProgram):
         p = self.problem = problem
         self.elastic = elastic
         self.gpu = p.hardware.gpu
-        self.contention = contention(p.hardware)
         self.layers = p.model.layers
         self.tick_s = decode_compute_s(p.hardware, p.model, p.workload, p.batch)
         self.ticks_per_s = 1 / self.tick_s
@@ -194,6 +201,7 @@ class Formulation(LinearProgram):
         kv_ssd_t = self._by_ssd_choice("kv", kv_ssd_mb, most_kv_mb) if p.workload.kv_spill else 0
         out_mb = ((n - self.attn) * attn, (n - self.ffn) * ffn, (self.head_blocks - self.head) * (self.block / MB))
         most_mb = (n * attn, n * ffn, self.head_blocks * self.block / MB)
+        self.passed_mb = weights_mb + (pulp.lpSum(out_mb) if self.gpu else 0)
         self.h2d_t: pulp.LpVariable | int = 0
         kv_h2d_t: pulp.LpVariable | int = 0
         per_mb = self.ticks_per_s / GB_IN_MB
@@ -213,19 +221,29 @@ class Formulation(LinearProgram):
         self.decode_t = self.amount("decode_t")
         self.expert_ssd_t, self.expert_h2d_t = self.experts.pass_t(p.batch)
         ssd_t, h2d_t = self.ssd_t + self.expert_ssd_t + fill * kv_ssd_t, self.h2d_t + self.expert_h2d_t + fill * kv_h2d_t
-        for link_t in self._beside(ssd_t, h2d_t):
-            self.add(self.decode_t >= link_t)
+        self.add(self.decode_t >= ssd_t)
+        self.add(self.decode_t >= h2d_t)
+        if self._bus_may_bind():
+            kv_out_mb = self.kv.spilled_mb()
+            kv_mb = fill * (kv_ssd_mb + kv_out_mb) + kv_out_mb * (1 / p.workload.max_tokens)
+            products_mb = step_product_bytes(p.hardware, model, p.workload, p.batch) / MB
+            self.add(self.decode_t >= self._bus_t(self.passed_mb + self.experts.pass_mb(p.batch) + kv_mb + products_mb))
         self.add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
         compute_t = 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s)
         self.add(self.decode_t >= compute_t)
-        for routed_t in self.experts.routed_t(compute_t, self.h2d_t + fill * kv_h2d_t, self.contention):
+        for routed_t in self.experts.routed_t(compute_t, self.h2d_t + fill * kv_h2d_t):
             self.add(self.decode_t >= routed_t)
         self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
 
-    def _beside(self, ssd_t, h2d_t):
-        """Ticks of the SSD and of copies beside each other, from those of each alone. The larger is the larger of ``Contention.finish``,
-        the smaller is counted as if its link were busy to the end, which binds nothing."""
-        return ssd_t + self.contention.ssd_s_per_h2d_s * h2d_t, h2d_t + self.contention.h2d_s_per_ssd_s * ssd_t
+    def _bus_may_bind(self) -> bool:
+        """False where the bus carries all that uses it, each at its best rate: then it is never the slowest, and needs no constraint."""
+        h, spills = self.problem.hardware, self.problem.workload.kv_spill
+        back = h.ssd_write_gbps + (self.gpu.d2h.peak if self.gpu else 0) if spills else 0
+        return h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back)
+
+    def _bus_t(self, mb):
+        """Ticks in which ``mb`` pass through the host's memory."""
+        return mb * (self.problem.hardware.bus_s(MB) * self.ticks_per_s)
 
     def _by_ssd_choice(self, name: str, mb: pulp.LpAffineExpression, most_mb: float) -> pulp.LpAffineExpression:
         """Ticks to read ``mb`` at the chosen block and depth."""
@@ -241,7 +259,7 @@ class Formulation(LinearProgram):
         if self.kept.set.prefix_pages:
             found = pulp.lpSum(bit * c.kept_pages for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
             self.add(self.kept.pages == found)
-        filled = prompt_fill(p.workload)
+        filled, kv_mb = prompt_fill(p.workload), kv_ssd_mb + self.kv.spilled_mb()
         weights_gb = (sum(model.attn_bytes) + sum(model.ffn_bytes)) / MB / GB_IN_MB
         head_gb = self.head_blocks * self.block / MB / GB_IN_MB
         kv_gb = self.layers * self.page.layer_bytes / MB / GB_IN_MB if p.workload.kv_spill else 0
@@ -262,8 +280,13 @@ class Formulation(LinearProgram):
             most_ssd_t = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
             most_h2d_t = choice.passes * (weights_gb + head_gb) * slowest_h2d_t + earlier * most_kv_h2d_t
             most_ssd_t, most_h2d_t = most_ssd_t + choice.passes * most_read_t, most_h2d_t + choice.passes * most_copy_t
-            for link_t, most in zip(self._beside(ssd_t, h2d_t), self._beside(most_ssd_t, most_h2d_t), strict=True):
-                self.add(passes_t >= link_t - most * (1 - bit))
+            self.add(passes_t >= ssd_t - most_ssd_t * (1 - bit))
+            self.add(passes_t >= h2d_t - most_h2d_t * (1 - bit))
+            if self._bus_may_bind():
+                products_mb = prefill_product_bytes(p.hardware, model, rows, choice.passes) / MB
+                passed_mb = choice.passes * (self.passed_mb + self.experts.pass_mb(rows)) + (earlier + filled) * kv_mb
+                most_mb = choice.passes * 2 * ((active_bytes(model, rows) + self.block) / MB) + (earlier + filled) * 2 * kv_gb * GB_IN_MB
+                self.add(passes_t >= self._bus_t(passed_mb + products_mb - (most_mb + products_mb) * (1 - bit)))
             lookups_t = lookup_s(model, p.batch * (p.workload.prompt_tokens - choice.start), choice.passes) * ticks
             most = choice.compute_s * ticks + lookups_t
             self.add(passes_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))

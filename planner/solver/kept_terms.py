@@ -83,9 +83,12 @@ class KeptTerms:
         copy_t = one[0].stages({}, copied)[Stage.compute] * ticks_per_s
         self.restore_t = program.amount("restore_t")
         read_t = program.weighted("kept_read", bits, self.tiers[Tier.ssd], most, [s * ticks_per_s for s in ssd_s])
-        moved_t, both = (self.tiers[Tier.dram] + self.tiers[Tier.ssd]) * link_t, one[0].contention
-        program.add(self.restore_t >= read_t + both.ssd_s_per_h2d_s * moved_t)
-        program.add(self.restore_t >= moved_t + both.h2d_s_per_ssd_s * read_t)
+        program.add(self.restore_t >= read_t)
+        program.add(self.restore_t >= (self.tiers[Tier.dram] + self.tiers[Tier.ssd]) * link_t)
+        hardware = self._problem.hardware
+        if hardware.bus_may_bind(hardware.ssd_peak_gbps, hardware.gpu.h2d.peak if hardware.gpu else 2 * hardware.dram_copy_gbps):
+            bus_t = {tier: one[0].stages({tier: moved}, copied)[Stage.dram] * ticks_per_s for tier in Tier}
+            program.add(self.restore_t >= pulp.lpSum(self.tiers[tier] * bus_t[tier] for tier in Tier))
         program.add(self.restore_t >= self.pages * copy_t)
 
     def _rates(self, queue_depth: int) -> Restoring:

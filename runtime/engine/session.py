@@ -143,6 +143,8 @@ def open_session(
         stack.enter_context(told_when_vram_runs_out(plan, ground.device))
         import_model(checkpoint)
         mark("imports")
+        if plan.hardware.gpu is None:
+            stack.enter_context(_multiplying(plan.hardware.cpu_threads))
         skeleton = open_skeleton(checkpoint)
         mark("skeleton")
         options, kept = options or EngineOptions(), None
@@ -166,6 +168,17 @@ def open_session(
             engine = stack.enter_context(closing(Engine(plan, skeleton, host, copier, ground.device)))
         mark("engine")
         yield Session(plan, engine, peak, kept, mark, stack)
+
+
+@contextmanager
+def _multiplying(threads: int) -> Iterator[None]:
+    """Torch computes with so many threads meanwhile; 0 leaves the number to torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _place(directory: str | None) -> Path | None:

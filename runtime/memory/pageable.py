@@ -25,7 +25,7 @@ def slowed_by_pageable(plan: Plan, locked_share: float) -> Plan:
         return 1 / (locked_share / gbps + (1 - locked_share) / min(gbps, gpu.h2d_pageable_gbps))
 
     h2d = Curve(tuple((nbytes, slowed(gbps)) for nbytes, gbps in gpu.h2d.points))
-    hardware = replace(plan.hardware, gpu=replace(gpu, h2d=h2d, h2d_while_ssd_gbps=slowed(gpu.h2d_while_ssd_gbps)))
+    hardware = replace(plan.hardware, gpu=replace(gpu, h2d=h2d))
     return replace(plan, hardware=hardware, predicted=predict(hardware, plan.model, plan.workload, plan.decisions))
 
 

@@ -20,14 +20,14 @@ ROUTER = 16 * 1024
 
 def gpu(**change: Any) -> Gpu:
     curve = Curve(((2**18, 20.0), (2**20, 40.0), (2**24, 54.0), (2**26, 55.0)))
-    base = Gpu("small", 100 * MB, 100.0, 50.0, 800.0, curve, curve, 7.0, 50.0, 45.0)
+    base = Gpu("small", 100 * MB, 100.0, 50.0, 800.0, curve, curve, 7.0, 45.0)
     return replace(base, **change)
 
 
 def machine(vram: int = 16 * GB, dram: int = 64 * GB, ssd: int = 500 * GB, **change: Any) -> HardwareProfile:
     """A machine with a GPU when ``vram`` is not 0."""
     points = tuple(SsdPoint(block, depth, rate) for block, depth, rate in ((2**22, 4, 1.5), (2**22, 8, 5.0), (2**24, 8, 7.0)))
-    base = HardwareProfile("small", vram, dram, ssd, points, 4.0, 40.0, 60.0, 0.2, 8, 50.0, 1.5, 2e-4, gpu() if vram else None)
+    base = HardwareProfile("small", vram, dram, ssd, points, 4.0, 40.0, 120.0, 0.2, 8, 50.0, 1.5, 2e-4, gpu() if vram else None)
     return replace(base, **change)
 
 

@@ -37,6 +37,16 @@ def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
+def test_a_profile_of_an_earlier_version_is_refused_with_what_makes_it_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "hardware").mkdir()
+    text = (ROOT / "conf/hardware/h100.yaml").read_text().replace("  bus_gbps:", "  read_gbps:")
+    (tmp_path / "hardware/local.yaml").write_text(text)
+    result = command("planner", "solve", "hardware=local", "model=llama8b", cwd=tmp_path)
+    assert result.returncode == 2 and "hardware.dram.read_gbps: no such key" in result.stderr
+    assert "run `planner probe` again" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
 def test_solve_output_fits_80_columns_and_has_no_colours_in_a_pipe(tmp_path: Path) -> None:
     for model, workload in (("qwen3-235b-a22b", "batch"), ("llama70b", "shared-prefix")):
         result = command("planner", "solve", "hardware=rtx5080", f"model={model}", f"workload={workload}", cwd=tmp_path)

@@ -19,6 +19,7 @@ from penstock.planner.contract.prices.stages import (
     h2d_gbps,
     prefill_compute_s,
     ssd_gbps,
+    traffic,
     weight_pass_s,
     weight_read_s,
 )
@@ -109,36 +110,31 @@ def test_copies_run_at_the_rate_of_the_smaller_of_unit_and_chunk():
     assert h2d_gbps(gpu(), 2**18, 2**26) == h2d_gbps(gpu(), 2**26, 2**18) == 20.0
 
 
-def test_the_ssd_slows_h2d_only_while_it_is_read():
-    m = model(12)
-    free, slow = (machine(GB, GB, ssd_read=FAST_SSD, gpu=gpu(h2d_while_ssd_gbps=rate)) for rate in (55.0, 44.0))
-    decisions, alone = planned(free, m, work())
-    beside = predict(slow, m, work(), decisions)
-    assert 0 < alone.decode_stages["ssd"] < alone.decode_stages["h2d"]
-    assert beside.decode_stages["h2d"] == pytest.approx(alone.decode_stages["h2d"] + 0.2 * alone.decode_stages["ssd"])
-    assert beside.decode_stages["ssd"] == alone.decode_stages["ssd"]
-    in_dram, _ = planned(machine(vram=GB), m, work())
-    assert predict(slow, m, work(), in_dram).decode_stages["h2d"] == predict(free, m, work(), in_dram).decode_stages["h2d"]
-
-
-def test_copies_slow_the_ssd_in_decode_and_prefill_and_whether_weights_or_kv_are_read():
+def test_a_phase_lasts_as_long_as_what_it_moves_takes_on_the_hosts_bus():
+    """Reads and copies pass once each, KV that is copied back does, too, and what spills to the SSD is read for it."""
     m, w = model(12), work(prompt_tokens=2000, kv_spill=True)
-    free, slow = (machine(GB, GB, ssd_read=FAST_SSD, gpu=gpu(h2d_while_ssd_gbps=55.0, ssd_while_h2d_gbps=rate)) for rate in (0.0, 40.0))
+    free, narrow = (machine(GB, GB, ssd_read=FAST_SSD, dram_bus_gbps=rate) for rate in (0.0, 40.0))
     decisions, _ = planned(free, m, w, page_tokens=256, prefill_chunk_tokens=500)
-    on_ssd = replace(decisions, kv=replace(decisions.kv, vram_pages=0, ssd_pages=decisions.kv.pages))
-    in_vram = replace(decisions, kv=replace(decisions.kv, vram_pages=decisions.kv.pages, ssd_pages=0))
-    for made in (on_ssd, in_vram):
-        alone, beside = predict(free, m, w, made), predict(slow, m, w, made)
-        for before, after in ((alone.decode_stages, beside.decode_stages), (alone.prefill_stages, beside.prefill_stages)):
-            assert before["ssd"] > 0 and after["h2d"] == before["h2d"]
-            assert after["ssd"] == pytest.approx(min(before["ssd"] + 0.2 * before["h2d"], before["ssd"] / 0.8))
-    assert predict(slow, m, w, on_ssd).decode_stages["ssd"] > predict(slow, m, w, in_vram).decode_stages["ssd"]
+    made = replace(decisions, kv=replace(decisions.kv, vram_pages=0, ssd_pages=decisions.kv.pages))
+    alone, beside, moved = predict(free, m, w, made), predict(narrow, m, w, made), traffic(narrow, m, made)
+    assert alone.decode_stages["dram"] == 0.0
+    step = alone.ssd_bytes_per_token + alone.h2d_bytes_per_token + moved.kv_h2d_bytes / w.max_tokens
+    assert beside.decode_stages["dram"] == pytest.approx(step / 40e9) and beside.bottleneck_decode is Stage.dram
+    assert beside.decode_s_per_token == beside.decode_stages["dram"] > alone.decode_s_per_token
+    assert {s: t for s, t in beside.decode_stages.items() if s != "dram"} == {s: t for s, t in alone.decode_stages.items() if s != "dram"}
+    weights, filled = 4 * (moved.weights_ssd_bytes + moved.weights_h2d_bytes), 2000 / w.max_tokens
+    earlier = earlier_kv(w, 4)
+    kv = (earlier + filled) * (moved.kv_ssd_bytes + moved.kv_h2d_bytes)
+    assert beside.prefill_stages["dram"] == pytest.approx((weights + kv) / 40e9)
 
 
-def test_where_nothing_is_read_copies_slow_no_ssd():
-    hardware = machine(vram=GB, gpu=gpu(ssd_while_h2d_gbps=1.0))
-    _, predicted = planned(hardware, model(12), work())
-    assert predicted.ssd_bytes_per_token == 0 == predicted.decode_stages["ssd"] < predicted.decode_stages["h2d"]
+def test_the_cpus_products_pass_the_bus_too():
+    m, w = model(12), work()
+    decisions, predicted = planned(machine(0, GB, dram_bus_gbps=40.0, cpu_matvec_gbps=80.0), m, w)
+    weights = sum(m.attn_bytes) + sum(m.ffn_bytes) + m.lm_head_bytes
+    kv = (w.prompt_tokens + w.new_tokens / 2) * m.kv_bytes_per_token
+    assert predicted.decode_stages["dram"] == pytest.approx((weights + kv + predicted.ssd_bytes_per_token) / 40e9)
+    assert predicted.decode_stages["dram"] > predicted.decode_stages["compute"]
 
 
 def test_what_lies_between_matrix_products_adds_to_a_long_prefill():

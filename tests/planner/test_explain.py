@@ -82,18 +82,8 @@ def test_a_machine_with_more_of_a_resource_has_so_much_of_it_and_no_other_change
         assert other.of(more) == pytest.approx(other.of(hardware) * factor)
 
 
-def test_a_faster_link_keeps_the_share_that_the_other_one_takes_from_it() -> None:
-    from penstock.planner.contract.prices.contention import contention
-
-    hardware = machine(gpu=replace(machine().gpu, ssd_while_h2d_gbps=4.0))
-    for resource in resources(hardware):
-        if resource.key in ("ssd", "pcie"):
-            faster = contention(resource.with_amount(hardware, resource.of(hardware) * 2))
-            assert (faster.ssd, faster.h2d) == pytest.approx((contention(hardware).ssd, contention(hardware).h2d))
-
-
 def test_without_a_gpu_there_is_neither_vram_nor_pcie_to_buy() -> None:
-    assert [r.key for r in resources(machine(vram=0))] == ["dram", "ssd", "weights", "matrices"]
+    assert [r.key for r in resources(machine(vram=0))] == ["dram", "bus", "ssd", "weights", "matrices"]
 
 
 def test_what_a_gb_of_dram_is_worth_is_the_ssd_seconds_of_the_layers_that_it_keeps(explained: Explanation) -> None:

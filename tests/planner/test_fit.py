@@ -33,9 +33,7 @@ def wrong(hardware: HardwareProfile, ssd: float, link: float, back: float, step:
     card = hardware.gpu and replace(
         hardware.gpu,
         h2d=curve(hardware.gpu.h2d, link),
-        h2d_while_ssd_gbps=hardware.gpu.h2d_while_ssd_gbps * link,
         d2h=curve(hardware.gpu.d2h, back),
-        ssd_while_h2d_gbps=hardware.gpu.ssd_while_h2d_gbps * ssd,
         memory_gbps=hardware.gpu.memory_gbps * step,
         dense_tflops=hardware.gpu.dense_tflops * products,
         attention_tflops=hardware.gpu.attention_tflops * products,
@@ -77,9 +75,9 @@ def taught(hardware: HardwareProfile, fitted: Fitted) -> HardwareProfile:
 def cases(draw: st.DrawFn, moe: bool, card: bool) -> tuple[HardwareProfile, ModelSpec, Workload]:
     """Machines with memory for all, some or hardly any of a model, and work of all kinds."""
     m = model(draw(st.integers(4, 16)), ffn=128 * MB, experts=8 if moe else 0)
-    slower = {"h2d_while_ssd_gbps": draw(st.sampled_from([55.0, 50.0, 35.0])), "ssd_while_h2d_gbps": draw(st.sampled_from([0.0, 5.0]))}
+    bus = draw(st.sampled_from([0.0, 40.0, 120.0]))
     vram, dram = draw(st.sampled_from([0.9, 1.6, 16])) if card else 0, draw(st.sampled_from([0.9, 1.5, 64]))
-    hardware = replace(machine(vram=int(vram * GB), dram=int(dram * GB)), gpu=gpu(**slower) if card else None)
+    hardware = replace(machine(vram=int(vram * GB), dram=int(dram * GB)), gpu=gpu() if card else None, dram_bus_gbps=bus)
     kept = draw(st.sampled_from([0, 0, 1024]))
     w = work(
         batch=draw(st.sampled_from([1, 4, 32])),

@@ -65,7 +65,7 @@ def test_rates_are_those_that_the_run_found() -> None:
     keep(hardware, run(ssd_gbps=3.5, h2d_gbps=27.5, weights_gbps=1600.0, pin_s_per_gb=0.4, pass_s=0.01, start_s=2.0))
     found, (note,) = with_calibration(hardware, model())
     assert [p.gbps for p in found.ssd_read] == [0.75, 2.5, 3.5]
-    assert found.gpu.h2d.peak == 27.5 and found.gpu.h2d_while_ssd_gbps == 25.0
+    assert found.gpu.h2d.peak == 27.5 and found.dram_bus_gbps == hardware.dram_bus_gbps
     assert found.gpu.memory_gbps == 1600.0 and found.layer_launch_s == 1e-4
     assert (found.pin_s_per_gb, found.pass_s, found.start_s) == (0.4, 0.01, 2.0)
     assert found.gpu.dense_tflops == hardware.gpu.dense_tflops, "of which no run told"

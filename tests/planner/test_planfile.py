@@ -18,7 +18,6 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
-from penstock.planner.contract.prices.contention import contention
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.program import solve
 from tests.support import machine, workload
@@ -53,21 +52,6 @@ def test_what_is_written_is_read_back_equal(model: ModelSpec, gpu: bool, tmp_pat
     plan = plan_of(model, gpu, batch=2)
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
-
-
-def test_a_plan_made_before_the_ssds_rate_beside_copies_was_kept_is_read_as_without_loss(tmp_path: Path) -> None:
-    path = tmp_path / "plan.yaml"
-    write_plan(plan_of(spec_from_geometry(LLAMA), True), path)
-    data = yaml.safe_load(path.read_text())
-    assert data["hardware"]["gpu"].pop("ssd_while_h2d_gbps") == 0.0
-    path.write_text(yaml.safe_dump(data))
-    plan = read_plan(path)
-    check_plan(plan)
-    assert contention(plan.hardware).ssd == 0.0 < contention(plan.hardware).h2d
-    data["hardware"]["gpu"]["ssd_while_h2d_gbps"] = -1.0
-    path.write_text(yaml.safe_dump(data))
-    with pytest.raises(UserError, match=r"hardware\.gpu\.ssd_while_h2d_gbps=-1\.0: must be 0 or more"):
-        read_plan(path)
 
 
 def test_a_plan_for_a_checkpoint_on_a_full_disk_is_still_one_when_it_is_read_and_none_without_the_checkpoint(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class TestHardware:
     def test_every_figure_says_where_it_comes_from(self, name):
         cfg = dataclasses.asdict(hardware(name))
         origin = cfg.pop("origin")
-        only_runs_tell = {"pass_s", "start_s"}
+        only_runs_tell = {"pass_s", "start_s", "cpu.threads"}
         figures = {path for path, value in leaves(cfg) if isinstance(value, int | float | list)} - only_runs_tell
         assert len(figures) >= 12
         uncovered = {path for path in figures if not any(path == key or path.startswith(f"{key}.") for key in origin)}
@@ -90,11 +90,11 @@ class TestHardware:
     def test_its_rates_are_possible(self, name):
         """Nothing beats the link that it goes through, and curves grow with size."""
         p = hardware_from(hardware(name))
-        assert p.dram_copy_gbps < p.dram_read_gbps
-        assert p.cpu_matvec_gbps <= p.dram_read_gbps
+        assert 2 * p.dram_copy_gbps < 1.1 * p.dram_bus_gbps
+        assert p.cpu_matvec_gbps <= p.dram_bus_gbps
         assert max(point.gbps for point in p.ssd_read) < p.dram_copy_gbps
         if p.gpu:
-            assert p.gpu.ssd_while_h2d_gbps == max(point.gbps for point in p.ssd_read), "a drive leaves DRAM to the link"
+            assert max(point.gbps for point in p.ssd_read) + p.gpu.h2d.peak < p.dram_bus_gbps, "a drive leaves the bus to the link"
             assert_gpu_is_possible(p)
 
 
@@ -105,7 +105,7 @@ def assert_gpu_is_possible(p: HardwareProfile) -> None:
         assert list(sizes) == sorted(set(sizes)) and list(rates) == sorted(rates)
         assert curve.peak < 63.0, "PCIe 5 x16 carries 63 GB/s"
     assert gpu.h2d_pageable_gbps < gpu.h2d.peak
-    assert gpu.h2d_with_d2h_gbps <= gpu.h2d_while_ssd_gbps <= gpu.h2d.peak
+    assert gpu.h2d_with_d2h_gbps <= gpu.h2d.peak
     assert gpu.memory_gbps > gpu.h2d.peak
     assert gpu.context_bytes < p.vram_bytes / 10
 

@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -18,9 +17,10 @@ from penstock.planner.asked.verb_schema import ProbeSettings
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.config_schema import HardwareConfig
-from penstock.planner.probe import measure
+from penstock.planner.probe import cpu_rates, measure
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
+from penstock.planner.probe.bus_rate import Reading, measure_bus, thread_counts
 from penstock.planner.probe.clocked import QUICK, Meter
 from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
@@ -36,7 +36,6 @@ TINY = dataclasses.replace(
     gpu_s=0.01,
     write_s=1.0,
     read_least_s=0.3,
-    together_s=0.05,
     sample_s=0.02,
     arena_bytes=128 * MIB,
     scratch_bytes=8 * MIB,
@@ -77,9 +76,10 @@ def test_every_figure_has_an_origin_and_the_profile_fits_the_schema(disk):
         "ssd.read",
         "ssd.write_gbps",
         "dram.copy_gbps",
-        "dram.read_gbps",
+        "dram.bus_gbps",
         "dram.pin_s_per_gb",
         "cpu.cores",
+        "cpu.threads",
         "cpu.matvec_gbps",
         "cpu.dense_tflops",
         "layer_launch_s",
@@ -134,50 +134,62 @@ def test_a_failing_measurement_costs_its_own_figures_only(disk, monkeypatch):
     assert found.cpu.matvec_gbps == 0.0 and found.ssd.read and found.dram.copy_gbps > 0
 
 
-class Card:
-    """Copies for as long as it is told; the device itself does nothing."""
+def copies(gbps: float):
+    """Copies that take ``gbps`` of the bus for as long as they are told; the device itself does nothing."""
 
-    def feeding(self, arena, seconds, going):
+    def feeding(seconds, going):
         start = end = time.perf_counter()
         while end < start + seconds and going():
             time.sleep(0.001)
             end = time.perf_counter()
-        return 40.0, start, end
+        return gbps, start, end
+
+    return feeding
 
 
-def beside_each_other(disk, arena, seconds=0.1, alone=lambda: 4.0, peak_gbps=4.0):
-    with scratch.scratch_file(disk) as (fd, direct):
-        target, _ = ssd.fill_scratch(fd, direct, 8 * MIB, 5.0, "scratch")
-        load = ssd.ReadLoad(target, scratch.Cursor(target), ssd.Buffers(2, MIB, arena.buffer), MIB, 2)
-        found = Findings("2026-11-21")
-        found.attempt(measure._BESIDE, lambda: measure._together(Card(), arena, load, seconds, alone, peak_gbps))
-    return found
+@pytest.fixture
+def arena():
+    made = Arena(64 * MIB, 4)
+    made.fault_in()
+    yield made
+    made.close(Lock("", lambda *_: None, lambda *_: None))
 
 
-def test_reads_and_copies_at_once_are_two_figures_each_with_the_other_in_its_origin(disk):
-    arena = Arena(64 * MIB, 2)
-    arena.fault_in()
-    found = beside_each_other(disk, arena)
-    reads = found.number("gpu.ssd_while_h2d_gbps")
-    assert found.number("gpu.h2d_while_ssd_gbps") == 40.0 and reads > 0
-    assert f"while {reads:.2f} GB/s came from the SSD" in found.origin["gpu.h2d_while_ssd_gbps"]
-    assert "while 40.00 GB/s went to the device" in found.origin["gpu.ssd_while_h2d_gbps"]
-    assert any(arena.buffer[:]), "what is read lands where copies come from"
-    none = beside_each_other(disk, arena, 0.0)
-    assert none.number("gpu.h2d_while_ssd_gbps") == 40.0 and none.number("gpu.ssd_while_h2d_gbps") == 0
-    assert unmeasured(none.origin) == {"gpu.ssd_while_h2d_gbps": "no read ended within 0.0 s of copies"}
-    arena.close(Lock("", lambda *_: None, lambda *_: None))
+def test_the_bus_carries_reads_and_copies_together(arena):
+    (alone,), (beside,) = (list(measure_bus(arena, 0.1, with_copies)) for with_copies in (None, copies(1e6)))
+    assert alone.path == "dram.bus_gbps" and 0 < alone.value < 1e4 and "by 4, 2, 1 threads" in alone.how
+    assert beside.value > 1e6 and "1000000.0 of it copies" in beside.how
 
 
-def test_a_drive_that_was_luckier_in_the_table_than_now_loses_nothing_to_copies_for_it(disk):
-    arena = Arena(64 * MIB, 2)
-    arena.fault_in()
-    rates = iter((3.0, 5.0))
-    found = beside_each_other(disk, arena, alone=lambda: next(rates), peak_gbps=8.0)
-    seen = float(re.search(r"while ([\d.]+) GB/s came", found.origin["gpu.h2d_while_ssd_gbps"])[1])
-    assert found.number("gpu.ssd_while_h2d_gbps") == pytest.approx(2 * seen, rel=0.02, abs=0.02), "twice the drive of now, in shares"
-    assert "of 4.00 alone right before and after, in shares of the read table's 8.00" in found.origin["gpu.ssd_while_h2d_gbps"]
-    arena.close(Lock("", lambda *_: None, lambda *_: None))
+def test_all_cores_and_halves_of_them_are_tried():
+    assert thread_counts(64) == [64, 32, 16, 8] and thread_counts(2) == [2, 1] and thread_counts(1) == [1]
+
+
+def test_what_is_read_in_a_window_counts_there_alone(arena):
+    reading = Reading(arena, 1)
+    reading._done = [(1.0, 10**9), (2.0, 10**9), (2.5, 10**9), (9.0, 10**9)]
+    assert reading.gbps_within(1.0, 5.0) == pytest.approx(2 / 4)
+
+
+def test_a_reading_thread_that_fails_ends_the_measurement(arena, monkeypatch):
+    def failing(*_):
+        raise OSError("a bad page")
+
+    monkeypatch.setattr(arena, "read", failing)
+    with pytest.raises(OSError, match="a bad page"):
+        list(measure_bus(arena, 0.1, copies(1.0)))
+
+
+def test_products_are_timed_with_the_threads_that_multiply_fastest_and_torchs_own_come_back(disk, monkeypatch):
+    import torch
+
+    before = torch.get_num_threads()
+    took = {4: 0.4, 2: 0.1, 1: 0.2}
+    monkeypatch.setattr(cpu_rates, "thread_counts", lambda _: list(took))
+    monkeypatch.setattr(cpu_rates, "median_seconds", lambda work, seconds, least=3: took[torch.get_num_threads()])
+    found = measured(disk)
+    assert found.cpu.threads == 2 and "of 4, 2, 1" in found.origin["cpu.threads"] and "2 threads" in found.origin["cpu.dense_tflops"]
+    assert torch.get_num_threads() == before
 
 
 def test_a_scratch_file_in_memory_leaves_most_of_the_memory_alone(disk, monkeypatch):

@@ -25,8 +25,8 @@ def profile(gpu: bool = False) -> HardwareConfig:
         ssd_bytes=20,
         ssd=SsdConfig([[1048576, 4, 1.25]], 0.0),
         dram=DramConfig(20.0, 22.0, 0.3),
-        cpu=CpuConfig(2, 14.0, 0.16),
-        gpu=GpuConfig("a GPU", 5, 1.0, 0.5, 2.0, [[262144, 20.0]], [[262144, 19.0]], 7.0, 50.0, 45.0) if gpu else None,
+        cpu=CpuConfig(2, 1, 14.0, 0.16),
+        gpu=GpuConfig("a GPU", 5, 1.0, 0.5, 2.0, [[262144, 20.0]], [[262144, 19.0]], 7.0, 45.0) if gpu else None,
         layer_launch_s=3e-4,
         origin={"ssd.write_gbps": "not measured: no room in [x]", "ssd.read": "measured 2026-11-21: O_DIRECT"},
     )

@@ -48,11 +48,10 @@ def machines(draw, m, gpu_too=None):
     vram = int((400 * MB + draw(share) * m.weight_bytes) if with_gpu else 0)
     dram = int(300 * MB + draw(share) * m.weight_bytes)
     change = {"ssd_read": points, "cpu_matvec_gbps": draw(st.floats(5, 100)), "cpu_dense_tflops": draw(st.floats(0.2, 5))}
+    change["dram_bus_gbps"] = draw(st.sampled_from([0.0, 3.0, 20.0, 60.0, 120.0]))
     if with_gpu:
-        beside = draw(st.floats(2, 55))
-        reads = draw(st.sampled_from([0.0, 0.3, 3.0, 12.0]))
         tflops = draw(st.floats(1, 400))
-        change["gpu"] = gpu(h2d=curve, d2h=curve, h2d_while_ssd_gbps=beside, ssd_while_h2d_gbps=reads, dense_tflops=tflops)
+        change["gpu"] = gpu(h2d=curve, d2h=curve, dense_tflops=tflops)
     return machine(vram, dram, **change)
 
 
@@ -94,19 +93,18 @@ def test_more_memory_or_bandwidth_never_predicts_slower(data):
     hardware, w = data.draw(machines(m)), data.draw(workloads(False))
     before = solved(hardware, m, w)
     assume(before)
-    more = data.draw(st.sampled_from(["dram", "ssd", "compute", *(["vram", "link"] if hardware.gpu else [])]))
+    more = data.draw(st.sampled_from(["dram", "ssd", "compute", "bus", *(["vram", "link"] if hardware.gpu else [])]))
     if more == "vram":
         better = replace(hardware, vram_bytes=hardware.vram_bytes * 5 // 4)
     elif more == "dram":
         better = replace(hardware, dram_bytes=hardware.dram_bytes * 5 // 4)
     elif more == "ssd":
         better = replace(hardware, ssd_read=tuple(replace(p, gbps=1.5 * p.gbps) for p in hardware.ssd_read))
-        if card := hardware.gpu:
-            better = replace(better, gpu=replace(card, ssd_while_h2d_gbps=1.5 * card.ssd_while_h2d_gbps))
     elif more == "link":
         faster = Curve(tuple((size, 1.5 * rate) for size, rate in hardware.gpu.h2d.points))
-        beside = 1.5 * hardware.gpu.h2d_while_ssd_gbps
-        better = replace(hardware, gpu=replace(hardware.gpu, h2d=faster, h2d_while_ssd_gbps=beside))
+        better = replace(hardware, gpu=replace(hardware.gpu, h2d=faster))
+    elif more == "bus":
+        better = replace(hardware, dram_bus_gbps=1.5 * hardware.dram_bus_gbps)
     elif hardware.gpu:
         better = replace(hardware, gpu=replace(hardware.gpu, dense_tflops=2 * hardware.gpu.dense_tflops, memory_gbps=1600.0))
     else:

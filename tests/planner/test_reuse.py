@@ -81,7 +81,7 @@ def test_files_hold_the_pages_that_they_were_sized_for_and_no_more(pages):
 
 def test_each_tier_is_as_slow_as_its_slowest_link():
     curve = Curve(((2**20, 10.0), (2**26, 50.0)))
-    hardware = machine(gpu=gpu(h2d=curve, h2d_while_ssd_gbps=50.0))
+    hardware = machine(gpu=gpu(h2d=curve))
     m = wide()
     rates = restoring(hardware, m, 64, 8)
     assert rates.page_bytes == kept_page_bytes(m, 64) == 64 * m.kv_bytes_per_token
@@ -94,15 +94,12 @@ def test_each_tier_is_as_slow_as_its_slowest_link():
     assert on_cpu.seconds({Tier.dram: 10}, 10) == pytest.approx(10 * page_gb / 40.0)
 
 
-def test_a_second_of_reading_takes_its_share_of_the_link():
-    pages = {Tier.dram: 100, Tier.ssd: 10}
-    alone, slow_link, slow_ssd = (
-        restoring(machine(gpu=gpu(h2d_while_ssd_gbps=link, ssd_while_h2d_gbps=ssd)), wide(), 64, 8).stages(pages, 0)
-        for link, ssd in ((55.0, 0.0), (44.0, 0.0), (55.0, 3.5))
-    )
-    assert alone["ssd"] < alone["h2d"]
-    assert slow_link["h2d"] == pytest.approx(alone["h2d"] + 0.2 * alone["ssd"]) and slow_link["ssd"] == alone["ssd"]
-    assert slow_ssd["ssd"] == pytest.approx(alone["ssd"] + 0.5 * alone["h2d"]) and slow_ssd["h2d"] == alone["h2d"]
+def test_what_comes_back_passes_the_bus_once_a_link_and_twice_where_dram_is_copied():
+    pages, m = {Tier.dram: 100, Tier.ssd: 10}, wide()
+    page_gb = kept_page_bytes(m, 64) / GB
+    on_card, on_cpu = (restoring(machine(vram=vram, dram_bus_gbps=10.0), m, 64, 8) for vram in (GB, 0))
+    assert on_card.stages(pages, 110)["dram"] == pytest.approx(120 * page_gb / 10.0)
+    assert on_cpu.stages(pages, 110)["dram"] == pytest.approx(230 * page_gb / 10.0)
 
 
 def test_where_the_link_binds_a_prefill_of_one_pass_nothing_is_restored():
@@ -207,8 +204,8 @@ def tight(rng, on_gpu):
     m = replace(m, kv_width=16384 if on_gpu else 32768)
     link = rng.uniform(0.2, 2)
     fast = {"dense_tflops": 1e5, "attention_tflops": 1e5, "memory_gbps": 1e4} if rng.random() < 0.7 else {}
-    beside = {"h2d_while_ssd_gbps": rng.uniform(0.5, 1.5) * link, "ssd_while_h2d_gbps": rng.choice([0.0, 0.5, 2.0])}
-    card = gpu(h2d=Curve(((2**20, link), (2**26, 1.5 * link))), **beside, **fast)
+    bus = rng.choice([0.0, rng.uniform(0.5, 3) * link])
+    card = gpu(h2d=Curve(((2**20, link), (2**26, 1.5 * link))), **fast)
     reads = tuple(SsdPoint(block, 8, rng.uniform(0.2, 3)) for block in (2**22, 2**23))
     roomy = machine(4 * GB if on_gpu else 0, ssd_read=reads, cpu_matvec_gbps=100.0, cpu_dense_tflops=rng.choice([0.5, 50.0]))
     w = work(
@@ -219,7 +216,7 @@ def tight(rng, on_gpu):
         shared_prefix_tokens=rng.choice([130, 200, 260]),
     )
     w = replace(w, kept_tokens=w.shared_prefix_tokens * (1 if on_gpu else rng.choice([1, 1, 2])))
-    hardware = replace(roomy, gpu=card if on_gpu else None, layer_launch_s=1e-6)
+    hardware = replace(roomy, gpu=card if on_gpu else None, layer_launch_s=1e-6, dram_bus_gbps=bus)
     force = replace(SMALL_PAGES, prefill_chunk_tokens=rng.choice([64, 100, w.prompt_tokens]))
     force = replace(force, vram_slots=2, vram_prefetch_distance=0) if on_gpu else force
     decisions = solve(hardware, m, replace(w, kept_tokens=0), force)

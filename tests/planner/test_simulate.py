@@ -18,7 +18,6 @@ from penstock.planner.common.timeline.spans import COMPUTE, H2D, KV, SSD, SSD_WR
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.contention import Contention
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.head_start import head_start
 from penstock.planner.contract.prices.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
@@ -139,23 +138,27 @@ def test_compute_of_all_units_of_all_passes_is_that_of_the_closed_form(case: str
     assert Prefill(plan.hardware, plan.model, plan.workload, plan.decisions).stages()[Stage.compute] >= whole
 
 
-@given(st.floats(0, 0.6), st.floats(0, 0.6), st.integers(10**6, 10**9), st.integers(10**6, 10**9))
-def test_reads_and_copies_that_begin_together_end_when_the_closed_form_says(ssd: float, h2d: float, read: int, copy: int) -> None:
-    both = Contention(ssd, h2d)
-    if both.h2d / (1 - both.ssd) > 1 or both.ssd / (1 - both.h2d) > 1:
-        return
+@given(st.floats(0.1, 1), st.floats(0.1, 1), st.integers(10**6, 10**9), st.integers(10**6, 10**9))
+def test_reads_and_copies_that_begin_together_share_the_bus_until_one_has_nothing_left(
+    ssd: float, h2d: float, read: int, copy: int
+) -> None:
     ends: dict[str, int] = {}
-    lanes = Lanes(both)
-    for track, length in ((SSD, read), (H2D, copy)):
+    lanes = Lanes({SSD: ssd, H2D: h2d})
+    for track, length in ((SSD, read), (H2D, copy), (COMPUTE, read)):
         lanes.add(track, Work((track,), track, 0, lambda track=track: ends.setdefault(track, lanes.now)), length)
     while lanes.step():
         pass
-    assert (ends[SSD] / NS, ends[H2D] / NS) == pytest.approx(both.finish(read / NS, copy / NS), rel=1e-5)
+    slower = max(1.0, ssd + h2d)
+    first = min(read, copy) * slower
+    assert (min(ends[SSD], ends[H2D]), max(ends[SSD], ends[H2D])) == pytest.approx((first, first + abs(read - copy)), rel=1e-5)
+    assert ends[COMPUTE] == read, "a card's compute takes nothing of the bus"
+    bus_ns = ssd * read + h2d * copy
+    assert max(ends.values()) >= max(read, copy, bus_ns) * (1 - 1e-5), "never sooner than the slowest resource"
 
 
 def test_lanes_of_one_link_share_it_and_others_do_not() -> None:
     ends: dict[str, int] = {}
-    lanes = Lanes(Contention())
+    lanes = Lanes({})
     for track in (SSD, SSD_WRITE, H2D, KV, COMPUTE):
         for _ in range(2):
             lanes.add(track, Work((), "", 1, lambda track=track: ends.update({track: lanes.now})), 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,11 @@ def test_closing_in_the_middle_leaves_no_thread(checkpoint: Path) -> None:
     with opened(plan_for(checkpoint, decisions(gpu=True), gpu=True), checkpoint, HostCopier()) as session:
         session.load(BATCH)
     assert set(threading.enumerate()) <= before
+
+
+def test_without_a_card_a_session_computes_with_the_threads_that_the_probe_found_fastest(checkpoint: Path) -> None:
+    before, plan = torch.get_num_threads(), plan_for(checkpoint, decisions())
+    plan = replace(plan, hardware=replace(plan.hardware, cpu_threads=before + 1))
+    with opened(plan, checkpoint):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before

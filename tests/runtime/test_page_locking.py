@@ -130,8 +130,7 @@ def test_without_page_locking_logits_are_the_same(tmp_path: Path, model_type: st
 def plan_on_a_free_bus(checkpoint: Path) -> Plan:
     """Copies are not slowed by reads of the SSD, so their predicted seconds are bytes over rate alone."""
     plan = plan_for(checkpoint, decisions(gpu=True, pages=8), gpu=True)
-    gpu = replace(plan.hardware.gpu, h2d_while_ssd_gbps=plan.hardware.gpu.h2d.peak)
-    hardware = replace(plan.hardware, gpu=gpu)
+    hardware = replace(plan.hardware, dram_bus_gbps=0.0)
     return replace(plan, hardware=hardware, predicted=predict(hardware, plan.model, plan.workload, plan.decisions))
 
 

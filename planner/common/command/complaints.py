@@ -69,7 +69,8 @@ def _from_omegaconf(error: BaseException, story: str, keys: Mapping[str, Key], o
     value = given[-1].partition("=")[2] if given else _quoted_value(story)
     if known is None:
         if path and "not in" in str(error) and not path.startswith("hydra."):
-            return UserError(f"{where}{path}: {unknown_key(path, keys)}")
+            again = "; if an earlier version measured it, run `planner probe` again" if where.startswith("conf hardware/") else ""
+            return UserError(f"{where}{path}: {unknown_key(path, keys)}{again}")
         return UserError(f"{where}{path}: {_one_line(str(error))}" if path else where + _one_line(str(error)))
     if "Interpolation" in type(error).__name__:
         return UserError(f"{where}{path}={value}: {_one_line(str(error))}; write \\${{ for a literal ${{")

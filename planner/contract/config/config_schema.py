@@ -29,8 +29,8 @@ class SsdConfig:
 class DramConfig:
     copy_gbps: float = MISSING
     """Bytes copied per second from DRAM to DRAM."""
-    read_gbps: float = MISSING
-    """Bytes read per second, all cores."""
+    bus_gbps: float = MISSING
+    """Bytes per second through DRAM, reads and writes together: the SSD's reads, copies to and from the GPU, the CPU's products."""
     pin_s_per_gb: float = MISSING
     """Seconds to fault in and page-lock 1 GB."""
 
@@ -39,6 +39,8 @@ class DramConfig:
 class CpuConfig:
     cores: int = MISSING
     """Cores that may be used."""
+    threads: int = 0
+    """Threads that multiply fastest, which a run without a GPU uses; 0: torch's own choice."""
     matvec_gbps: float = MISSING
     """Bytes of BF16 weights multiplied by one vector per second."""
     dense_tflops: float = MISSING
@@ -63,12 +65,8 @@ class GpuConfig:
     """Device to page-locked host: rows of [chunk_bytes, GB/s]."""
     h2d_pageable_gbps: float = MISSING
     """Host to device from memory that is not page-locked; 0: not measured."""
-    h2d_while_ssd_gbps: float = MISSING
-    """Host to device while the SSD is read at full rate."""
     h2d_with_d2h_gbps: float = MISSING
     """Host to device while the other direction is busy too."""
-    ssd_while_h2d_gbps: float = 0.0
-    """SSD read, at its fastest block and depth, while the host copies to the device at full rate; 0: not measured, taken as no slower."""
 
 
 @dataclass

@@ -29,8 +29,9 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
     _at_least("hardware", cfg, 0, "pass_s", "start_s")
     _check_spread(cfg.spread)
     _at_least("hardware.ssd", cfg.ssd, 0, "write_gbps")
-    _at_least("hardware.dram", cfg.dram, 0, "copy_gbps", "read_gbps", "pin_s_per_gb")
+    _at_least("hardware.dram", cfg.dram, 0, "copy_gbps", "bus_gbps", "pin_s_per_gb")
     _at_least("hardware.cpu", cfg.cpu, 1, "cores")
+    _at_least("hardware.cpu", cfg.cpu, 0, "threads")
     _positive("hardware.cpu", cfg.cpu, "matvec_gbps", "dense_tflops")
     gpu = _gpu(cfg.gpu) if cfg.gpu is not None and cfg.vram_bytes > 0 else None
     if cfg.vram_bytes > 0 and gpu is None:
@@ -50,7 +51,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         ssd_read=_ssd_points(cfg.ssd.read),
         ssd_write_gbps=cfg.ssd.write_gbps,
         dram_copy_gbps=cfg.dram.copy_gbps,
-        dram_read_gbps=cfg.dram.read_gbps,
+        dram_bus_gbps=cfg.dram.bus_gbps,
         pin_s_per_gb=cfg.dram.pin_s_per_gb,
         cpu_cores=cfg.cpu.cores,
         cpu_matvec_gbps=cfg.cpu.matvec_gbps,
@@ -61,6 +62,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         pass_s=cfg.pass_s,
         start_s=cfg.start_s,
         spread=dict(cfg.spread),
+        cpu_threads=cfg.cpu.threads,
     )
 
 
@@ -73,8 +75,13 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
         "dram_bytes": profile.dram_bytes,
         "ssd_bytes": profile.ssd_bytes,
         "ssd": {"read": [[p.block_bytes, p.queue_depth, p.gbps] for p in profile.ssd_read], "write_gbps": profile.ssd_write_gbps},
-        "dram": {"copy_gbps": profile.dram_copy_gbps, "read_gbps": profile.dram_read_gbps, "pin_s_per_gb": profile.pin_s_per_gb},
-        "cpu": {"cores": profile.cpu_cores, "matvec_gbps": profile.cpu_matvec_gbps, "dense_tflops": profile.cpu_dense_tflops},
+        "dram": {"copy_gbps": profile.dram_copy_gbps, "bus_gbps": profile.dram_bus_gbps, "pin_s_per_gb": profile.pin_s_per_gb},
+        "cpu": {
+            "cores": profile.cpu_cores,
+            "threads": profile.cpu_threads,
+            "matvec_gbps": profile.cpu_matvec_gbps,
+            "dense_tflops": profile.cpu_dense_tflops,
+        },
         "gpu": None
         if gpu is None
         else {
@@ -86,9 +93,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "h2d": [list(p) for p in gpu.h2d.points],
             "d2h": [list(p) for p in gpu.d2h.points],
             "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
-            "h2d_while_ssd_gbps": gpu.h2d_while_ssd_gbps,
             "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
-            "ssd_while_h2d_gbps": gpu.ssd_while_h2d_gbps,
         },
         "layer_launch_s": profile.layer_launch_s,
         "pass_s": profile.pass_s,
@@ -134,8 +139,8 @@ def model_from(cfg: ModelConfig) -> ModelSpec:
 
 
 def _gpu(cfg: GpuConfig) -> Gpu:
-    _at_least("hardware.gpu", cfg, 0, "context_bytes", "h2d_pageable_gbps", "h2d_with_d2h_gbps", "ssd_while_h2d_gbps")
-    _positive("hardware.gpu", cfg, "dense_tflops", "attention_tflops", "memory_gbps", "h2d_while_ssd_gbps")
+    _at_least("hardware.gpu", cfg, 0, "context_bytes", "h2d_pageable_gbps", "h2d_with_d2h_gbps")
+    _positive("hardware.gpu", cfg, "dense_tflops", "attention_tflops", "memory_gbps")
     return Gpu(
         name=cfg.name,
         context_bytes=cfg.context_bytes,
@@ -145,14 +150,12 @@ def _gpu(cfg: GpuConfig) -> Gpu:
         h2d=_curve("hardware.gpu.h2d", cfg.h2d),
         d2h=_curve("hardware.gpu.d2h", cfg.d2h),
         h2d_pageable_gbps=cfg.h2d_pageable_gbps,
-        h2d_while_ssd_gbps=cfg.h2d_while_ssd_gbps,
         h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
-        ssd_while_h2d_gbps=cfg.ssd_while_h2d_gbps,
     )
 
 
 _NEEDED = ("ssd.read", "cpu.matvec_gbps", "cpu.dense_tflops", "dram_bytes", "ssd_bytes", "layer_launch_s")
-_NEEDED_GPU = ("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps", "gpu.h2d", "gpu.d2h", "gpu.h2d_while_ssd_gbps")
+_NEEDED_GPU = ("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps", "gpu.h2d", "gpu.d2h")
 
 
 def _measured(cfg: HardwareConfig) -> None:

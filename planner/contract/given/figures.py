@@ -9,9 +9,9 @@ class Figure(StrEnum):
     """What is corrected together, since a run cannot tell it apart."""
 
     ssd = "ssd"
-    """Reads of every block and depth, writes, and reads beside copies."""
+    """Reads of every block and depth, and writes."""
     h2d = "h2d"
-    """Copies to the device of every size, also beside reads and beside copies back."""
+    """Copies to the device of every size, also beside copies back."""
     d2h = "d2h"
     dram_copy = "dram_copy"
     page_lock = "page_lock"

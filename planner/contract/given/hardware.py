@@ -6,6 +6,8 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from penstock.planner.common.measures import GB
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -57,12 +59,8 @@ class Gpu:
     """Page-locked host to device over chunk size."""
     d2h: Curve
     h2d_pageable_gbps: float
-    h2d_while_ssd_gbps: float
-    """H2D while the SSD is read into DRAM at full rate."""
     h2d_with_d2h_gbps: float
     """H2D share when both directions are busy."""
-    ssd_while_h2d_gbps: float = 0.0
-    """SSD reads into DRAM, at the fastest block and depth, while H2D copies run at full rate; 0: not known, taken as no slower."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,8 @@ class HardwareProfile:
     ssd_read: tuple[SsdPoint, ...]
     ssd_write_gbps: float
     dram_copy_gbps: float
-    dram_read_gbps: float
+    dram_bus_gbps: float
+    """All that passes through the host's memory, reads and writes together; 0: not known, so nothing waits for it."""
     pin_s_per_gb: float
     """Seconds to fault in and page-lock one GB of DRAM."""
     cpu_cores: int
@@ -98,6 +97,8 @@ class HardwareProfile:
     """The same of a start, beyond reading, page-locking and the first kernels."""
     spread: dict[str, float] = field(default_factory=dict)
     """``contract.lessons.corrections.Figure`` -> the share by which nine of ten runs are within what the profile says, where runs told."""
+    cpu_threads: int = 0
+    """Threads that multiply fastest; 0: not known, torch's own choice."""
 
     @property
     def dense_tflops(self) -> float:
@@ -108,6 +109,20 @@ class HardwareProfile:
     def attention_tflops(self) -> float:
         """Attention's rate on the device that computes."""
         return self.gpu.attention_tflops if self.gpu else self.cpu_dense_tflops
+
+    def bus_s(self, nbytes: float) -> float:
+        """Seconds in which ``nbytes`` pass through the host's memory. What the SSD reads, what the card gets or gives and what the CPU
+        multiplies by pass once, what is copied within DRAM twice."""
+        return nbytes / self.dram_bus_gbps / GB if self.dram_bus_gbps else 0.0
+
+    def bus_may_bind(self, *gbps: float) -> bool:
+        """Whether what passes through the host's memory at these rates together is more than the bus carries."""
+        return 0 < self.dram_bus_gbps < sum(gbps)
+
+    @property
+    def ssd_peak_gbps(self) -> float:
+        """Of the fastest block and depth."""
+        return max(point.gbps for point in self.ssd_read)
 
     @property
     def weight_gbps(self) -> float:

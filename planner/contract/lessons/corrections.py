@@ -9,8 +9,8 @@ from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
 
 _PATHS = {
-    Figure.ssd: ("ssd.read", "ssd.write_gbps", "gpu.ssd_while_h2d_gbps"),
-    Figure.h2d: ("gpu.h2d", "gpu.h2d_while_ssd_gbps", "gpu.h2d_with_d2h_gbps"),
+    Figure.ssd: ("ssd.read", "ssd.write_gbps"),
+    Figure.h2d: ("gpu.h2d", "gpu.h2d_with_d2h_gbps"),
     Figure.d2h: ("gpu.d2h",),
     Figure.dram_copy: ("dram.copy_gbps",),
     Figure.page_lock: ("dram.pin_s_per_gb",),
@@ -27,8 +27,10 @@ def paths(figure: Figure, gpu: bool) -> tuple[str, ...]:
 
 
 def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwareProfile:
-    """``hardware`` with each figure's seconds multiplied: 2 is half as fast, 1 (what is not named) as before. Ratios within a figure stay,
-    so the share that a link loses to another does, too."""
+    """``hardware`` with each figure's seconds multiplied: 2 is half as fast, 1 (what is not named) as before.
+
+    Ratios within a figure stay.
+    """
     k = {figure: by.get(figure, 1.0) for figure in Figure}
     gpu = hardware.gpu
     host = dict.fromkeys(Figure, 1.0) if gpu else k
@@ -53,9 +55,7 @@ def _slowed_gpu(gpu: Gpu, k: Mapping[Figure, float]) -> Gpu:
         memory_gbps=gpu.memory_gbps / k[Figure.weights],
         h2d=_slowed_curve(gpu.h2d, k[Figure.h2d]),
         d2h=_slowed_curve(gpu.d2h, k[Figure.d2h]),
-        h2d_while_ssd_gbps=gpu.h2d_while_ssd_gbps / k[Figure.h2d],
         h2d_with_d2h_gbps=gpu.h2d_with_d2h_gbps / k[Figure.h2d],
-        ssd_while_h2d_gbps=gpu.ssd_while_h2d_gbps / k[Figure.ssd],
     )
 
 

@@ -12,12 +12,21 @@ from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
-from penstock.planner.contract.prices.contention import contention
 from penstock.planner.contract.prices.head_start import first_pass_bytes, head_start
 from penstock.planner.contract.prices.memory_law import dram_use, ssd_use, used_bytes, vram_use
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.routed import routed_s
-from penstock.planner.contract.prices.stages import FIXED, Prefill, Stage, decode_compute_s, kv_fill, lookup_s, ssd_gbps, table_is_far
+from penstock.planner.contract.prices.stages import (
+    FIXED,
+    Prefill,
+    Stage,
+    decode_compute_s,
+    kv_fill,
+    lookup_s,
+    ssd_gbps,
+    step_product_bytes,
+    table_is_far,
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +97,10 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     stages = prefill.stages(start)
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
     ssd_s, h2d_s = moved.pass_ssd_s(missed) + fill * moved.kv_ssd_s, moved.pass_h2d_s(missed) + fill * moved.kv_h2d_s
-    ssd_s, h2d_s = contention(hardware).finish(ssd_s, h2d_s)
+    passed = moved.pass_bytes(missed) + fill * moved.kv_bytes + moved.kv_h2d_bytes / workload.max_tokens
     decode = {
         Stage.ssd: ssd_s,
+        Stage.dram: hardware.bus_s(passed + step_product_bytes(hardware, model, workload, decisions.batch)),
         Stage.h2d: h2d_s,
         Stage.d2h: moved.kv_d2h_s / workload.max_tokens,
         Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch)

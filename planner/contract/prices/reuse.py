@@ -15,7 +15,6 @@ from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.contention import Contention, contention
 from penstock.planner.contract.prices.memory_law import kept_file_pages, kept_page_bytes
 from penstock.planner.contract.prices.stages import Prefill, Stage, ssd_gbps
 
@@ -74,16 +73,19 @@ class Restoring:
     """Each page one copy. Infinite without a GPU, where pages are where they are computed with."""
     copy_gbps: float
     """From where pages arrive into the sequences' KV."""
-    contention: Contention
+    bus_gbps: float
+    """Through the host's memory; infinite where it is not known."""
+    on_card: bool
 
     def stages(self, pages: Mapping[Tier, float], copies: float) -> dict[Stage, float]:
         """Seconds of each stage to move ``pages``, counted by the nearest tier that has them, and write ``copies`` of them."""
         page_gb = self.page_bytes / GB
         ssd, outside = pages.get(Tier.ssd, 0), pages.get(Tier.ssd, 0) + pages.get(Tier.dram, 0)
-        ssd_s, h2d_s = self.contention.finish(ssd * page_gb / self.ssd_gbps, outside * page_gb / self.h2d_gbps)
+        passed = ssd + (outside if self.on_card else 2 * copies)
         return {
-            Stage.ssd: ssd_s,
-            Stage.h2d: h2d_s,
+            Stage.ssd: ssd * page_gb / self.ssd_gbps,
+            Stage.dram: passed * page_gb / self.bus_gbps,
+            Stage.h2d: outside * page_gb / self.h2d_gbps,
             Stage.compute: copies * page_gb / self.copy_gbps,
         }
 
@@ -100,7 +102,8 @@ def restoring(hardware: HardwareProfile, model: ModelSpec, page_tokens: int, que
         ssd_gbps(hardware, nbytes, queue_depth),
         gpu.h2d.at(nbytes) if gpu else float("inf"),
         gpu.memory_gbps / 2 if gpu else hardware.dram_copy_gbps,
-        contention(hardware),
+        hardware.dram_bus_gbps or float("inf"),
+        gpu is not None,
     )
 
 

@@ -10,7 +10,6 @@ from penstock.planner.contract.experts.expert_misses import Misses, Visit, visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
-from penstock.planner.contract.prices.contention import contention
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.memory_law import expert_vram_bytes
 from penstock.planner.contract.prices.stages import Traffic, weight_pass_s, weight_read_s
@@ -122,14 +121,12 @@ def routed_s(
 ) -> float:
     """Seconds of a decode step that its routers hold up, with ``compute_s`` of compute and ``streamed_s`` of copying what streams beside
     experts. An expert is copied piece by piece while it is read. 0 for a dense model."""
-    routed, both = Routed.of(hardware, model, batch), contention(hardware)
+    routed = Routed.of(hardware, model, batch)
     read_s, copy_s = routed.read_s(moved.expert_ssd_s), routed.copy_s(moved.expert_h2d_s)
     beside_s = routed.exposed * streamed_s
     together_s = max(
-        missed.dram * read_s
-        + routed.named * pause(missed.dram) * max(compute_s, routed.copies_s)
-        + both.ssd_s_per_h2d_s * missed.vram * moved.expert_h2d_s,
-        missed.vram * copy_s + beside_s + both.h2d_s_per_ssd_s * missed.dram * moved.expert_ssd_s,
+        missed.dram * read_s + routed.named * pause(missed.dram) * max(compute_s, routed.copies_s),
+        missed.vram * copy_s + beside_s,
     )
     apart_s = missed.dram * max(read_s, copy_s) + missed.from_dram * copy_s + beside_s
     return routed.alone * compute_s + (1 - routed.apart) * together_s + routed.apart * apart_s

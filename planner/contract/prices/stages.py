@@ -17,7 +17,6 @@ from penstock.planner.contract.experts.expert_misses import Misses, misses
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.contention import contention
 from penstock.planner.contract.prices.launches import OPERATIONS, issue_s
 from penstock.planner.contract.prices.memory_law import kv_layer_bytes, kv_page_bytes
 
@@ -26,6 +25,8 @@ class Stage(StrEnum):
     """What a byte or a FLOP waits for."""
 
     ssd = "ssd"
+    dram = "dram"
+    """The host's memory bus, which all of the others but a card's compute pass through."""
     h2d = "h2d"
     d2h = "d2h"
     compute = "compute"
@@ -98,8 +99,24 @@ def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more
 
 def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
     """Seconds to read every active weight of one pass once from where it is computed with."""
-    active = sum(model.attn_bytes) + sum(model.ffn_active_bytes(i, tokens) for i in range(model.layers)) + model.lm_head_bytes
-    return active / hardware.weight_gbps / GB
+    return active_bytes(model, tokens) / hardware.weight_gbps / GB
+
+
+def active_bytes(model: ModelSpec, tokens: int) -> float:
+    """Weights that a pass over ``tokens`` tokens multiplies by."""
+    return sum(model.attn_bytes) + sum(model.ffn_active_bytes(i, tokens) for i in range(model.layers)) + model.lm_head_bytes
+
+
+def step_product_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
+    """Of the host's memory that the CPU reads in one decode step: weights and KV at the mean context; none with a GPU."""
+    if hardware.gpu:
+        return 0.0
+    return active_bytes(model, batch) + batch * (workload.prompt_tokens + workload.new_tokens / 2) * model.kv_bytes_per_token
+
+
+def prefill_product_bytes(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> float:
+    """The same of ``passes`` passes of a prefill over ``rows`` tokens each, weights alone."""
+    return 0.0 if hardware.gpu else passes * active_bytes(model, rows)
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
@@ -191,6 +208,7 @@ class Traffic:
     expert_ssd_s: float
     expert_h2d_s: float
     """0 without a GPU."""
+    expert_bytes: int
 
     def pass_ssd_s(self, missed: Misses) -> float:
         """Reading the weights of one pass that misses so many experts."""
@@ -199,6 +217,15 @@ class Traffic:
     def pass_h2d_s(self, missed: Misses) -> float:
         """Copying them."""
         return self.weights_h2d_s + missed.vram * self.expert_h2d_s
+
+    def pass_bytes(self, missed: Misses) -> float:
+        """What both take of the host's memory."""
+        return self.weights_ssd_bytes + self.weights_h2d_bytes + (missed.dram + missed.vram) * self.expert_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """The same of all KV outside the device, once."""
+        return self.kv_ssd_bytes + self.kv_h2d_bytes
 
 
 def traffic(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Traffic:
@@ -224,6 +251,7 @@ def traffic(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -
     return Traffic(
         placement.ssd_bytes_per_pass, placement.h2d_bytes_per_pass, kv_ssd, kv_h2d,
         weights_ssd_s, weights_h2d_s, kv_ssd_s, kv_h2d_s, kv_d2h_s, write_s, expert_ssd_s, expert_h2d_s,
+        model.experts.expert_bytes if model.experts else 0,
     )  # fmt: skip
 
 
@@ -271,10 +299,12 @@ class Prefill:
             compute_s += lookup_s(model, batch * (work.prompt_tokens - start), passes)
         ssd_s = passes * moved.pass_ssd_s(missed) + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s
         h2d_s = passes * moved.pass_h2d_s(missed) + earlier * moved.kv_h2d_s
-        ssd_s, h2d_s = contention(h).finish(ssd_s - less_ssd_s, h2d_s - less_h2d_s)
+        rows = batch * min(chunk, work.prompt_tokens - start)
+        passed = passes * moved.pass_bytes(missed) + (earlier + prompt_fill(work)) * moved.kv_bytes
         return {
-            Stage.ssd: ssd_s,
-            Stage.h2d: h2d_s,
+            Stage.ssd: ssd_s - less_ssd_s,
+            Stage.dram: h.bus_s(passed + prefill_product_bytes(h, model, rows, passes)),
+            Stage.h2d: h2d_s - less_h2d_s,
             Stage.d2h: prompt_fill(work) * moved.kv_d2h_s,
             Stage.compute: compute_s,
         }

@@ -25,11 +25,11 @@ class Worth:
 
     def restore_s(self, pages: Mapping[Tier, int]) -> float:
         """To bring so many pages of each tier to where they are computed with. Stages work side by side, so it is the slowest one's time,
-        and one page's in the others, which nothing hides."""
+        and one page's in the others, which nothing hides; but for the bus, which works while they do."""
         farthest = [tier for tier in Tier if pages.get(tier)][-1]
         stages, first = self._stages(pages), self._stages({farthest: 1})
         slowest = max(stages, key=stages.__getitem__)
-        return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage != slowest)
+        return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage not in (slowest, Stage.dram))
 
     def prefill_s(self, batch: int, length: int, start: int) -> float:
         """To compute tokens ``start`` to ``length`` of ``batch`` prompts."""
@@ -41,5 +41,5 @@ class Worth:
     def _stages(self, pages: Mapping[Tier, int]) -> dict[str, float]:
         on_card = self._rates.stages(pages, sum(pages.values()))
         outside = sum(pages.values()) * self._rates.page_bytes / GB / self._plan.hardware.dram_copy_gbps
-        share = {Stage.ssd: 1.0, Stage.h2d: 1 - self._apart, Stage.compute: 1 - self._apart}
-        return {str(stage): seconds * share[stage] for stage, seconds in on_card.items()} | {"dram": self._apart * outside}
+        share = {Stage.ssd: 1.0, Stage.dram: 1.0, Stage.h2d: 1 - self._apart, Stage.compute: 1 - self._apart}
+        return {str(stage): seconds * share[stage] for stage, seconds in on_card.items()} | {"copies in DRAM": self._apart * outside}

@@ -12,7 +12,6 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.given.hardware import Curve
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.contention import Contention
 from penstock.runtime.kv.pages.find import Found, choose
 from penstock.runtime.kv.pages.prompt_pages import Page
 from penstock.runtime.kv.pages.worth import Worth
@@ -36,7 +35,7 @@ def on_card(plan: Plan, vram_pages: int = 24, dram_pages: int = 0, **changes: ob
 
 def with_page(worth: Worth) -> Worth:
     """Rates as they are, for pages of ``PAGE_BYTES``."""
-    worth._rates = replace(worth._rates, page_bytes=PAGE_BYTES, contention=Contention())
+    worth._rates = replace(worth._rates, page_bytes=PAGE_BYTES, bus_gbps=float("inf"))
     return worth
 
 
