@@ -11,7 +11,8 @@ from penstock.planner.contract.prices.memory_law import kv_layer_bytes, kv_ring_
 from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
-from penstock.runtime.memory.vram import VramPool, device_layout
+from penstock.runtime.memory.vram import VramPool
+from penstock.runtime.moving.device_layout import device_layout
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.moving.stream import Rehearsal, RingStream
 

@@ -22,10 +22,9 @@ from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.memory.arena import PageLock
 from penstock.runtime.memory.device import CopyDevice
-from penstock.runtime.model.attention import attend_without_masks
-from penstock.runtime.model.fixtures import head_rows
-from penstock.runtime.model.lookup import look_up_on_host
-from penstock.runtime.model.skeleton import Binder, BlockedHead, Skeleton, move_buffers, parameters
+from penstock.runtime.model.binding import Binder, move_buffers, parameters
+from penstock.runtime.model.lookup import LookUpOnHost
+from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
 
@@ -43,7 +42,6 @@ class Engine:
     def __init__(self, plan: Plan, skeleton: Skeleton, host: HostSide, copier: CopyDevice | None, device: torch.device):
         self.device = device
         self.model = skeleton.model
-        attend_without_masks(self.model, device)
         self.copier = copier
         copies = plan.decisions.weights.h2d
         self.chunking = copies.chunk_bytes, copies.in_flight
@@ -94,15 +92,14 @@ class Engine:
         if self.card is not None:
             on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self.card.fixed]
             resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
-            rows = head_rows(self._placement.model.vocab, self._placement.weights.head_blocks)
-            self.model.set_output_embeddings(BlockedHead(rows, resident, self._binder, self.model.get_output_embeddings()))
+            self.model.get_output_embeddings().feed(resident, self._binder)
             bound += on_card
         for f, params in bound:
             if f.bind:
                 f.bind(params)
         move_buffers(self.model, self.device)
         if self.copier is not None and not all(self._kernels_reach(at, f.layout.nbytes) for f, at in self.host.fixed if f.bind):
-            look_up_on_host(self.model.get_input_embeddings(), self.device)
+            LookUpOnHost(self.device).convert(self.model)
 
     def _reach(self, at: int, nbytes: int) -> torch.Tensor:
         """A fixed DRAM region as whatever computes with it sees it."""

@@ -15,6 +15,7 @@ from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.page_room import page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine, Progress
 from penstock.runtime.engine.generate import Batch, Sequences
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
@@ -145,7 +146,7 @@ def open_session(
         mark("imports")
         if plan.hardware.gpu is None:
             stack.enter_context(_multiplying(plan.hardware.cpu_threads))
-        skeleton = open_skeleton(checkpoint)
+        skeleton = open_skeleton(checkpoint, converters(plan, ground.device))
         mark("skeleton")
         options, kept = options or EngineOptions(), None
         if reuse is not None:

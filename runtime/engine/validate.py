@@ -15,11 +15,13 @@ from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.generate import Batch, Generation, Sequences
-from penstock.runtime.experts.expert_modules import expert_parameters, layers_with_experts
-from penstock.runtime.model.skeleton import bind, move_buffers, open_skeleton, parameters, submodule
+from penstock.runtime.model.binding import bind, move_buffers, parameters
+from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.moving.dram_cache import CacheStats
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import UnitLayout
+from penstock.runtime.store.decoder import submodule
+from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
 from penstock.runtime.store.manifest import MANIFEST
 
 BF16_STEP = 2.0**-8

@@ -12,7 +12,7 @@ from torch import nn
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.policies import AheadScores
 from penstock.planner.contract.experts.policies.far import reach
-from penstock.runtime.experts.expert_modules import layers_with_experts
+from penstock.runtime.store.expert_modules import layers_with_experts
 
 
 class Ahead(Protocol):

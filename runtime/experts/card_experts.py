@@ -21,7 +21,7 @@ from penstock.runtime.experts.expert_views import SlotViews
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment, cut, within
-from penstock.runtime.memory.vram import DeviceLayout
+from penstock.runtime.moving.device_layout import DeviceLayout
 from penstock.runtime.moving.ledger import Ledger
 
 

@@ -14,7 +14,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
-from penstock.runtime.experts.expert_modules import expert_parameters, layers_with_experts
+from penstock.runtime.store.decoder import decoder_layers
+from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
 
 NAME = "penstock"
 """Of our function in transformers' experts interface."""
@@ -55,12 +56,11 @@ class LayerExperts:
     back once a visit, which waits for the router; scores of the layer ahead come by the same wait.
     """
 
-    def __init__(self, module: nn.Module, layer: int, source: ExpertSource):
+    def __init__(self, module: nn.Module, layer: int):
         self.sequences = 0
         """Rows of a decode step; a visit of another number is of prompts."""
         self._module, self._layer = module, layer
         self._first = "gate_up_proj" if module.has_gate else "up_proj"
-        self.feed(source)
 
     def feed(self, source: ExpertSource, ahead: Ahead | None = None, watcher: Watcher | None = None) -> None:
         """Compute with experts from ``source`` from now on."""
@@ -154,12 +154,16 @@ def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, we
     return getattr(module, _RUNNER)(hidden, index, weights)
 
 
-def take_over(layers: nn.ModuleList, source: ExpertSource) -> list[LayerExperts]:
-    """Let every MoE layer of ``layers`` compute with experts of ``source``."""
-    ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
-    runners = []
-    for layer, module in layers_with_experts(layers):
-        runners.append(LayerExperts(module, layer, source))
-        setattr(module, _RUNNER, runners[-1])
-        module.config._experts_implementation = NAME
-    return runners
+class ExpertsInTurn:
+    """Has every MoE layer of a model compute with experts as they arrive: :class:`LayerExperts`, which are fed later."""
+
+    def convert(self, model: nn.Module) -> None:
+        ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
+        for layer, module in layers_with_experts(decoder_layers(model)):
+            setattr(module, _RUNNER, LayerExperts(module, layer))
+            module.config._experts_implementation = NAME
+
+
+def layer_experts(layers: nn.ModuleList) -> list[LayerExperts]:
+    """What each MoE layer of a converted model computes with."""
+    return [getattr(module, _RUNNER) for _, module in layers_with_experts(layers)]

@@ -9,7 +9,7 @@ import torch
 
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.expert_forward import Arrived
-from penstock.runtime.model.skeleton import views
+from penstock.runtime.model.binding import views
 from penstock.runtime.store.base import TensorLayout
 
 

@@ -14,7 +14,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.memory.arena import Arena
-from penstock.runtime.memory.vram import DeviceLayout, device_layout
+from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import Store, UnitLayout
 

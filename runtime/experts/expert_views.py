@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from penstock.runtime.experts.expert_fetch import Key
-from penstock.runtime.model.skeleton import views
+from penstock.runtime.model.binding import views
 from penstock.runtime.store.base import TensorLayout
 
 

@@ -15,7 +15,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.routing import Phase
 from penstock.planner.contract.experts.routing_files import routing_line
 from penstock.runtime.experts.asked_ahead import CentroidsAhead, RouterAhead
-from penstock.runtime.experts.expert_modules import layers_with_experts
+from penstock.runtime.store.expert_modules import layers_with_experts
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 

@@ -12,15 +12,15 @@ from torch import nn
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.experts.asked_ahead import make_ahead
 from penstock.runtime.experts.card_experts import CardExperts
-from penstock.runtime.experts.expert_forward import ExpertSource, take_over
+from penstock.runtime.experts.expert_forward import ExpertSource, layer_experts
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.experts.expert_room import ExpertHost
 from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
 from penstock.runtime.experts.routing_record import RoutingRecorder
 from penstock.runtime.memory.device import CopyDevice
-from penstock.runtime.model.skeleton import submodule
 from penstock.runtime.moving.filler import Fill
 from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.store.decoder import submodule
 
 
 class Experts:
@@ -55,7 +55,7 @@ class Experts:
                 _pass_by(submodule(layers, Unit("attn", number)), self.card)
         count = host.room.plan.model.experts.count
         self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, count)
-        self._layers = take_over(layers, self._rehearsed)
+        self._layers = layer_experts(layers)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
         self._recorder = None if record is None else RoutingRecorder(record, layers)
 

@@ -1,51 +1,13 @@
-"""VRAM that is taken once: residents and ring slots in one allocation, and where a unit's tensors lie in it."""
+"""VRAM that is taken once: residents and ring slots in one allocation."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import torch
 
 from penstock.planner.common.measures import align_up
-from penstock.runtime.memory.pieces import Segment
-from penstock.runtime.store.base import TensorLayout, UnitLayout
 
 TENSOR_ALIGN = 256
 """Alignment of a tensor in VRAM: what matrix kernels need for their widest loads."""
-_RUN_ALIGN = 16
-
-
-@dataclass(frozen=True)
-class DeviceLayout:
-    """A unit in VRAM: tensors 256-aligned, as few copies as alignment allows."""
-
-    nbytes: int
-    tensors: tuple[TensorLayout, ...]
-    segments: tuple[Segment, ...]
-
-
-def device_layout(layout: UnitLayout) -> DeviceLayout:
-    """Re-place ``layout``'s tensors for VRAM.
-
-    Tensors that follow one another in DRAM stay one copy as long as each then starts at a multiple of 16 bytes: a checkpoint in
-    place starts at any byte, VRAM does not.
-    """
-    tensors: list[TensorLayout] = []
-    segments: list[Segment] = []
-    src_end = -1
-    for t in sorted(layout.tensors, key=lambda t: t.offset):
-        last = segments[-1] if segments else None
-        follows = last is not None and t.offset == src_end and (last.dst + last.nbytes) % _RUN_ALIGN == 0
-        if follows:
-            dst = last.dst + last.nbytes
-            segments[-1] = replace(last, nbytes=last.nbytes + t.nbytes)
-        else:
-            dst = align_up(last.dst + last.nbytes, TENSOR_ALIGN) if last else 0
-            segments.append(Segment(t.offset, dst, t.nbytes))
-        tensors.append(replace(t, offset=dst))
-        src_end = t.offset + t.nbytes
-    end = segments[-1].dst + segments[-1].nbytes
-    return DeviceLayout(align_up(end, TENSOR_ALIGN), tuple(tensors), tuple(segments))
 
 
 class VramPool:

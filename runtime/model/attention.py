@@ -3,6 +3,7 @@ and V over the query heads and take a kernel that knows nothing of causality."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,16 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 NAME = "penstock_sdpa"
 _MOST_DIM = 256
 """Of a head, that FlashAttention takes."""
+
+
+@dataclass(frozen=True)
+class AttentionWithoutMasks:
+    """Has a model attend so on ``device``."""
+
+    device: torch.device
+
+    def convert(self, model: nn.Module) -> None:
+        attend_without_masks(model, self.device)
 
 
 def attend_without_masks(model: nn.Module, device: torch.device) -> None:

@@ -10,8 +10,10 @@ from torch import nn
 from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Placement, Unit
-from penstock.runtime.model.skeleton import bind, submodule
+from penstock.runtime.model.binding import bind
+from penstock.runtime.model.head import head_rows
 from penstock.runtime.store.base import Extent, Store, UnitLayout
+from penstock.runtime.store.decoder import module_name, submodule
 
 Bind = Callable[[Mapping[str, nn.Parameter]], None]
 
@@ -30,11 +32,6 @@ class Fixture:
     unit: Unit | None = None
 
 
-def module_name(model: nn.Module, wanted: nn.Module) -> str:
-    """Dotted name of ``wanted`` inside ``model``."""
-    return next(name for name, module in model.named_modules() if module is wanted)
-
-
 def rows_of(layout: UnitLayout, first: int, last: int) -> UnitLayout:
     """Rows [first, last) of a layout's single tensor, as a layout of its own with one tensor named ``weight``."""
     (tensor,) = layout.tensors
@@ -45,12 +42,6 @@ def rows_of(layout: UnitLayout, first: int, last: int) -> UnitLayout:
     dest = offset % ALIGN
     block = replace(tensor, name="weight", shape=(last - first, *tensor.shape[1:]), offset=dest, nbytes=nbytes)
     return UnitLayout(align_up(dest + nbytes), (block,), (Extent(extent.file, offset, nbytes, dest, owns_pages=True),), nbytes)
-
-
-def head_rows(vocab: int, blocks: int) -> list[tuple[int, int]]:
-    """Row ranges of ``blocks`` equal blocks of an LM head, the last one smaller when they do not divide."""
-    size = -(-vocab // blocks)
-    return [(start, min(start + size, vocab)) for start in range(0, vocab, size)]
 
 
 def host_fixtures(store: Store, model: nn.Module) -> list[Fixture]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.device import CopyDevice, Event
-from penstock.runtime.model.skeleton import parameters
+from penstock.runtime.model.binding import parameters
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing

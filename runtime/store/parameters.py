@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import torch
 
-from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.expert_modules import expert_parameters, experts_module
+from penstock.runtime.store.decoder import SUBMODULES, decoder_layers, module_name, submodule
+from penstock.runtime.store.expert_modules import expert_parameters, experts_module
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -30,8 +30,6 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 """safetensors' dtype names that a store can serve."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
-
-_SUBMODULES: Mapping[str, str] = MappingProxyType({"attn": "self_attn", "ffn": "mlp"})
 
 
 @dataclass(frozen=True)
@@ -61,35 +59,22 @@ class ModelSlots:
         return tuple(slot for slots in self.units.values() for slot in slots) + self.others
 
 
-def decoder_layers(model: torch.nn.Module) -> tuple[str, torch.nn.ModuleList]:
-    """The name and the list of decoder layers: the longest ModuleList whose items all have ``self_attn`` and ``mlp``."""
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) and all(hasattr(m, "self_attn") and hasattr(m, "mlp") for m in module)
-    ]
-    if not found:
-        raise UserError(
-            f"{type(model).__name__}: no list of decoder layers with self_attn and mlp in it; "
-            f"Penstock streams decoders such as Llama, Mistral, Qwen, Gemma and Mixtral"
-        )
-    return max(found, key=lambda item: len(item[1]))
-
-
 def model_slots(model: torch.nn.Module) -> ModelSlots:
     """Divide ``model``'s state between units and others. Parameters of attention, FFN and each expert are units; buffers never are."""
-    layers_name, layers = decoder_layers(model)
+    layers = decoder_layers(model)
+    layers_name = module_name(model, layers)
     units: dict[Unit, tuple[Slot, ...]] = {}
     taken: set[str] = set()
     for index in range(len(layers)):
-        for kind, submodule in _SUBMODULES.items():
-            prefix, module = f"{layers_name}.{index}.{submodule}.", getattr(layers[index], submodule)
-            experts = _expert_slots(prefix, module) if kind == "ffn" else []
+        for unit in (Unit("attn", index), Unit("ffn", index)):
+            module = submodule(layers, unit)
+            prefix = f"{layers_name}.{index}.{SUBMODULES[unit.kind]}."
+            experts = _expert_slots(prefix, module) if unit.kind == "ffn" else []
             routed = {slot.full_name for slots in experts for slot in slots}
             slots = (Slot(prefix + name, name, tuple(p.shape), p.dtype) for name, p in module.named_parameters())
-            units[Unit(kind, index)] = tuple(slot for slot in slots if slot.full_name not in routed)
+            units[unit] = tuple(slot for slot in slots if slot.full_name not in routed)
             units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
-            taken |= {slot.full_name for slot in units[Unit(kind, index)]} | routed
+            taken |= {slot.full_name for slot in units[unit]} | routed
     tied = tied_names(model)
     others = tuple(
         Slot(name, name, tuple(t.shape), t.dtype)

@@ -1,1 +1,1 @@
-"""What a run tells: progress, report, timeline, lessons."""
+"""What a run tells: progress, report, timeline, lessons. Asks the engine."""

@@ -1,1 +1,1 @@
-"""What is done beside running: packing, synthesis, benchmarks, directories of KV pages."""
+"""The verbs of the runtime: runs, packing, synthesis, benchmarks, directories of KV pages. Stands on every other room."""

@@ -15,9 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.prices.memory_law import activation_bytes
 from penstock.runtime.engine.generate import Batch, Sequences
-from penstock.runtime.experts.expert_forward import WholeExperts, take_over
+from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.memory.free_memory import PeakDram
-from penstock.runtime.model.skeleton import decoder_layers
+from penstock.runtime.store.decoder import decoder_layers
+from tests.runtime.whole_experts import take_over
 from tests.support import save_tiny, workload
 
 
@@ -53,7 +54,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def test_tensors_of_a_prefill_are_what_the_planner_counts(tmp_path: Path, model_type: str, tokens: int, batch: int) -> None:
     checkpoint = save_tiny(tmp_path, model_type, layers=2)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval().requires_grad_(False)
-    take_over(decoder_layers(model), WholeExperts(decoder_layers(model)))
+    take_over(model, WholeExperts(decoder_layers(model)))
     prompts = Batch(prompts=[[5] * (tokens - k) for k in range(batch)], max_new_tokens=8, capacity=tokens + 8, chunk_tokens=1 << 20)
     with torch.inference_mode():
         sequences = Sequences(model, torch.device("cpu"), prompts, lambda: None)

@@ -14,11 +14,12 @@ from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from penstock.runtime.experts.expert_forward import WholeExperts, take_over
+from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.memory.cuda import open_cuda
 from penstock.runtime.model.attention import attend_without_masks
-from penstock.runtime.model.skeleton import decoder_layers
+from penstock.runtime.store.decoder import decoder_layers
 from tests.runtime.sessions import opened
+from tests.runtime.whole_experts import take_over
 from tests.support import decisions, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
@@ -49,7 +50,7 @@ def whole(checkpoint: Path) -> Generation:
     device = torch.device("cuda", 0)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval()
     attend_without_masks(model, device)
-    take_over(decoder_layers(model), WholeExperts(decoder_layers(model)))
+    take_over(model, WholeExperts(decoder_layers(model)))
     return generate(Sequences(model, device, BATCH, lambda: None), BATCH, Sampler(Sampling(), device), keep_logits=True)
 
 

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 HOST = ["ReadPool", "CachedReads", "make_policy"]
 CARD = ["VramPool", "VramRing", "RingStream", "Rehearsal"]
-ENGINE = ["Binder", "BlockedHead", "move_buffers"]
+ENGINE = ["Binder", "parameters", "move_buffers"]
 MADE_IN = ((penstock.runtime.engine.host_side, HOST), (penstock.runtime.engine.card_side, CARD), (penstock.runtime.engine.engine, ENGINE))
 STAGES = [(owner, name) for owner, names in MADE_IN for name in names]
 

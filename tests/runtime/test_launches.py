@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaModel, MixtralConfig, MixtralModel
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.prices.launches import OPERATIONS
-from penstock.runtime.experts.expert_forward import Arrived, WholeExperts, take_over
+from penstock.runtime.experts.expert_forward import Arrived, WholeExperts
+from tests.runtime.whole_experts import take_over
 
 CLOSE = 0.15
 ROUTED = Experts(8, 2, 1, (0,), tuple(n / 8 for n in range(9)))
@@ -53,7 +54,7 @@ def model_of(layers: int, routed: bool) -> LlamaModel | MixtralModel:
     if not routed:
         return LlamaModel(LlamaConfig(**sizes)).to(torch.bfloat16).eval()
     model = MixtralModel(MixtralConfig(num_local_experts=8, num_experts_per_tok=2, **sizes)).to(torch.bfloat16).eval()
-    take_over(model.layers, KeptViews(model.layers))
+    take_over(model, KeptViews(model.layers))
     return model
 
 

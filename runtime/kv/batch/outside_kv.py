@@ -24,7 +24,7 @@ from penstock.runtime.kv.batch.kv_scratch import Scratch
 from penstock.runtime.kv.batch.spill import SpillHome
 from penstock.runtime.kv.batch.streamed_kv import HostKv, KvStream, RehearsedKv, RingKv, StreamedPlace
 from penstock.runtime.memory.device import CopyDevice
-from penstock.runtime.model.skeleton import decoder_layers
+from penstock.runtime.store.decoder import decoder_layers
 
 
 def _nothing_lies_there(layer: int, _batch: int) -> Pair:

@@ -15,9 +15,10 @@ from penstock.planner.contract.experts.policies.next_layer import AheadPolicy
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.replay.replayed import Fetched, Prefetch, replay
-from penstock.runtime.experts.expert_forward import WholeExperts, take_over
+from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.experts.routing_record import RoutingRecorder
 from tests.conftest import SHARED
+from tests.runtime.whole_experts import take_over
 
 PROMPTS, TOKENS = 8, 256
 LIKELY = Prefetch(2, 0.5)
@@ -31,7 +32,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Routings:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     layers, path = model.model.layers, tmp_path_factory.mktemp("routings") / "routings.jsonl"
     recorder, source = RoutingRecorder(path, layers), WholeExperts(layers)
-    for runner in take_over(layers, source):
+    for runner in take_over(model, source):
         runner.feed(source, watcher=recorder)
     text = AutoTokenizer.from_pretrained(directory)(Path(json.decoder.__file__).read_text(), return_tensors="pt").input_ids
     with torch.inference_mode():

@@ -19,7 +19,7 @@ from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice, Event
-from penstock.runtime.memory.vram import device_layout
+from penstock.runtime.moving.device_layout import device_layout
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.reading.reader import ReadPool
 

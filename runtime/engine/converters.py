@@ -1,0 +1,22 @@
+"""What an engine changes in a model, as one list."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.experts.expert_forward import ExpertsInTurn
+from penstock.runtime.model.attention import AttentionWithoutMasks
+from penstock.runtime.model.converter import Converter
+from penstock.runtime.model.head import HeadInBlocks
+
+
+def converters(plan: Plan, device: torch.device) -> list[Converter]:
+    """For an engine that runs ``plan`` on ``device``, in the order in which they apply: attention, experts, head.
+
+    Modules of stored formats belong before the experts, and what deals layers to several ranks at the end.
+    """
+    found: list[Converter] = [AttentionWithoutMasks(device), ExpertsInTurn()]
+    if plan.hardware.gpu is not None:
+        found.append(HeadInBlocks(plan.model.vocab, plan.decisions.weights.head_blocks))
+    return found

@@ -1,0 +1,58 @@
+"""The LM head in row blocks, of which some are streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.model.binding import Binder
+
+
+def head_rows(vocab: int, blocks: int) -> list[tuple[int, int]]:
+    """Row ranges of ``blocks`` equal blocks of an LM head, the last one smaller when they do not divide."""
+    size = -(-vocab // blocks)
+    return [(start, min(start + size, vocab)) for start in range(0, vocab, size)]
+
+
+@dataclass(frozen=True)
+class HeadInBlocks:
+    """Puts a :class:`BlockedHead` in place of a model's LM head."""
+
+    vocab: int
+    blocks: int
+
+    def convert(self, model: nn.Module) -> None:
+        model.set_output_embeddings(BlockedHead(head_rows(self.vocab, self.blocks), model.get_output_embeddings()))
+
+
+class BlockedHead(nn.Module):
+    """An LM head whose row blocks come one after the other: ``resident`` blocks lie in VRAM, the rest are streamed.
+
+    It declares the whole ``weight``, which stays on the meta device. Input [..., hidden], output [..., vocab]; costs one block's logits
+    beside the output.
+    """
+
+    def __init__(self, rows: Sequence[tuple[int, int]], replaced: nn.Module):
+        super().__init__()
+        self._rows = rows
+        self.register_parameter("weight", replaced.weight)
+        self.register_parameter("bias", getattr(replaced, "bias", None))
+
+    def feed(self, resident: Mapping[int, torch.Tensor], binder: Binder) -> None:
+        """Compute with ``resident`` blocks by number, and with those of the ``binder``'s stream for the others."""
+        self._resident, self._binder = resident, binder
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = hidden.new_empty(*hidden.shape[:-1], self._rows[-1][1])
+        for j, (first, last) in enumerate(self._rows):
+            block, unit = self._resident.get(j), Unit("head", j)
+            weight = self._binder.stream.enter(unit)["weight"] if block is None else block
+            out[..., first:last] = F.linear(hidden, weight)
+            if block is None:
+                self._binder.stream.leave(unit)
+        return out if self.bias is None else out + self.bias
