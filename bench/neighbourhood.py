@@ -18,9 +18,9 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.explanation import question_of
 from penstock.planner.explain.neighbours import BATCH, candidates
 from penstock.planner.solver.planning import answer, plan_of
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import solve
 from penstock.planner.solver.simple_choice import Choice
+from penstock.planner.solver.terms.problem import Question
 
 OURS = "the plan"
 IN_VRAM_USE = ("context", "workspace", "norms", "kv", "activations", "guard")

@@ -14,7 +14,8 @@ PLANNER = (
     "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.experts.policies",
     "planner.contract.experts", "planner.contract.checkpoint", "planner.contract.config", "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan",
-    "planner.asked", "planner.probe", "planner.replay", "planner.solver", "planner.render", "planner.simulate", "planner.explain",
+    "planner.asked", "planner.probe", "planner.replay", "planner.solver.terms", "planner.solver",
+    "planner.render", "planner.simulate", "planner.explain",
     "planner.export", "planner.report", "planner.doctor", "planner.verbs", "planner",
 )  # fmt: skip
 """The planner's rooms from the bottom up. A room imports from itself and from those before it."""

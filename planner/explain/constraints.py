@@ -15,7 +15,7 @@ from penstock.planner.contract.prices.stages import Stage
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
 from penstock.planner.render.stage_names import STAGES
-from penstock.planner.solver.menu import MENUS
+from penstock.planner.solver.terms.menu import MENUS
 
 NEARLY = 0.98
 """A stage that is busy for this share of its phase would hold it up next."""

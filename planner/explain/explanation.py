@@ -17,9 +17,9 @@ from penstock.planner.explain.margins import NOTICEABLE, Margin, best_buy, margi
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
 from penstock.planner.explain.resources import resources
 from penstock.planner.solver.planning import plan_of
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import Optimum, nearest_first, optimum
 from penstock.planner.solver.simple_choice import Choice, Gain, choose
+from penstock.planner.solver.terms.problem import Question
 
 WORSE = 0.0075
 """A plan that is predicted to take longer than the program's own by this share was changed: the program gives up 0.5 % itself."""

@@ -10,8 +10,8 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.prices.memory_law import unit_dram_bytes
 from penstock.planner.explain.resources import Resource, resources
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.terms.problem import Question
 
 NOTICEABLE = 5e-4
 """Least share of the best time that counts as a gain or a loss: below it, two solves are taken as equal."""

@@ -13,9 +13,9 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.menu import MENUS, batch_menu
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.terms.menu import MENUS, batch_menu
+from penstock.planner.solver.terms.problem import Question
 
 BATCH = "workload.batch"
 

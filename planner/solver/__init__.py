@@ -1,1 +1,1 @@
-"""The integer program: its menus, its constraints, its answer, and why there is none."""
+"""The integer program asked: its answer as a plan, a bound without it, and why there is none."""

@@ -23,8 +23,8 @@ from penstock.planner.contract.decided.decisions import (
 from penstock.planner.contract.prices.foresight import DecodeStep
 from penstock.planner.contract.prices.memory_law import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.formulation import Formulation
-from penstock.planner.solver.menu import MENUS
+from penstock.planner.solver.terms.formulation import Formulation
+from penstock.planner.solver.terms.menu import MENUS
 
 
 def decisions_of(program: Formulation) -> Decisions:

@@ -10,9 +10,9 @@ from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import OVERHEADS, dram_workspace_bytes
 from penstock.planner.contract.prices.reuse import kept_set
 from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s
-from penstock.planner.solver.menu import chunk_menu, pass_menu, ssd_menu
-from penstock.planner.solver.page_menu import page_menu
-from penstock.planner.solver.problem import Problem
+from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
+from penstock.planner.solver.terms.page_menu import page_menu
+from penstock.planner.solver.terms.problem import Problem
 
 
 def bound_s(problem: Problem) -> float:

@@ -29,7 +29,7 @@ from penstock.planner.contract.prices.memory_law import pages_per_sequence
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.expert_rules import expert_chunk_range
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.menu import MENUS, ssd_menu
+from penstock.planner.solver.terms.menu import MENUS, ssd_menu
 
 
 def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> None:

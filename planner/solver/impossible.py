@@ -10,9 +10,9 @@ from typing import Any
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.solver.infeasible import SLACK_WEIGHTS, Infeasible, Mend, alternatives, capacity, raised, shortages
-from penstock.planner.solver.linear import MB
-from penstock.planner.solver.problem import Problem, Question
 from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.terms.linear import MB
+from penstock.planner.solver.terms.problem import Problem, Question
 
 
 @dataclass(frozen=True)

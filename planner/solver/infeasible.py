@@ -13,10 +13,10 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
-from penstock.planner.solver.formulation import Formulation
-from penstock.planner.solver.linear import MB
-from penstock.planner.solver.menu import MENUS
-from penstock.planner.solver.problem import Problem
+from penstock.planner.solver.terms.formulation import Formulation
+from penstock.planner.solver.terms.linear import MB
+from penstock.planner.solver.terms.menu import MENUS
+from penstock.planner.solver.terms.problem import Problem
 
 
 @dataclass(frozen=True)

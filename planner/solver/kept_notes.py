@@ -8,7 +8,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.reuse import held, kept_set
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.page_menu import told
+from penstock.planner.solver.terms.page_menu import told
 
 
 def reuse_notes(plan: Plan, force: Force) -> Iterator[str]:

@@ -14,8 +14,8 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.kept_notes import reuse_notes
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
+from penstock.planner.solver.terms.problem import Question
 
 
 def make_plan(cfg: SolveConfig) -> Plan:

@@ -16,12 +16,12 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.answer import decisions_of
 from penstock.planner.solver.bound import bound_s
 from penstock.planner.solver.forced_rules import check_request
-from penstock.planner.solver.formulation import Formulation
 from penstock.planner.solver.infeasible import why_infeasible
 from penstock.planner.solver.leftover import keep_more
-from penstock.planner.solver.linear import MB
-from penstock.planner.solver.menu import batch_menu, ring_menu
-from penstock.planner.solver.problem import Problem, Question
+from penstock.planner.solver.terms.formulation import Formulation
+from penstock.planner.solver.terms.linear import MB
+from penstock.planner.solver.terms.menu import batch_menu, ring_menu
+from penstock.planner.solver.terms.problem import Problem, Question
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,11 @@ PREFERENCES = Preferences()
 
 
 @dataclass(frozen=True)
-class Considered:
-    """An alternative that was solved, and its best objective; ``seconds`` is None when it does not fit."""
-
-    name: str
-    seconds: float | None
-
-
-@dataclass(frozen=True)
 class Solution:
     """``best_s`` is the least objective that any plan reaches; ``decisions`` come within 0.5 % of it."""
 
     decisions: Decisions
     best_s: float
-    considered: tuple[Considered, ...]
 
 
 @dataclass(frozen=True)
@@ -92,20 +83,18 @@ def solve(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force
 
 
 def search(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force | None = None) -> Solution:
-    """``solve`` with what else was considered: the other cache policy, and each batch that could have been better."""
+    """``solve`` with the best objective."""
     force = force or Force()
     problems = _problems(Question(hardware, model, workload, force))
-    best, best_s, considered = _best_batch(problems)
+    best, best_s = _best_batch(problems)
     if best is None:
         raise why_infeasible(problems[0])
-    if force.policy is None:
-        considered.append(_other_policy(best, best_s))
-    return Solution(_least_memory(best), best_s, tuple(considered))
+    return Solution(_least_memory(best), best_s)
 
 
 def optimum(question: Question) -> Optimum | None:
     """What the fastest plan takes, without the plan; None when none fits. Costs one solve a batch. UserError as in ``solve``."""
-    best, best_s, _ = _best_batch(_problems(question))
+    best, best_s = _best_batch(_problems(question))
     if best is None:
         return None
     prefill_s, decode_s = (pulp.value(ticks) * best.tick_s for ticks in (best.whole_prefill_t, best.whole_step_t))
@@ -143,19 +132,17 @@ def _problems(question: Question) -> list[Problem]:
     return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch) for batch in batch_menu(q.workload)]
 
 
-def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float, list[Considered]]:
+def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
     """The fastest batch, trying those with the lowest bound first and stopping when no bound is below the best found."""
-    best, best_s, considered = None, float("inf"), []
+    best, best_s = None, float("inf")
     for problem in sorted(problems, key=bound_s):
         if bound_s(problem) >= best_s:
             break
         program = Formulation(_for_cold_prompts(problem))
         seconds = _seconds(program)
-        if len(problems) > 1:
-            considered.append(Considered(f"batch {problem.batch}", seconds))
         if seconds is not None and seconds < best_s:
             best, best_s = program, seconds
-    return best, best_s, considered
+    return best, best_s
 
 
 def _for_cold_prompts(problem: Problem) -> Problem:
@@ -171,13 +158,6 @@ def _for_cold_prompts(problem: Problem) -> Problem:
 
 def _seconds(program: Formulation) -> float | None:
     return pulp.value(program.total_t) * program.tick_s if program.minimise(program.total_t) else None
-
-
-def _other_policy(best: Formulation, best_s: float) -> Considered:
-    """The rolling window's best at the same batch. It has every plan that pinned has when all layers stay cached, so no solve then."""
-    if best.all_cached.value() > 0.5:
-        return Considered(CachePolicy.rolling, best_s)
-    return Considered(CachePolicy.rolling, _seconds(Formulation(replace(best.problem, policy=CachePolicy.rolling))))
 
 
 def _least_memory(program: Formulation) -> Decisions:

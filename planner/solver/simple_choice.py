@@ -11,8 +11,8 @@ from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.spread import spread
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import nearest_first, solve
+from penstock.planner.solver.terms.problem import Question
 
 SAME = 0.01
 """Two plans are as fast whose seconds differ by no more than this share, half of which the program itself gives up for memory: the one with

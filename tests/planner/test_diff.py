@@ -12,7 +12,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.solver.planning import answer
-from penstock.planner.solver.problem import Question
+from penstock.planner.solver.terms.problem import Question
 from penstock.planner.verbs.plan_diff import Part, PlanDiff, compare, document
 from tests.cli import command, refusal
 from tests.planner.small import GB, MB, machine, model, work

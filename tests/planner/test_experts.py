@@ -34,8 +34,8 @@ from penstock.planner.contract.prices.routed import Routed, pause
 from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.expert_notes import expert_notes
-from penstock.planner.solver.menu import expert_chunk_bytes
 from penstock.planner.solver.program import search, solve
+from penstock.planner.solver.terms.menu import expert_chunk_bytes
 from tests.planner.small import GB, MB, blocks, gpu, machine, model, with_units, work
 
 MIXTRAL = Experts(8, 2, 352_321_536, tuple(range(32)), default_hit_rates(8, 2))

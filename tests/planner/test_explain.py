@@ -27,8 +27,8 @@ from penstock.planner.solver.impossible import document as document_of_impossibl
 from penstock.planner.solver.impossible import explain_impossible
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.planning import answer, read_question
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import optimum, search, solve
+from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset

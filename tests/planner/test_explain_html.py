@@ -16,7 +16,7 @@ from penstock.planner.render.svg import change_picture, tiers_picture
 from penstock.planner.solver.impossible import explain_impossible
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.planning import answer
-from penstock.planner.solver.problem import Question
+from penstock.planner.solver.terms.problem import Question
 from tests.planner.browser import ask, screenshot
 from tests.planner.small import GB, MB, machine, model, work
 

@@ -18,8 +18,8 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.stages import Stage, ssd_gbps
 from penstock.planner.simulate.act import Options, Simulation
 from penstock.planner.simulate.outcome import Told
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import solve
+from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_fit import taught
 

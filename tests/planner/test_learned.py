@@ -31,9 +31,9 @@ from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.lessons.spread import LEAST, USUAL, spread, spread_of_runs
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.planning import answer, read_question
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import nearest_first, solve
 from penstock.planner.solver.simple_choice import SAME, Gain, choose, gain
+from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, gpu, machine, model, work
 from tests.planner.test_presets import hardware as preset
 from tests.planner.test_presets import model as model_preset

@@ -9,7 +9,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import Curve
 from penstock.planner.contract.prices.memory_law import kv_page_bytes
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.page_menu import PageCost, candidates, page_menu, told
+from penstock.planner.solver.terms.page_menu import PageCost, candidates, page_menu, told
 from tests.planner.small import gpu, machine, model, work
 
 KEEPING = work(prompt_tokens=8192, shared_prefix_tokens=6000, kept_tokens=6000)

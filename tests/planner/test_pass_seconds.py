@@ -16,8 +16,8 @@ from penstock.planner.export.otherwise import planned
 from penstock.planner.render.step_lanes import EACH_PASS, ROUTERS, lanes
 from penstock.planner.simulate.act import Options, Simulation
 from penstock.planner.simulate.outcome import Told
-from penstock.planner.solver.problem import Question
 from penstock.planner.solver.program import optimum, search, solve
+from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, machine, model, work
 
 PASS_S = 0.25

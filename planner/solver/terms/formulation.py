@@ -34,13 +34,13 @@ from penstock.planner.contract.prices.stages import (
     step_product_bytes,
 )
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.expert_terms import ExpertTerms
-from penstock.planner.solver.kept_terms import KeptTerms
-from penstock.planner.solver.kv_terms import KvTerms
-from penstock.planner.solver.linear import GB_IN_MB, MB, LinearProgram
-from penstock.planner.solver.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
-from penstock.planner.solver.page_menu import page_menu
-from penstock.planner.solver.problem import Problem
+from penstock.planner.solver.terms.expert_terms import ExpertTerms
+from penstock.planner.solver.terms.kept_terms import KeptTerms
+from penstock.planner.solver.terms.kv_terms import KvTerms
+from penstock.planner.solver.terms.linear import GB_IN_MB, MB, LinearProgram
+from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
+from penstock.planner.solver.terms.page_menu import page_menu
+from penstock.planner.solver.terms.problem import Problem
 
 CAPACITY_MARGIN_MB = 4096 / MB
 """Kept free of each capacity for the solver's integrality tolerance; a page is also what capacities are really given in."""

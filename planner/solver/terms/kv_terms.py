@@ -8,9 +8,9 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.prices.memory_law import OVERHEADS
 from penstock.planner.contract.prices.stages import h2d_gbps
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.linear import GB_IN_MB, MB, LinearProgram
-from penstock.planner.solver.page_menu import PageChoice
-from penstock.planner.solver.problem import Problem
+from penstock.planner.solver.terms.linear import GB_IN_MB, MB, LinearProgram
+from penstock.planner.solver.terms.page_menu import PageChoice
+from penstock.planner.solver.terms.problem import Problem
 
 
 class KvTerms:

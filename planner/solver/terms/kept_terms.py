@@ -12,10 +12,10 @@ from penstock.planner.contract.prices.memory_law import OVERHEADS
 from penstock.planner.contract.prices.reuse import Restoring, kept_set, restoring
 from penstock.planner.contract.prices.stages import Stage
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.linear import MB, LinearProgram
-from penstock.planner.solver.menu import SsdChoice
-from penstock.planner.solver.page_menu import PageChoice
-from penstock.planner.solver.problem import Problem
+from penstock.planner.solver.terms.linear import MB, LinearProgram
+from penstock.planner.solver.terms.menu import SsdChoice
+from penstock.planner.solver.terms.page_menu import PageChoice
+from penstock.planner.solver.terms.problem import Problem
 
 
 class KeptTerms:

@@ -13,9 +13,9 @@ from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest
 from penstock.planner.contract.prices.memory_law import expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
 from penstock.planner.contract.prices.stages import expert_copy_s
-from penstock.planner.solver.linear import MB, LinearProgram
-from penstock.planner.solver.menu import SsdChoice, expert_chunk_bytes
-from penstock.planner.solver.problem import Problem
+from penstock.planner.solver.terms.linear import MB, LinearProgram
+from penstock.planner.solver.terms.menu import SsdChoice, expert_chunk_bytes
+from penstock.planner.solver.terms.problem import Problem
 
 
 class ExpertTerms:

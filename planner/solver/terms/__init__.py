@@ -1,0 +1,1 @@
+"""The integer program itself: what it is about, its menus, and its constraints, each kind of them in a module."""
