@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -87,10 +88,19 @@ def _broken(plan: Plan) -> tuple[str, ...]:
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
-        if isinstance(item, Mapping):
+        if key == "units":
+            yield from _flat(_by_kind(item), f"{prefix}{key}.")
+        elif isinstance(item, Mapping):
             yield from _flat(item, f"{prefix}{key}.")
         else:
             yield prefix + key, item
+
+
+def _by_kind(rows: list[Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """Rows of a model's units by kind; by kind and layers where a kind's units differ."""
+    kinds = Counter(row["kind"] for row in rows)
+    names = (row["kind"] if kinds[row["kind"]] == 1 else f"{row['kind']} {row['layers']}" for row in rows)
+    return {name: {key: value for key, value in row.items() if key != "kind"} for name, row in zip(names, rows, strict=True)}
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.terms.problem import Question
 from penstock.planner.verbs.plan_diff import Part, PlanDiff, compare, document
 from tests.cli import command, refusal
-from tests.planner.small import GB, MB, machine, model, work
+from tests.planner.small import GB, MB, blocks, machine, model, with_units, work
 
 QUESTION = Question(machine(vram=1500 * MB, dram=2 * GB), model(24), work())
 
@@ -60,6 +61,17 @@ def test_what_only_one_plan_has_is_shown_without_a_ratio(plan: Plan) -> None:
     assert slots.a is None and slots.b > 0 and slots.ratio is None
     policy = next(d for d in found.differences if d.name == "experts.policy")
     assert policy.b == "mix" and json.loads(json.dumps(document(found)))["same"] is False
+
+
+def test_units_are_compared_by_kind_and_by_layers_where_they_differ(plan: Plan) -> None:
+    larger = compare(plan, answer(replace(QUESTION, model=model(24, ffn=180 * MB))))
+    assert {name: ratio for name, ratio in names(larger, Part.assumed).items()} == {
+        "model.units.ffn.stored_bytes": pytest.approx(1.5),
+        "model.units.ffn.elements": pytest.approx(1.5),
+    }
+    unequal = with_units(QUESTION.model, *blocks(UnitKind.ffn, (120 * MB,) * 20 + (60 * MB,) * 4))
+    found = {d.name: d.b for d in compare(plan, answer(replace(QUESTION, model=unequal))).differences}
+    assert found["model.units.ffn 20-23.stored_bytes"] == 60 * MB
 
 
 def test_a_broken_plan_is_named_since_its_prediction_is_old(plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.runtime.experts.expert_forward import LayerExperts, layer_experts
 from penstock.runtime.model.head import BlockedHead, HeadInBlocks
 from penstock.runtime.model.skeleton import build_skeleton, open_skeleton
 from penstock.runtime.store.decoder import decoder_layers, module_name
+from tests.cli import ROOT
 from tests.support import decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
@@ -54,6 +56,16 @@ def test_an_engine_changes_experts_always_and_the_head_where_it_may_stream(tmp_p
     model = build_skeleton(directory, converters(plan, CPU))
     assert [type(runner) for runner in layer_experts(decoder_layers(model))] == [LayerExperts] * 3
     assert isinstance(model.get_output_embeddings(), BlockedHead) == gpu
+
+
+def test_nothing_but_a_converter_replaces_what_a_model_computes_with() -> None:
+    replacing = {"set_output_embeddings", "set_input_embeddings", "set_attn_implementation", "_experts_implementation"}
+    found = {}
+    for path in (ROOT / "runtime").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if replacing & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}:
+            found[path.name] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert found and {name for name, functions in found.items() if "convert" not in functions} == set()
 
 
 def test_a_tower_that_is_longer_than_the_decoder_is_not_taken_for_it() -> None:
