@@ -15,6 +15,8 @@ from unittest import mock
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+HANGS_S = 600
+"""A process that has not ended by then never will. No test asks how long one takes."""
 
 
 def docs_script(name: str) -> ModuleType:
@@ -31,7 +33,7 @@ def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.Compl
     """``program args`` as a process of its own in ``cwd``, with ``env`` on top of the environment, against this checkout."""
     code = f"import sys; sys.argv[0] = {program!r}; from penstock.{program}.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANGS_S)
 
 
 def refusal(program: str, *args: str, cwd: Path, **env: str) -> str:

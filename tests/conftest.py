@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+os.environ["OMP_NUM_THREADS"] = "1"
+"""Tiny matrices gain nothing from two threads, and on a busy machine the threads wait for each other. Said before torch is imported, here
+and in the processes that tests start."""
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

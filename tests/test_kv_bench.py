@@ -90,7 +90,7 @@ def test_batches_with_and_without_write_back_alternate_in_an_order_that_is_drawn
 def test_a_case_runs_in_a_process_of_its_own_and_fails_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
     write_plan(plan_of(checkpoint, False), tmp_path / "plan.yaml")
     request = Request(tail_tokens=TAIL, new_tokens=4, repeats=1, store_bytes=1 << 20)
-    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     arguments = (tmp_path / "plan.yaml", request, checkpoint, tmp_path / "kv", PREFIX, env)
     got = run_case("writeback", *arguments)
     assert got["prefix_tokens"] == PREFIX and "message" not in got

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
-from tests.cli import ROOT
+from tests.cli import HANGS_S, ROOT
 
 WINGS = ("planner", "runtime", "conf")
 """Folders at the top of the tree, which links make packages of ``penstock``."""
@@ -42,7 +42,7 @@ def packages(files: Iterable[str]) -> set[str]:
 
 def finished(line: list[str], cwd: Path, **env: str) -> str:
     """What ``line`` prints. It ends well."""
-    result = subprocess.run(line, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(line, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=HANGS_S)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -107,7 +107,7 @@ def editable(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(installed: Path, cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(installed)}
     line = [sys.executable, "-P", str(installed / "bin" / args[0]), *args[1:]]
-    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=HANGS_S)
 
 
 def test_the_wheel_holds_the_packages_and_files_of_the_tree_and_no_others(wheel: Path) -> None:
@@ -185,7 +185,7 @@ def test_importing_penstock_imports_neither_torch_nor_hydra(tmp_path: Path) -> N
 def test_expert_policies_are_compiled_into_the_wheel(installed: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(installed)}
     code = "from penstock.planner.contract.experts.policies.native import library; print(library()._name)"
-    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(installed)
 

@@ -20,6 +20,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.rules.broken import broken_rules
+from tests.cli import HANGS_S
 from tests.runtime.fakes import LockingCopier
 from tests.support import decisions, plan_for, save_tiny
 
@@ -41,7 +42,7 @@ def card_plan(checkpoint: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with closing(Worker(60)) as made:
+    with closing(Worker(HANGS_S)) as made:
         yield made
 
 
@@ -167,7 +168,7 @@ def test_accelerate_divides_a_model_over_dram_and_disk_by_itself(plan: Plan, che
 
 
 def test_a_worker_measures_a_plan_and_lives_through_a_crash_and_a_hang(plan: Plan, checkpoint: Path) -> None:
-    with closing(Worker(60)) as worker:
+    with closing(Worker(HANGS_S)) as worker:
         with pytest.raises(Failed, match="its process ended with status 7"):
             worker(os._exit, 7)
         with pytest.raises(Failed, match="ZeroDivisionError"):

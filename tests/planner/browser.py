@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import HANGS_S
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND"
 
@@ -22,7 +24,7 @@ def browser() -> str:
 
 def _call(page: Path, profile: Path, *flags: str) -> str:
     quiet = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", OFFLINE)
-    result = subprocess.run([browser(), *quiet, *flags, page.as_uri()], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([browser(), *quiet, *flags, page.as_uri()], capture_output=True, text=True, timeout=HANGS_S)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, command
+from tests.cli import HANGS_S, ROOT, command
 
 PROGRAM = """
 import sys, hydra
@@ -54,7 +54,7 @@ def prog(tmp_path: Path) -> Prog:
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         line, env = [sys.executable, str(script), *args], {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(line, cwd=tmp_path / "work", env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(line, cwd=tmp_path / "work", env=env, capture_output=True, text=True, timeout=HANGS_S)
 
     return run
 

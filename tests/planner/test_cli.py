@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from penstock.planner.cli import PROGRAM
-from tests.cli import ROOT, command, refusal
+from tests.cli import HANGS_S, ROOT, command, refusal
 
 SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
 
@@ -82,7 +82,7 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         "from penstock.planner.cli import main; main()"
     )
     env = {"PYTHONPATH": str(ROOT), "PENSTOCK_CONFIG_DIR": str(tmp_path / "none"), "PATH": "/usr/bin:/bin"}
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "[]"
 

@@ -17,6 +17,7 @@ from penstock.planner.probe.best_block import next_point, sweep, table
 from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.scratch_file import Cursor, Target, existing_files, file_system, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SPREAD_BYTES, Buffers, ReadLoad, fill_scratch
+from tests.cli import HANGS_S
 
 KIB, MIB = 2**10, 2**20
 
@@ -257,7 +258,7 @@ def test_a_file_is_read_twice_only_where_no_cache_has_kept_it(tmp_path, direct, 
         target = Target(((file.fileno(), MIB),), direct, "", memory)
         load = ReadLoad(target, Cursor(target), Buffers(1, 64 * KIB), 64 * KIB, 1)
         with load:
-            end = time.monotonic() + 5
+            end = time.monotonic() + HANGS_S
             while load.going() and len(load._done) <= 16 and time.monotonic() < end:
                 time.sleep(0.001)
         assert (len(load._done) > 16) == again

@@ -27,7 +27,7 @@ from penstock.planner.simulate.lanes import NS, Lanes, Work
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import solve
-from tests.cli import ROOT, command, refusal
+from tests.cli import HANGS_S, ROOT, command, refusal
 from tests.planner import small
 
 GB = small.GB
@@ -229,7 +229,7 @@ def test_a_plan_file_is_acted_out_without_torch_and_drawn(tmp_path: Path) -> Non
     import sys
 
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-                            capture_output=True, text=True, timeout=120)  # fmt: skip
+                            capture_output=True, text=True, timeout=HANGS_S)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "[]"
     document = json.loads((tmp_path / "sim.json").read_text())

@@ -18,7 +18,7 @@ from penstock.planner.common.command.sweep_folders import LAUNCHERS, check_launc
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.report.gather import SILENT
-from tests.cli import ROOT, command, refusal
+from tests.cli import HANGS_S, ROOT, command, refusal
 from tests.support import decisions, plan_for, save_tiny
 
 SOLVE = ("solve", "hardware=rtx5080", "model=llama8b", "hardware.vram_bytes=1GiB,8GiB", "workload.batch=1,2", "--multirun")
@@ -65,7 +65,7 @@ def stumbling(directory: Path, stumble: str, *args: str) -> subprocess.Completed
     sweep = ("solve", "hardware=rtx5080", "model=llama8b", "workload.new_tokens=8,9,10", "--multirun", *args)
     code = "import sys; sys.argv[0] = 'planner'; from penstock.planner.cli import main; main()"
     env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run([sys.executable, "-c", code, *sweep], cwd=directory, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code, *sweep], cwd=directory, env=env, capture_output=True, text=True, timeout=HANGS_S)
 
 
 def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_path: Path) -> None:

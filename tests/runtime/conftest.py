@@ -1,29 +1,16 @@
-"""What many runs share: a tiny checkpoint, a desk, and torch on one thread.
-
-Tiny matrices gain nothing from two threads, and on a busy machine they wait for each other.
-"""
+"""What many runs share: a tiny checkpoint and a desk."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from penstock.runtime.memory.ground import OpenCard
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.model.skeleton import Skeleton, open_skeleton
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.cli import ROOT
+from tests.cli import HANGS_S, ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk
@@ -121,7 +121,7 @@ def test_dram_is_taken_without_torch_and_given_back(checkpoint: Path, tmp_path: 
         "print(_status()['RssAnon'] - before < arena.nbytes // 2, threading.active_count())\n"
         "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stdout.splitlines() == ["True", "True 1", "set()"]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli import ROOT
+from tests.cli import HANGS_S, ROOT
 
 MANY_ROW_COUNTS = """
 import contextlib, sys
@@ -35,7 +35,7 @@ def test_a_kernel_for_every_row_count_is_not_kept(tmp_path: Path) -> None:
         env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < 150e6

@@ -24,6 +24,7 @@ from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools import pack as pack_module
 from penstock.runtime.tools.pack import pack_checkpoint
+from tests.cli import HANGS_S
 from tests.runtime.test_store_inplace import SHARED, assert_same_as_loaded
 from tests.support import save_tiny
 
@@ -203,7 +204,7 @@ pack.pack_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), None, True, progress)
 def test_a_killed_pack_leaves_nothing_that_a_run_accepts(checkpoint: Path, store: Path, tmp_path: Path, point: int, over: bool) -> None:
     out = store if over else tmp_path / "new"
     command = [sys.executable, "-c", KILLED, str(checkpoint), str(out), str(point)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=HANGS_S)
     assert done.returncode == -signal.SIGKILL
     assert out.exists() and not accepted(out, checkpoint)
     pack_checkpoint(checkpoint, out, None, False, quiet)

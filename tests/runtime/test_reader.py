@@ -18,6 +18,7 @@ from penstock.runtime.reading import reader as reader_module
 from penstock.runtime.reading.read_meter import Meter
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import Extent, StoreError
+from tests.cli import HANGS_S
 
 SIZE = 1_000_003
 
@@ -126,7 +127,7 @@ def test_many_reads_at_once_each_finish_once(content: tuple[Path, bytes]) -> Non
         for i in range(count):
             pool.read([Extent(path, i * 1000, 3 * ALIGN, 7)], buffers[i], done_for(i))
         for _ in range(count):
-            assert finished.acquire(timeout=30)
+            assert finished.acquire(timeout=HANGS_S)
     assert sorted(i for i, _ in calls) == list(range(count)) and all(error is None for _, error in calls)
     assert all(b[7 : 7 + 3 * ALIGN] == data[i * 1000 : i * 1000 + 3 * ALIGN] for i, b in enumerate(buffers))
 

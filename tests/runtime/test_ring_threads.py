@@ -17,6 +17,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.ring import VramRing
+from tests.cli import HANGS_S
 from tests.runtime.fakes import Setting, contents
 
 
@@ -93,7 +94,7 @@ class OneBufferEach:
         return self._free[unit]._value > 0
 
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
-        assert self._free[unit].acquire(timeout=30), f"{unit} was never given back"
+        assert self._free[unit].acquire(timeout=HANGS_S), f"{unit} was never given back"
         return 0, self._buffers[unit]
 
     def release(self, unit: Unit) -> None:

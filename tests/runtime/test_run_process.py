@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, command, refusal
+from tests.cli import HANGS_S, ROOT, command, refusal
 from tests.runtime.running import desk
 from tests.support import decisions, plan_for, save_tiny, workload
 
@@ -72,7 +72,7 @@ def test_an_interrupt_in_the_middle_is_one_line_and_status_130(checkpoint: Path,
             if said == 50:
                 break
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANGS_S)
     finally:
         process.kill()
     assert said == 50, err
@@ -93,7 +93,7 @@ def test_a_mistake_is_told_before_torch_is_imported(checkpoint: Path, tmp_path: 
         "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS_S)
     *lines, imported = done.stdout.splitlines()
     told = [line.partition(":")[0] for line in lines]
     assert told == ["plan=missing.yaml", "batch=5", "nowhere", "prompts=nowhere", "out=."], done.stderr

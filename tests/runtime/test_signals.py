@@ -21,7 +21,7 @@ import pytest
 from penstock.planner.common.interrupt import DEAF_S, Terminated, import_torch, terminate_as_interrupt, uninterrupted
 from penstock.runtime.cli import PROGRAM
 from penstock.runtime.told.progress import PhaseBar
-from tests.cli import ROOT
+from tests.cli import HANGS_S, ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import before, put_in
 from tests.runtime.running import Desk, desk, leaves_nothing_behind
@@ -98,7 +98,7 @@ def test_a_process_that_is_terminated_ends_with_status_143_and_no_thread_alive(e
     try:
         assert any(said in line for line in process.stdout), process.stderr.read()
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANGS_S)
     finally:
         process.kill()
     assert (process.returncode, err) == (143, "runtime: terminated\n")
@@ -114,7 +114,7 @@ def left_by_a_signal(here: Desk, temporary: Path, number: int, after_s: float) -
             time.sleep(0.001)
         time.sleep(after_s)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANGS_S)
     finally:
         process.kill()
     children = [p.pid for p in psutil.process_iter() if session(p.pid) == process.pid]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,35 +14,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.runtime.engine.host_side
+import penstock.runtime.reading.reader
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.reading.stalls import ENOUGH, LEAST_S, Stalls
 from tests.runtime.running import desk
 from tests.support import decisions, plan_for
 
 
-def slowing(after: int, seconds: float) -> Callable[[int, Sequence[memoryview], int], int]:
-    reads = []
+class Drive:
+    """Takes a millisecond for a read, and ``SLOW_S`` for three of them. It tells so; nobody waits."""
 
-    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
-        reads.append(offset)
-        if after <= len(reads) < after + 3:
-            time.sleep(seconds)
+    SLOW_S = 0.2
+
+    def __init__(self, after: int):
+        self._after, self._reads = after, itertools.count()
+        self._took = threading.local()
+
+    def preadv(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
+        self._took.seconds = self.SLOW_S if self._after <= next(self._reads) < self._after + 3 else 0.001
         return os.preadv(fd, views, offset)
 
-    return preadv
+    def stalls(self, usual_s: float = 0.0) -> Stalls:
+        """Stalls by the drive's own clock; each is noted by the thread that read."""
+        made = Stalls(usual_s)
+        note = made.note
+        made.note = lambda seconds, file, offset: note(self._took.seconds, file, offset)  # type: ignore[method-assign]
+        return made
 
 
 def test_a_run_on_a_drive_that_slows_down_goes_on_and_names_the_stall(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = desk(tmp_path, plan_for(checkpoint, decisions(pages=8)))
+    here, drive = desk(tmp_path, plan_for(checkpoint, decisions(pages=8))), Drive(40)
     usual = here.run()
     capsys.readouterr()
-    monkeypatch.setattr(penstock.runtime.engine.host_side, "ReadPool", partial(ReadPool, preadv=slowing(40, 0.2)))
+    monkeypatch.setattr(penstock.runtime.engine.host_side, "ReadPool", partial(ReadPool, preadv=drive.preadv))
+    monkeypatch.setattr(penstock.runtime.reading.reader, "Stalls", drive.stalls)
     report = here.run()
     stalls = report["stalls"]
     assert report["tokens"] == usual["tokens"]
-    assert stalls["count"] >= 3 and stalls["longest_s"] >= 0.2 > stalls["median_s"] and stalls["lost_s"] >= 0.5
+    assert stalls["count"] == 3 and stalls["longest_s"] == drive.SLOW_S
+    assert stalls["median_s"] == pytest.approx(0.001, rel=0.1) and stalls["lost_s"] == pytest.approx(3 * 0.199, rel=0.01)
     assert Path(stalls["file"]).parent == checkpoint and stalls["offset"] >= 0 and stalls["when"]
     said = capsys.readouterr().out.replace("\n", " ")
     assert f"{stalls['count']} reads stalled and lost {stalls['lost_s']:.2f} s" in said

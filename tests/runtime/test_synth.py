@@ -25,6 +25,7 @@ from penstock.runtime.model.skeleton import build_skeleton
 from penstock.runtime.store.base import open_store
 from penstock.runtime.tools import synth as synth_module
 from penstock.runtime.tools.synth import synthesize
+from tests.cli import HANGS_S
 from tests.runtime.test_store_inplace import assert_same_as_loaded
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +152,7 @@ model = ModelConfig(name="tiny", model_type="llama", layers=2, hidden=64, heads=
 synthesize(model, Path(sys.argv[1]), 1, 100_000, lambda done, total: done > total // 2 and os.kill(os.getpid(), signal.SIGKILL))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=HANGS_S)
     assert done.returncode == -signal.SIGKILL and not (tmp_path / "out").exists()
     synthesize(BASE, tmp_path / "out", 1, 100_000, quiet)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
