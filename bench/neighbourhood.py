@@ -130,7 +130,7 @@ def _solved(plan: Plan) -> Iterator[tuple[str, Plan]]:
         if name == BATCH:
             other = replace(question, workload=replace(question.workload, batch=value))
         else:
-            other = replace(question, force=replace(question.force, **{name: value}))
+            other = replace(question, force=question.force.but(**{name: value}))
         try:
             yield f"{name.removeprefix('workload.')}={value}, solved", answer(other)
         except UserError:

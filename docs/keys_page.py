@@ -9,14 +9,14 @@ from typing import Any, get_type_hints
 
 from penstock.planner.cli import PROGRAM as PLANNER
 from penstock.planner.common.command.app import Program
-from penstock.planner.common.command.known_keys import Key, field_docs, keys_of, strip_none
+from penstock.planner.common.command.known_keys import Key, keys_of, strip_none
 from penstock.runtime.cli import PROGRAM as RUNTIME
 
 HEAD = """\
 # Every key
 
-Written by `make keys` from the docstrings in `planner/contract/config/config_schema.py`, `planner/asked/verb_schema.py` and
-`runtime/asked/run_schema.py`; change it there.
+Written by `make keys` from the docstrings in `planner/contract/decided/decisions.py`, `planner/contract/config/config_schema.py`,
+`planner/asked/verb_schema.py` and `runtime/asked/run_schema.py`; change it there.
 
 A key is set with `key=value`. A size may be written `6GiB`. Under `--multirun` a comma list tries each value. Keys with a dot belong to a
 section; sections that several verbs share are listed once, at the end.
@@ -79,17 +79,13 @@ def _presets(group: str) -> list[str]:
 
 
 def _table(keys: list[Key]) -> str:
-    rows = [f"| `{key.path}` | {_default(key)} | {_cell(key.allowed)} | {_cell(_meaning(key))} |" for key in keys]
+    rows = [f"| `{key.path}` | {_default(key)} | {_cell(key.allowed)} | {_cell(key.doc)} |" for key in keys]
     return "\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows, ""])
 
 
 def _default(key: Key) -> str:
     shown: Any = key.shown_default
     return "required" if shown == "???" else f"`{_cell(shown)}`" if shown != "" else ""
-
-
-def _meaning(key: Key) -> str:
-    return field_docs(key.owner.__module__).get((key.owner.__name__, key.path.rpartition(".")[2]), "")
 
 
 def _cell(text: str) -> str:

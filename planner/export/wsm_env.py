@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from penstock.planner.common.command.wsm import TABLE
 from penstock.planner.contract.decided.decisions import ResidentUnits
+from penstock.planner.contract.decided.declared import FORCED
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.export.exported import Exported, Losses, Lost, Request, Target
 from penstock.planner.export.otherwise import decided, h2d_s, planned, ssd_s, still_experts
@@ -19,21 +20,11 @@ NO_ROOM = "without units in VRAM it breaks a rule: DRAM's cache, or what the SSD
 
 
 def keys_of_plan(plan: Plan) -> dict[str, str]:
-    """Key of `planner solve` -> the plan's value as text, of the keys that a variable sets; ring keys only with a GPU."""
-    w = plan.decisions.weights
-    keys = {
-        "force.cap_layers": w.dram.cap_layers,
-        "force.hwm_layers": w.dram.hwm_layers,
-        "force.prefetch_distance": w.dram.prefetch_distance,
-        "force.policy": w.policy.value,
-        "force.staging_bytes": w.ssd.staging_bytes,
-    }
-    if plan.hardware.gpu:
-        keys |= {
-            "force.vram_slots": w.vram.slots,
-            "force.vram_prefetch_distance": w.vram.prefetch_distance,
-            "workload.vram_guard_bytes": plan.workload.vram_guard_bytes,
-        }
+    """Key of `planner solve` -> the plan's value as text, of the keys that a variable sets; those of the ring only with a GPU."""
+    gpu, set_by_variables = plan.hardware.gpu is not None, {variable.solve for variable in TABLE}
+    keys = {one.key: one.of(plan.decisions) for one in FORCED.values() if one.key in set_by_variables and (gpu or not one.how.card)}
+    if gpu:
+        keys["workload.vram_guard_bytes"] = plan.workload.vram_guard_bytes
     return {key: str(value) for key, value in keys.items()}
 
 

@@ -19,7 +19,8 @@ from penstock.planner.contract.decided.decisions import (
     VramWeights,
     WeightDecisions,
 )
-from penstock.planner.contract.decided.force import MOE, Force
+from penstock.planner.contract.decided.declared import FORCED
+from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -27,8 +28,8 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.memory_law import pages_per_sequence
 from penstock.planner.contract.rules.broken import broken_rules
-from penstock.planner.contract.rules.expert_rules import expert_chunk_range
 from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.contract.rules.setting import Setting, broken
 from penstock.planner.solver.terms.menu import MENUS, ssd_menu
 
 
@@ -44,10 +45,12 @@ def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workloa
             f"workload.batch=0 with workload.objective={workload.objective}; allowed: 0 lets the program choose under throughput only; "
             "set workload.batch=1 or workload.objective=throughput"
         )
-    for key in ("staging_bytes", "block_bytes", "queue_depth", "chunk_bytes", "prefill_chunk_tokens", "in_flight"):
-        if force.given.get(key, 1) < 1:
-            raise UserError(f"force.{key}={force.given[key]} breaks the rule '{key} range'; allowed: 1 or more; raise it or drop it")
-    of_experts = [name for name in force.given if name.startswith(MOE)]
+    for name, value in force.given.items():
+        one = FORCED[name]
+        if not callable(one.how.allowed) and value not in one.how.allowed:
+            rule = broken(one.place, value, one.how.allowed)
+            raise UserError(f"{one.key}={value} breaks the rule '{rule.name}': {rule.message}")
+    of_experts = [name for name in force.given if FORCED[name].owner is ExpertSlots]
     if model.experts is None and of_experts:
         keys = ", ".join(f"{Force.key(name)}={force.given[name]}" for name in of_experts)
         raise UserError(f"{keys}: {model.name} has no routed experts; drop it, or choose a MoE model")
@@ -87,9 +90,10 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
         H2dCopies(2**20, MENUS.in_flight),
     )
     kv = KvPages(page, pages if gpu else 0, 0 if gpu else pages, 0)
-    experts = None
-    if model.experts:
-        slots, low = fewest_slots(model.experts), expert_chunk_range(hardware, model.experts)[0]
-        in_vram = model.experts.units if force.expert_dram_slots == 0 else slots
-        experts = ExpertSlots(in_vram if gpu else 0, slots, chunk_bytes=low)
-    return Decisions(weights, kv, experts, batch, workload.prompt_tokens)
+    made = Decisions(weights, kv, None, batch, workload.prompt_tokens)
+    if model.experts is None:
+        return made
+    slots = fewest_slots(model.experts)
+    in_vram = model.experts.units if force.expert_dram_slots == 0 else slots
+    chunk_bytes = Setting(hardware, model, made).expert_chunk.least
+    return replace(made, experts=ExpertSlots(in_vram if gpu else 0, slots, chunk_bytes=int(chunk_bytes)))

@@ -108,9 +108,9 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
     UserError as in ``solve``."""
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
-    force = replace(q.force, prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
+    force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
-        force = replace(force, vram_slots=ring_menu(force)[0])
+        force = force.but(vram_slots=ring_menu(force)[0])
     plain = replace(q.workload, kv_spill=False)
     program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch))
     copied, read = program.h2d_t + program.expert_h2d_t, program.ssd_t + program.expert_ssd_t
@@ -153,7 +153,7 @@ def _for_cold_prompts(problem: Problem) -> Problem:
     cold = Formulation(replace(problem, workload=replace(problem.workload, kept_tokens=0)))
     if not cold.minimise(cold.total_t):
         return problem
-    return replace(problem, force=replace(problem.force, prefill_chunk_tokens=_least_memory(cold).prefill_chunk_tokens))
+    return replace(problem, force=problem.force.but(prefill_chunk_tokens=_least_memory(cold).prefill_chunk_tokens))
 
 
 def _seconds(program: Formulation) -> float | None:

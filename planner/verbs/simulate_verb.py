@@ -68,7 +68,7 @@ def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:
     if cfg.plan is not None or cfg.demo is None:
         raise UserError("plan=, demo=: one of them is needed, and only one; write a plan with `planner solve`, or choose a demonstration")
     own = {name: getattr(cfg.demo, name) for name in ("cap_layers", "hwm_layers", "prefetch_distance")}
-    force = replace(force, **{name: value for name, value in own.items() if name not in force.given})
+    force = force.but(**{name: value for name, value in own.items() if name not in force.given})
     with resources.as_file(resources.files("penstock").joinpath("conf", "plans", f"{cfg.demo.plan}.yaml")) as path:
         return read_plan(path), force
 

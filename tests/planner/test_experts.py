@@ -182,7 +182,7 @@ class TestTime:
     def test_weights_that_stream_hide_behind_compute_only_while_no_expert_is_copied(self):
         m, hardware = moe(), machine(vram=GB, layer_launch_s=1e-6)
         stays = Force(resident_attn=8, resident_ffn=8, resident_head=2, embedding=Tier.vram, expert_vram_slots=16)
-        made = [solve(hardware, m, work(), replace(stays, resident_attn=attn)) for attn in (8, 7)]
+        made = [solve(hardware, m, work(), stays.but(resident_attn=attn)) for attn in (8, 7)]
         still, streams = (predict(hardware, m, work(), each) for each in made)
         copied_s = traffic(hardware, m, made[1]).weights_h2d_s
         routed = Routed.of(hardware, m, 1)

@@ -209,8 +209,8 @@ def test_an_edit_that_cannot_be_is_refused_by_its_key(old: str, new: str, compla
     ("old", "new", "complaint"),
     [
         ("vram_slots: 0", "vram_slots: 3", "experts.vram_slots=3; allowed: 0 without a GPU"),
-        ("dram_slots: 16", "dram_slots: 1", "experts.dram_slots=1; allowed: at least 3"),
-        ("dram_slots: 16", "dram_slots: 17", "experts.dram_slots=17; allowed: at most 16"),
+        ("dram_slots: 16", "dram_slots: 1", "experts.dram_slots=1; allowed: 3 to 16"),
+        ("dram_slots: 16", "dram_slots: 17", "experts.dram_slots=17; allowed: 3 to 16"),
         ("policy: mix", "policy: mixed", "experts.policy=mixed: must be one of lru, .*did you mean mix"),
         ("prefetch: 0", "prefetch: 3", "experts.prefetch=3; allowed: 0 to 2"),
         ("read_ahead: 0", "read_ahead: 1", "experts.read_ahead=1; allowed: 0 without a GPU, where experts.prefetch"),

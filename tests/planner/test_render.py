@@ -32,7 +32,7 @@ def test_reuse_is_told_with_where_pages_lie_and_from_when_restoring_pays() -> No
     asked = work(prompt_tokens=2000, shared_prefix_tokens=1600, kept_tokens=16000)
     said = said_of(slow, replace(model(), kv_width=8192), asked, Force(page_tokens=64))
     assert "Of a prompt of 2000 tokens: restoring from DRAM pays from 64 tokens on, restoring from SSD never pays." in said
-    assert "KV kept 250 pages 250 DRAM; files" in said and "restoring 1600 tokens takes" in said
+    assert "KV kept 250 in DRAM files" in said and "250 of 250 wanted pages" in said and "restoring 1600 tokens takes" in said
     assert "KV pages of 64 tokens" in said and "the size was forced" in said
     both = said_of(machine(), model(), asked, Force(page_tokens=64))
     assert "restoring from VRAM or DRAM or SSD pays from 64 tokens on." in both

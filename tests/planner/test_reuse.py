@@ -217,8 +217,8 @@ def tight(rng, on_gpu):
     )
     w = replace(w, kept_tokens=w.shared_prefix_tokens * (1 if on_gpu else rng.choice([1, 1, 2])))
     hardware = replace(roomy, gpu=card if on_gpu else None, layer_launch_s=1e-6, dram_bus_gbps=bus)
-    force = replace(SMALL_PAGES, prefill_chunk_tokens=rng.choice([64, 100, w.prompt_tokens]))
-    force = replace(force, vram_slots=2, vram_prefetch_distance=0) if on_gpu else force
+    force = SMALL_PAGES.but(prefill_chunk_tokens=rng.choice([64, 100, w.prompt_tokens]))
+    force = force.but(vram_slots=2, vram_prefetch_distance=0) if on_gpu else force
     decisions = solve(hardware, m, replace(w, kept_tokens=0), force)
     vram, dram = (use(hardware, m, w, decisions) for use in (vram_use, dram_use))
     spare = 3 * kept_page_bytes(m, 64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from penstock.planner.common.command.known_keys import field_docs
 from penstock.planner.common.command.overrides import Grammar
 
 
@@ -19,15 +18,11 @@ def print_help(program: str, verb: str, text: str, example: str, schema: type, g
             print(textwrap.fill(f"{', '.join(options)}", width, initial_indent=f"  {group + '=':<10} ", subsequent_indent=" " * 13))
         print()
     print("Keys (key=value; a size may be written 6GiB)")
-    docs: dict[tuple[str, str], str] = {}
-    for module in dict.fromkeys(key.owner.__module__ for key in grammar.keys.values()):
-        docs |= field_docs(module)
     own_first = sorted(grammar.keys.items(), key=lambda pair: "." in pair[0])
     for path, key in own_first:
         head = f"  {path}" + (f" = {key.shown_default}" if key.shown_default not in ("???", "{}", "[]", "") else "")
-        doc = docs.get((key.owner.__name__, path.rpartition(".")[2]), "")
         choices = f"({'|'.join(key.choices)})" if key.choices and key.kind is not bool else ""
-        note = f"{doc} {choices}".strip()
+        note = f"{key.doc} {choices}".strip()
         if len(head) > 40:
             print(head)
             head = ""

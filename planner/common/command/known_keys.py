@@ -8,11 +8,15 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from importlib.abc import InspectLoader
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from penstock.planner.common.errors import nearest
+
+DECLARED_AT = "declared_at"
+"""In a field's metadata: (dataclass, field) that declare it, where that is another one."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class Key:
     optional: bool
     default: Any
     owner: type
+    """The dataclass that declares it,"""
+    field: str
+    """by this name, with its docstring."""
     literal: bool
     """Free text: ``${...}`` means itself."""
     within: str | None
@@ -70,6 +77,11 @@ class Key:
         return f"{words}, or null" if self.optional else words
 
     @property
+    def doc(self) -> str:
+        """The docstring under its field."""
+        return field_docs(self.owner.__module__).get((self.owner.__name__, self.field), "")
+
+    @property
     def shown_default(self) -> str:
         if self.default is None or isinstance(self.default, bool):
             return {None: "null", True: "true", False: "false"}[self.default]
@@ -102,7 +114,8 @@ def keys_of(schema: type, prefix: str = "", within: str | None = None) -> dict[s
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             found |= keys_of(kind, path + ".", path if optional else within)
         else:
-            found[path] = Key(path, kind, optional, _default(field), schema, bool(field.metadata.get("literal")), within)
+            owner, name = field.metadata.get(DECLARED_AT, (schema, field.name))
+            found[path] = Key(path, kind, optional, _default(field), owner, name, bool(field.metadata.get("literal")), within)
     return found
 
 
@@ -124,6 +137,7 @@ def unknown_key(key: str, keys: Iterable[str]) -> str:
     return f"no such key; {parent or 'there'} {'has' if parent else 'are'} {', '.join(beside)}{meant}"
 
 
+@cache
 def field_docs(module: str) -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring under the field, first sentence, read from ``module``'s source."""
     spec = importlib.util.find_spec(module)

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from penstock.planner.contract.decided.decisions import CachePolicy, ExpertPolicyName, Tier
+from penstock.planner.contract.config.decided_keys import DecidedKeys, decided_keys
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.workload import Objective
 
@@ -174,67 +174,18 @@ class WorkloadConfig:
     """Where the figures come from."""
 
 
-@dataclass
-class ForceConfig:
+@decided_keys("force")
+class ForceConfig(DecidedKeys):
     """Decisions to fix; the rest is solved around them."""
 
-    policy: CachePolicy | None = None
-    """How the DRAM cache treats layers: pinned keeps some still, rolling lets all pass through."""
-    cap_layers: int | None = None
-    """Layers that the DRAM cache holds in the steady state."""
-    hwm_layers: int | None = None
-    """Layers that it ever holds: its high-water mark."""
-    prefetch_distance: int | None = None
-    """Layers that may be read ahead of the current one."""
-    resident_attn: int | None = None
-    """Attention units resident in VRAM."""
-    resident_ffn: int | None = None
-    """FFN units resident in VRAM."""
-    resident_head: int | None = None
-    """LM-head blocks resident in VRAM."""
-    embedding: Tier | None = None
-    """Where embedding rows are looked up."""
-    vram_slots: int | None = None
-    """Ring slots in VRAM for units that stream."""
-    vram_prefetch_distance: int | None = None
-    """Units that may be copied ahead of the one that computes."""
-    block_bytes: int | None = None
-    """Bytes of one SSD read."""
-    queue_depth: int | None = None
-    """SSD reads in flight."""
-    staging_bytes: int | None = None
-    """Page-locked buffers for reads that cannot land in their slot."""
-    chunk_bytes: int | None = None
-    """Bytes of one host-to-device copy."""
-    in_flight: int | None = None
-    """Copies that are queued at most."""
-    page_tokens: int | None = None
-    """Tokens of a KV page."""
-    prefill_chunk_tokens: int | None = None
-    """Prompt tokens of a sequence in one pass over the weights."""
-    expert_vram_slots: int | None = None
-    """Slots for routed experts in VRAM, over all layers."""
-    expert_dram_slots: int | None = None
-    """Slots for routed experts in DRAM."""
 
-
-@dataclass
-class MoeConfig:
+@decided_keys("moe")
+class MoeConfig(DecidedKeys):
     """How routed experts are kept and fetched; null leaves it to the program."""
 
     routings: str | None = None
     """Recorded routings (a file of `moe.record=`): how often kept experts are used again, and what routers foresee; null: as known of
     Mixtral-8x7B."""
-    policy: ExpertPolicyName | None = None
-    """Which experts a tier keeps; null is mix."""
-    prefetch: int | None = None
-    """Experts of each coming layer that may be fetched ahead of its router; lookahead alone knows of layers beyond the next."""
-    read_ahead: int | None = None
-    """The same from the SSD into DRAM, beside a GPU."""
-    in_flight: int | None = None
-    """Chunks of prefetched experts that are queued on the link at most."""
-    chunk_bytes: int | None = None
-    """Bytes of one copy of a part of an expert."""
 
 
 class CalibrationUse(StrEnum):

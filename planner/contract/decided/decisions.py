@@ -1,9 +1,19 @@
-"""What a plan decides: the types behind the ``weights``, ``kv`` and ``experts`` sections of a plan file."""
+"""What a plan decides: the types behind the ``weights``, ``kv`` and ``experts`` sections of a plan file.
+
+Each decision is declared here and nowhere else: its name, its type and its docstring, and in ``Annotated`` what it may be, the key that
+fixes it and its words on the terminal (:class:`Decision`). What it may be is a constant, or follows from a plan
+(:class:`contract.rules.setting.Setting`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.decided.allowed import OneOf, Span
+from penstock.planner.contract.decided.decision import Decision
 
 
 class Tier(StrEnum):
@@ -25,49 +35,72 @@ class CachePolicy(StrEnum):
 class ResidentUnits:
     """Units kept in VRAM for the whole run, per kind."""
 
-    attn: int
-    ffn: int
-    head: int
+    attn: Annotated[int, Decision(lambda s: s.resident(s.model.layers), "force.resident_attn", "VRAM", "{} attn", weighed=True, card=True)]
+    """Attention units resident in VRAM."""
+    ffn: Annotated[int, Decision(lambda s: s.resident(s.model.layers), "force.resident_ffn", "VRAM", "{} ffn", weighed=True, card=True)]
+    """FFN units resident in VRAM."""
+    head: Annotated[
+        int,
+        Decision(lambda s: s.resident(s.weights.head_blocks), "force.resident_head", "VRAM", "{} head", weighed=True, card=True),
+    ]
+    """LM-head blocks resident in VRAM."""
 
 
 @dataclass(frozen=True)
 class VramWeights:
     resident_units: ResidentUnits
-    slots: int
-    """Ring slots for streamed units; half serve attention units, half FFN units and LM-head blocks."""
-    prefetch_distance: int
+    slots: Annotated[int, Decision(lambda s: s.ring_slots, "force.vram_slots", "VRAM ring", "{} slots", weighed=True, card=True)]
+    """Ring slots in VRAM for units that stream; half serve attention units, half FFN units and LM-head blocks."""
+    prefetch_distance: Annotated[
+        int, Decision(lambda s: s.ring_distance, "force.vram_prefetch_distance", "VRAM ring", "{} units ahead", card=True, aside=True)
+    ]
     """Units that may be copied ahead of the one that computes."""
 
 
 @dataclass(frozen=True)
 class DramWeights:
-    cap_layers: int
-    hwm_layers: int
-    prefetch_distance: int
+    cap_layers: Annotated[int, Decision(lambda s: s.cap, "force.cap_layers", "DRAM cache", "cap {}", weighed=True)]
+    """Layers that the DRAM cache holds in the steady state."""
+    hwm_layers: Annotated[int, Decision(lambda s: s.hwm, "force.hwm_layers", "DRAM cache", "HWM {}", weighed=True)]
+    """Layers that it ever holds: its high-water mark."""
+    prefetch_distance: Annotated[
+        int, Decision(lambda s: s.layers_ahead, "force.prefetch_distance", "DRAM cache", "{} layers ahead", aside=True)
+    ]
     """Layers that may be read ahead of the current one."""
-    resident_layers: int
+    resident_layers: Annotated[int, Decision(lambda s: s.resident_layers, None, "DRAM cache", "{} kept", aside=True)]
     """Layers that never leave DRAM: ``cap_layers`` under ``pinned``, 0 under ``rolling``."""
 
 
 @dataclass(frozen=True)
 class SsdReads:
-    block_bytes: int
-    queue_depth: int
-    staging_bytes: int
+    block_bytes: Annotated[
+        int,
+        Decision(Span(ALIGN, multiple=ALIGN, rule="block multiple of 4096"), "force.block_bytes", "SSD reads", "{} blocks", weighed=True),
+    ]
+    """Bytes of one SSD read."""
+    queue_depth: Annotated[int, Decision(Span(1), "force.queue_depth", "SSD reads", "{} in flight", weighed=True)]
+    """SSD reads in flight."""
+    staging_bytes: Annotated[int, Decision(lambda s: s.staging, "force.staging_bytes", "SSD reads", "staging {}", aside=True)]
+    """Page-locked buffers for reads that cannot land in their slot."""
 
 
 @dataclass(frozen=True)
 class H2dCopies:
-    chunk_bytes: int
-    in_flight: int
+    chunk_bytes: Annotated[int, Decision(Span(1), "force.chunk_bytes", "H2D copies", "{} chunks", weighed=True, card=True)]
+    """Bytes of one host-to-device copy."""
+    in_flight: Annotated[int, Decision(Span(1), "force.in_flight", "H2D copies", "{} in flight", card=True)]
+    """Copies that are queued at most."""
 
 
 @dataclass(frozen=True)
 class WeightDecisions:
-    policy: CachePolicy
-    embedding: Tier
-    """Where embedding rows are looked up: ``vram`` or ``dram``."""
-    head_blocks: int
+    policy: Annotated[CachePolicy, Decision(OneOf(tuple(CachePolicy)), "force.policy", "policy", weighed=True)]
+    """How the DRAM cache treats layers: pinned keeps some still, rolling lets all pass through."""
+    embedding: Annotated[
+        Tier, Decision(lambda s: s.embedding, "force.embedding", "VRAM", "embedding in {}", weighed=True, card=True, aside=True)
+    ]
+    """Where embedding rows are looked up."""
+    head_blocks: Annotated[int, Decision(lambda s: s.head_blocks, None, "VRAM", "LM head in {} blocks", card=True, aside=True)]
     """Equal row blocks that the LM head is cut into, so that a block fits a ring slot (1 without a GPU)."""
     vram: VramWeights
     dram: DramWeights
@@ -80,11 +113,11 @@ class KvReuse:
     """Room for the KV of prompts that were computed, to be restored by later ones that begin alike. Here a page holds all layers of
     ``page_tokens`` tokens of one sequence, unlike a page of ``KvPages``, which holds one layer of them."""
 
-    vram_pages: int = 0
+    vram_pages: Annotated[int, Decision(lambda s: s.kept_in_vram, None, "KV kept", "{} in VRAM", card=True)] = 0
     """L1. None without a GPU."""
-    dram_pages: int = 0
+    dram_pages: Annotated[int, Decision(Span(), None, "KV kept", "{} in DRAM")] = 0
     """L2, page-locked."""
-    ssd_bytes: int = 0
+    ssd_bytes: Annotated[int, Decision(Span(), None, "KV kept", "files {}", aside=True)] = 0
     """L3: files of pages, which outlive the process, so it has copies of the other tiers' pages, too."""
 
 
@@ -93,10 +126,11 @@ class KvPages:
     """Pages of one layer's K and V for ``page_tokens`` tokens of one sequence. All pages of a layer lie in one tier, so that a layer's KV
     streams as one copy."""
 
-    page_tokens: int
-    vram_pages: int
-    dram_pages: int
-    ssd_pages: int
+    page_tokens: Annotated[int, Decision(lambda s: s.page_tokens, "force.page_tokens", "KV", "pages of {} tokens", weighed=True)]
+    """Tokens of a KV page."""
+    vram_pages: Annotated[int, Decision(Span())]
+    dram_pages: Annotated[int, Decision(Span())]
+    ssd_pages: Annotated[int, Decision(Span())]
     reuse: KvReuse = KvReuse()
 
     @property
@@ -126,19 +160,27 @@ class ExpertSlots:
     """Slots for routed experts, of one expert each. ``contract.experts.expert_slots`` says how many of a tier's slots keep
     experts of which layer, and how many are left for those that pass through."""
 
-    vram_slots: int
-    """0 without a GPU."""
-    dram_slots: int
-    policy: ExpertPolicyName = ExpertPolicyName.mix
-    """What each tier keeps, by an instance of its own."""
-    prefetch: int = 0
-    """Experts of a coming layer that may be brought to where they are computed ahead of its router in one decode step; 0 waits for it."""
-    read_ahead: int = 0
+    vram_slots: Annotated[
+        int, Decision(lambda s: s.expert_vram_slots, "force.expert_vram_slots", "experts", "{} in VRAM", weighed=True, card=True)
+    ]
+    """Slots for routed experts in VRAM, over all layers; 0 without a GPU."""
+    dram_slots: Annotated[int, Decision(lambda s: s.expert_dram_slots, "force.expert_dram_slots", "experts", "{} in DRAM", weighed=True)]
+    """Slots for routed experts in DRAM."""
+    policy: Annotated[ExpertPolicyName, Decision(OneOf(tuple(ExpertPolicyName)), "moe.policy", "experts", "policy {}", aside=True)] = (
+        ExpertPolicyName.mix
+    )
+    """Which experts a tier keeps, by an instance of its own; null is mix."""
+    prefetch: Annotated[int, Decision(lambda s: s.one_tokens, "moe.prefetch", "  ahead", "{} of a layer")] = 0
+    """Experts of each coming layer that may be fetched ahead of its router in one decode step; 0 waits for it, and lookahead alone knows of
+    layers beyond the next."""
+    read_ahead: Annotated[int, Decision(lambda s: s.read_ahead, "moe.read_ahead", "  ahead", "{} from the SSD", card=True)] = 0
     """The same from the SSD into DRAM, beside a GPU: a read takes longer than a copy, and what a layer's compute does not hide of a wrong
-    one delays those that are wanted."""
-    in_flight: int = 2
+    one delays those that are wanted. Without a GPU `moe.prefetch` is what the SSD reads."""
+    in_flight: Annotated[int, Decision(Span(1, 8), "moe.in_flight", "  ahead", "{} chunks in flight", card=True, aside=True)] = 2
     """Chunks of prefetched experts that are queued on the link at most: what a demanded expert may have to wait for."""
-    chunk_bytes: int = 32 * 2**20
+    chunk_bytes: Annotated[int, Decision(lambda s: s.expert_chunk, "moe.chunk_bytes", "  ahead", "{} each", card=True, aside=True)] = (
+        32 * 2**20
+    )
     """Bytes of one copy of a part of an expert."""
 
     def into_dram(self, gpu: bool) -> int:
@@ -153,6 +195,6 @@ class Decisions:
     weights: WeightDecisions
     kv: KvPages
     experts: ExpertSlots | None
-    batch: int
-    prefill_chunk_tokens: int
-    """Prompt tokens per sequence in one pass over the weights."""
+    batch: Annotated[int, Decision(Span(1), None, "prefill", "batch {}", aside=True)]
+    prefill_chunk_tokens: Annotated[int, Decision(Span(1), "force.prefill_chunk_tokens", "prefill", "{} tokens a pass", weighed=True)]
+    """Prompt tokens of a sequence in one pass over the weights."""

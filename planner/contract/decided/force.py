@@ -2,64 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertPolicyName, ExpertSlots, KvPages, KvReuse, Tier
+from penstock.planner.common.errors import nearest
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertSlots, KvPages, KvReuse
+from penstock.planner.contract.decided.declared import FORCED
 
-MOE = "expert_"
-"""Begins the names of what a user sets as ``moe.NAME`` rather than ``force.NAME``; expert slots, forced like others, excepted."""
 
-
-@dataclass(frozen=True)
 class Force:
-    """The frozen twin of ``schema.ForceConfig`` and of what ``schema.MoeConfig`` decides: None leaves a decision to the program."""
+    """What is fixed, by the names of :data:`FORCED`: ``Force(cap_layers=3).cap_layers`` is 3, and None leaves a decision to the program."""
 
-    policy: CachePolicy | None = None
-    cap_layers: int | None = None
-    hwm_layers: int | None = None
-    prefetch_distance: int | None = None
-    resident_attn: int | None = None
-    resident_ffn: int | None = None
-    resident_head: int | None = None
-    embedding: Tier | None = None
-    vram_slots: int | None = None
-    vram_prefetch_distance: int | None = None
-    block_bytes: int | None = None
-    queue_depth: int | None = None
-    staging_bytes: int | None = None
-    chunk_bytes: int | None = None
-    in_flight: int | None = None
-    page_tokens: int | None = None
-    prefill_chunk_tokens: int | None = None
-    expert_vram_slots: int | None = None
-    expert_dram_slots: int | None = None
-    expert_policy: ExpertPolicyName | None = None
-    expert_prefetch: int | None = None
-    expert_read_ahead: int | None = None
-    expert_in_flight: int | None = None
-    expert_chunk_bytes: int | None = None
+    def __init__(self, **fixed: Any):
+        for name in fixed:
+            if name not in FORCED:
+                raise TypeError(f"{name}: no such decision{nearest(name, FORCED)}")
+        self.given: Mapping[str, Any] = {name: fixed[name] for name in FORCED if fixed.get(name) is not None}
+        """Name -> value, in the order of a plan's file."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FORCED:
+            raise AttributeError(f"{name}: no such decision{nearest(name, FORCED)}")
+        return self.given.get(name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Force) and self.given == other.given
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.given.items()))
+
+    def __repr__(self) -> str:
+        return f"Force({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
 
     @classmethod
     def from_config(cls, config: Any, moe: Any = None) -> Force:
         """``config`` is a ``ForceConfig``, ``moe`` a ``MoeConfig``."""
-        names = [] if moe is None else [f.name for f in fields(cls) if cls.key(f.name).startswith("moe.")]
-        return cls(**vars(config), **{name: getattr(moe, name.removeprefix(MOE)) for name in names})
+        sections = {"force": config, "moe": moe}
+        return cls(**{name: getattr(sections[d.section], d.leaf) for name, d in FORCED.items() if sections[d.section] is not None})
 
     @staticmethod
     def key(name: str) -> str:
         """What a user sets to fix the decision ``name``."""
-        return f"moe.{name.removeprefix(MOE)}" if name.startswith(MOE) and not name.endswith("_slots") else f"force.{name}"
+        return FORCED[name].key
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Name -> value, of those that are fixed."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+    def but(self, **fixed: Any) -> Force:
+        """The same with ``fixed``; None leaves one to the program."""
+        return Force(**{**self.given, **fixed})
 
     def without(self, *names: str) -> Force:
         """The same with ``names`` left to the program."""
-        return replace(self, **dict.fromkeys(names))
+        return self.but(**dict.fromkeys(names))
 
     def culprits(self, breaks: Callable[[Force], bool]) -> str:
         """``key=value`` of those without which ``breaks`` is false; of all where no single one is to blame."""
@@ -73,54 +66,37 @@ class Force:
 
         The result may break a rule: check it with ``penstock.planner.contract.rules.broken.broken_rules``.
         """
-        w = decisions.weights
-        units = w.vram.resident_units
-        slots = _or(self.vram_slots, w.vram.slots)
-        vram = replace(
-            w.vram,
-            resident_units=replace(
-                units,
-                attn=_or(self.resident_attn, units.attn),
-                ffn=_or(self.resident_ffn, units.ffn),
-                head=_or(self.resident_head, units.head),
-            ),
-            slots=slots,
-            prefetch_distance=_or(self.vram_prefetch_distance, min(w.vram.prefetch_distance, max(0, slots - 2))),
-        )
-        policy = _or(self.policy, w.policy)
-        cap = _or(self.cap_layers, w.dram.cap_layers)
-        hwm = _or(self.hwm_layers, w.dram.hwm_layers + cap - w.dram.cap_layers)
-        dram = replace(
-            w.dram,
-            cap_layers=cap,
-            hwm_layers=hwm,
-            prefetch_distance=_or(self.prefetch_distance, max(cap, min(hwm, w.dram.prefetch_distance))),
-            resident_layers=cap if policy is CachePolicy.pinned else 0,
-        )
-        block, depth = _or(self.block_bytes, w.ssd.block_bytes), _or(self.queue_depth, w.ssd.queue_depth)
-        unchanged = (block, depth) == (w.ssd.block_bytes, w.ssd.queue_depth)
-        staging = _or(self.staging_bytes, w.ssd.staging_bytes if unchanged else block * depth)
-        weights = replace(
-            w,
-            policy=policy,
-            embedding=_or(self.embedding, w.embedding),
-            vram=vram,
-            dram=dram,
-            ssd=replace(w.ssd, block_bytes=block, queue_depth=depth, staging_bytes=staging),
-            h2d=replace(w.h2d, chunk_bytes=_or(self.chunk_bytes, w.h2d.chunk_bytes), in_flight=_or(self.in_flight, w.h2d.in_flight)),
-        )
-        kv = decisions.kv if self.page_tokens is None else _repaged(decisions.kv, layers * decisions.batch, self.page_tokens)
-        chunk = _or(self.prefill_chunk_tokens, decisions.prefill_chunk_tokens)
-        experts = None if decisions.experts is None else self.apply_to_experts(decisions.experts)
-        return replace(decisions, weights=weights, kv=kv, experts=experts, prefill_chunk_tokens=chunk)
+        made = self._put(decisions)
+        made = self._put(replace(made, weights=replace(made.weights, **self._followers(decisions, made))))
+        if self.page_tokens is None:
+            return made
+        return self._put(replace(made, kv=_repaged(decisions.kv, layers * decisions.batch, self.page_tokens)))
 
     def apply_to_experts(self, experts: ExpertSlots) -> ExpertSlots:
         """``experts`` with the fixed decisions in place."""
-        return ExpertSlots(**{f.name: _or(getattr(self, MOE + f.name), getattr(experts, f.name)) for f in fields(ExpertSlots)})
+        own = {d.field: self.given[name] for name, d in FORCED.items() if d.owner is ExpertSlots and name in self.given}
+        return replace(experts, **own)
 
+    def _followers(self, before: Decisions, now: Decisions) -> dict[str, Any]:
+        """Of the weights' decisions those that move along with the fixed ones, which are in ``now``."""
+        old, w = before.weights, now.weights
+        moved = old.dram.hwm_layers + w.dram.cap_layers - old.dram.cap_layers
+        hwm = moved if self.hwm_layers is None else self.hwm_layers
+        dram = replace(
+            w.dram,
+            hwm_layers=hwm,
+            prefetch_distance=max(w.dram.cap_layers, min(hwm, old.dram.prefetch_distance)),
+            resident_layers=w.dram.cap_layers if w.policy is CachePolicy.pinned else 0,
+        )
+        vram = replace(w.vram, prefetch_distance=min(old.vram.prefetch_distance, max(0, w.vram.slots - 2)))
+        unchanged = (w.ssd.block_bytes, w.ssd.queue_depth) == (old.ssd.block_bytes, old.ssd.queue_depth)
+        staging = old.ssd.staging_bytes if unchanged else w.ssd.block_bytes * w.ssd.queue_depth
+        return {"dram": dram, "vram": vram, "ssd": replace(w.ssd, staging_bytes=staging)}
 
-def _or(forced: Any, decided: Any) -> Any:
-    return decided if forced is None else forced
+    def _put(self, decisions: Decisions) -> Decisions:
+        for name, value in self.given.items():
+            decisions = FORCED[name].put(decisions, value)
+        return decisions
 
 
 def _repaged(kv: KvPages, rows: int, page_tokens: int) -> KvPages:
@@ -128,6 +104,6 @@ def _repaged(kv: KvPages, rows: int, page_tokens: int) -> KvPages:
     rounded down."""
     each = max(1, -(-kv.pages // rows))
     pages = -(-each * kv.page_tokens // page_tokens)
-    vram, dram, ssd = (-(-old // each) * pages for old in (kv.vram_pages, kv.dram_pages, kv.ssd_pages))
     kept_vram, kept_dram = (n * kv.page_tokens // page_tokens for n in (kv.reuse.vram_pages, kv.reuse.dram_pages))
+    vram, dram, ssd = (-(-n // each) * pages for n in (kv.vram_pages, kv.dram_pages, kv.ssd_pages))
     return KvPages(page_tokens, vram, dram, ssd, KvReuse(kept_vram, kept_dram, kv.reuse.ssd_bytes))

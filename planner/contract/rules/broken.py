@@ -13,14 +13,14 @@ from penstock.planner.contract.prices.memory_law import dram_use, ssd_need, vram
 from penstock.planner.contract.rules.expert_rules import expert_rules
 from penstock.planner.contract.rules.kv_rules import kv_rules
 from penstock.planner.contract.rules.rule import BrokenRule
-from penstock.planner.contract.rules.weight_rules import count_rules, dram_cache_rules, transfer_rules
+from penstock.planner.contract.rules.setting import Setting
+from penstock.planner.contract.rules.weight_rules import head_rules
 
 
 def broken_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> list[BrokenRule]:
     """Every rule that ``decisions`` break, in a fixed order; capacities are only computed when the counts make sense."""
-    broken = [*count_rules(hardware, model, decisions), *expert_rules(hardware, model, decisions)]
-    broken += [*dram_cache_rules(hardware, model, decisions), *transfer_rules(decisions)]
-    broken += kv_rules(hardware, model, workload, decisions)
+    broken = [*Setting(hardware, model, decisions).broken(), *expert_rules(model, decisions)]
+    broken += [*head_rules(hardware, model, decisions), *kv_rules(hardware, model, workload, decisions)]
     return broken or list(_capacities(hardware, model, workload, decisions))
 
 

@@ -11,14 +11,12 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.memory_law import kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.contract.rules.rule import BrokenRule, out_of_range
+from penstock.planner.contract.rules.rule import BrokenRule
 
 
 def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d: Decisions) -> Iterator[BrokenRule]:
     kv = d.kv
     if kv.page_tokens not in LIMITS.page_tokens:
-        allowed = ", ".join(map(str, LIMITS.page_tokens))
-        yield BrokenRule("KV page size", f"kv.page_tokens={kv.page_tokens}; allowed: {allowed}; set one of these")
         return
     if kv.ssd_pages and kv.page_tokens < LIMITS.ssd_page_tokens_min:
         yield BrokenRule(
@@ -29,8 +27,6 @@ def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d:
     home = "vram_pages" if hardware.gpu else "dram_pages"
     for name in ("vram_pages", "dram_pages", "ssd_pages"):
         value = getattr(kv, name)
-        if value < 0:
-            yield out_of_range(f"kv.{name}", value, 0)
         if value > 0 and name != home and (not workload.kv_spill or name == "vram_pages"):
             yield BrokenRule(
                 "KV tier",
@@ -46,7 +42,7 @@ def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d:
                 f"kv.{tier}_pages={pages} of {kv.pages} in {model.layers} layers; allowed: whole layers, multiples of {a_layer}; "
                 f"set it to {-(-pages // a_layer) * a_layer}",
             )
-    yield from _kv_reuse(hardware, model, d)
+    yield from _kv_reuse(model, d)
     need = model.layers * d.batch * pages_per_sequence(workload, kv.page_tokens)
     if kv.pages < need:
         yield BrokenRule(
@@ -56,21 +52,14 @@ def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d:
         )
 
 
-def _kv_reuse(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterator[BrokenRule]:
+def _kv_reuse(model: ModelSpec, d: Decisions) -> Iterator[BrokenRule]:
     kv, reuse = d.kv, d.kv.reuse
-    for name in ("vram_pages", "dram_pages", "ssd_bytes"):
-        if getattr(reuse, name) < 0:
-            yield out_of_range(f"kv.reuse.{name}", getattr(reuse, name), 0)
-    if reuse.vram_pages > 0 and hardware.gpu is None:
-        yield out_of_range("kv.reuse.vram_pages", reuse.vram_pages, 0, 0, " without a GPU")
     if kv.ssd_pages > 0 and max(reuse.vram_pages, reuse.dram_pages, reuse.ssd_bytes) > 0:
         yield BrokenRule(
             "no kept KV beside KV on the SSD",
             f"kv.ssd_pages={kv.ssd_pages} with kv.reuse.dram_pages={reuse.dram_pages}, vram_pages={reuse.vram_pages}, "
             f"ssd_bytes={reuse.ssd_bytes}; allowed: one of both; solve again with workload.kept_tokens=0",
         )
-    if reuse.vram_pages > 0 and hardware.gpu is not None and kv.dram_pages > 0:
-        yield out_of_range("kv.reuse.vram_pages", reuse.vram_pages, 0, 0, f" with kv.dram_pages={kv.dram_pages}")
     if reuse.ssd_bytes <= 0:
         return
     layer = kv_page_bytes(model, kv.page_tokens)

@@ -20,8 +20,6 @@ class Limits:
     page_tokens: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     ssd_page_tokens_min: int = 64
     """Smaller pages make SSD reads too small."""
-    expert_chunks: int = 8
-    """Chunks of prefetched experts that a demanded one may have to wait for."""
     layer_read_bytes: int = 500_000
     """A layer of a kept page can be read alone, in reads of this size at least, where any page size gives that."""
 

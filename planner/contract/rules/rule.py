@@ -11,9 +11,3 @@ class BrokenRule:
 
     name: str
     message: str
-
-
-def out_of_range(key: str, value: int, low: int, high: int | None = None, why: str = "") -> BrokenRule:
-    """``key`` must lie between ``low`` and ``high``; ``why`` goes behind what is allowed."""
-    allowed = f"{low} or more" if high is None else f"{low} to {high}" if high > low else str(low)
-    return BrokenRule(f"{key} range", f"{key}={value}; allowed: {allowed}{why}; set it so")

@@ -187,3 +187,15 @@ def batch_menu(workload: Workload) -> list[int]:
         return list(MENUS.batches)
     most = min(workload.requests, MENUS.batches[-1])
     return sorted({b for b in MENUS.batches if b <= most} | {most})
+
+
+def menus_on_offer(hardware: HardwareProfile, workload: Workload) -> dict[str, list[int]]:
+    """Decision -> the values that the program chooses from, of those that have a menu of fewer than are allowed."""
+    menus = {
+        "vram_slots": list(MENUS.ring_slots),
+        "block_bytes": [p.block_bytes for p in hardware.ssd_read if p.block_bytes >= MENUS.ssd_block_min_bytes],
+        "queue_depth": [p.queue_depth for p in hardware.ssd_read if p.queue_depth >= MENUS.ssd_depth_min],
+        "chunk_bytes": [size for size, _ in hardware.gpu.h2d.points] if hardware.gpu else [],
+    }
+    passes = (-(-workload.prompt_tokens // parts) for parts in (1, 2, 4, 8, 16, 32, 64))
+    return menus | {"prefill_chunk_tokens": [tokens for tokens in passes if tokens >= MENUS.prefill_chunk_min_tokens]}

@@ -1,0 +1,30 @@
+"""What is declared of a decision beside its name, type and docstring, which are its field's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.planner.contract.decided.allowed import Allowed
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Stands in the ``Annotated`` of a field of ``Decisions``. The schema's key, its help and its line in docs/keys.md, what is forced, the
+    rule, the row on the terminal and the neighbours that `planner explain` tries follow from it."""
+
+    allowed: Allowed | Callable[[Any], Allowed]
+    """In any plan, or a function of a ``contract.rules.setting.Setting``."""
+    key: str | None = None
+    """What a user sets to fix it, ``force.NAME`` or ``moe.NAME``; None: it follows from others."""
+    row: str | None = None
+    """The row of the table that `planner solve` prints; None: it is shown in no words of its own."""
+    text: str = "{}"
+    """Its words there."""
+    aside: bool = False
+    """Whether these stand behind the others of the row, dimmed."""
+    weighed: bool = False
+    """Whether the program chooses it for the time that it takes."""
+    card: bool = False
+    """Whether it means something beside a GPU alone."""

@@ -1,0 +1,170 @@
+"""What the decisions of a plan may be, where that follows from its machine, its model or its other decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.planner.common.measures import ALIGN, align_up
+from penstock.planner.contract.decided.allowed import Allowed, OneOf, Span
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertSlots, Tier, WeightDecisions
+from penstock.planner.contract.decided.declared import DECLARED, Declared
+from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.contract.rules.rule import BrokenRule
+
+NO_GPU = " without a GPU"
+CAP = "cap <= layers through DRAM"
+HEADROOM = "hwm = cap + k, 3 <= k <= 10"
+AHEAD = "cap <= prefetch_distance <= hwm"
+NO_RING = "no VRAM ring without a GPU"
+RING = "vram_slots >= vram_prefetch_distance + 2"
+KEPT = "resident_layers = cap under pinned, 0 under rolling"
+SLOTS = "expert slots"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One plan's decisions among what is given: each property is what one of them may be."""
+
+    hardware: HardwareProfile
+    model: ModelSpec
+    decisions: Decisions
+
+    def allowed(self, one: Declared) -> Allowed:
+        """What ``one`` may be here. ValueError for a decision about experts where plan or model has none."""
+        if one.owner is ExpertSlots and (self.decisions.experts is None or self.model.experts is None):
+            raise ValueError(f"{one.place}: there are no routed experts")
+        return one.how.allowed(self) if callable(one.how.allowed) else one.how.allowed
+
+    def broken(self) -> Iterator[BrokenRule]:
+        """Every decision that is not what it may be, in the order of a plan's file."""
+        for one in DECLARED:
+            if one.owner is ExpertSlots and (self.decisions.experts is None or self.model.experts is None):
+                continue
+            value, allowed = one.of(self.decisions), self.allowed(one)
+            if value not in allowed:
+                yield broken(one.place, value, allowed)
+
+    @property
+    def gpu(self) -> bool:
+        return self.hardware.gpu is not None
+
+    @property
+    def weights(self) -> WeightDecisions:
+        return self.decisions.weights
+
+    @property
+    def experts(self) -> Experts:
+        assert self.model.experts is not None
+        return self.model.experts
+
+    @property
+    def slots(self) -> ExpertSlots:
+        assert self.decisions.experts is not None
+        return self.decisions.experts
+
+    def resident(self, units: int) -> Span:
+        """Of ``units``, those that stay in VRAM."""
+        return Span(0, units) if self.gpu else Span(0, 0, why=NO_GPU)
+
+    @property
+    def ring_slots(self) -> Span:
+        distance = self.weights.vram.prefetch_distance
+        if not self.gpu:
+            return Span(0, 0, why=NO_GPU, rule=NO_RING)
+        return Span(max(0, distance) + LIMITS.ring_margin, why=f" with prefetch_distance={distance}", rule=RING)
+
+    @property
+    def ring_distance(self) -> Span:
+        return Span() if self.gpu else Span(0, 0, why=NO_GPU, rule=NO_RING)
+
+    @property
+    def cap(self) -> Span:
+        units = self.weights.vram.resident_units
+        through = self.model.layers - (min(units.attn, units.ffn) if self.gpu else 0)
+        return Span(0, through, why=", the layers that are not whole in VRAM", rule_above=CAP)
+
+    @property
+    def hwm(self) -> Span:
+        cap = self.weights.dram.cap_layers
+        return Span(cap + LIMITS.headroom_min, cap + LIMITS.headroom_max, why=f" with cap_layers={cap}", rule=HEADROOM)
+
+    @property
+    def layers_ahead(self) -> Span:
+        cache = self.weights.dram
+        why = f" with cap_layers={cache.cap_layers}, hwm_layers={cache.hwm_layers}"
+        return Span(cache.cap_layers, cache.hwm_layers, why=why, rule=AHEAD)
+
+    @property
+    def resident_layers(self) -> Span:
+        cap, policy = self.weights.dram.cap_layers, self.weights.policy
+        kept = cap if policy is CachePolicy.pinned else 0
+        return Span(kept, kept, why=f" with cap_layers={cap}, policy={policy}", rule=KEPT)
+
+    @property
+    def staging(self) -> Span:
+        reads = self.weights.ssd
+        why = f", {reads.block_bytes} x {reads.queue_depth}"
+        return Span(reads.block_bytes * reads.queue_depth, why=why, rule="staging >= block x queue depth")
+
+    @property
+    def embedding(self) -> OneOf:
+        tiers = (Tier.vram, Tier.dram) if self.gpu else (Tier.dram,)
+        return OneOf(tiers, "" if self.gpu else ", since there is no GPU", "embedding tier")
+
+    @property
+    def head_blocks(self) -> Span:
+        return Span(1, self.model.vocab) if self.gpu else Span(1, 1, why=NO_GPU)
+
+    @property
+    def page_tokens(self) -> OneOf:
+        return OneOf(LIMITS.page_tokens, rule="KV page size")
+
+    @property
+    def kept_in_vram(self) -> Span:
+        if not self.gpu:
+            return Span(0, 0, why=NO_GPU)
+        spilled = self.decisions.kv.dram_pages
+        return Span(0, 0, why=f" with kv.dram_pages={spilled}") if spilled > 0 else Span()
+
+    @property
+    def expert_vram_slots(self) -> Span:
+        return self._expert_slots() if self.gpu else Span(0, 0, why=NO_GPU, rule=SLOTS)
+
+    @property
+    def expert_dram_slots(self) -> Span:
+        everywhere = self.gpu and self.slots.vram_slots >= self.experts.units
+        return self._expert_slots((0,) if everywhere else ())
+
+    def _expert_slots(self, also: tuple[int, ...] = ()) -> Span:
+        experts = self.experts
+        passing = min(TRANSIT_SLOTS, experts.units)
+        why = f" (one token's experts in a layer are {experts.top_k}, {passing} pass through at once, all are {experts.units})"
+        return Span(fewest_slots(experts), experts.units, also=also, step=len(experts.layers), why=why, rule=SLOTS)
+
+    @property
+    def one_tokens(self) -> Span:
+        return Span(0, self.experts.top_k, why=", the experts of one token")
+
+    @property
+    def read_ahead(self) -> Span:
+        return self.one_tokens if self.gpu else Span(0, 0, why=" without a GPU, where experts.prefetch is what the SSD reads")
+
+    @property
+    def expert_chunk(self) -> Span:
+        """At least the smallest measured copy, at most the largest or a whole expert; at least a page where an expert is smaller than every
+        measured copy."""
+        whole, gpu = align_up(self.experts.expert_bytes), self.hardware.gpu
+        sizes = [size for size, _ in gpu.h2d.points] if gpu else [ALIGN, 2**30]
+        return Span(min(sizes) if whole >= min(sizes) else ALIGN, max(whole, max(sizes)))
+
+
+def broken(place: str, value: Any, allowed: Allowed) -> BrokenRule:
+    """The rule that ``value`` at ``place`` breaks."""
+    field = place.rpartition(".")[2]
+    said = f"{place}={value}; allowed: {allowed.words}{allowed.why}; set {field}={allowed.nearest(value)}"
+    return BrokenRule(allowed.rule_of(value, place), said)
