@@ -1,10 +1,13 @@
 """How much DRAM a plan may use, and the processor's shape: read from the kernel, nothing timed.
 
-The rule for ``dram_bytes``. A container's limit below the machine's memory bounds it. A virtual machine may show less
-than it has: memory is plugged in, or a balloon gives it back, as it is used (MemTotal 31 GiB now, 255 GiB later). So in a
-virtual machine the machine's size is the largest of MemTotal, a finite cgroup limit and the memory blocks that the kernel
-lists (online and offline), where one of the latter two exceeds MemTotal by more than what a kernel keeps for itself.
-The result is bounded by what is free now plus what can still grow, less a margin.
+``dram_bytes`` is the least of
+
+* the container's limit, if it is below the machine's memory;
+* what is free now, plus what can still grow, less a margin.
+
+A virtual machine may show less memory than it has: memory is plugged in, or a balloon returns it, as it is used (MemTotal 31 GiB now, 255
+GiB later). So its size is the largest of MemTotal, a finite cgroup limit, and the memory blocks that the kernel lists. The latter two count
+only if they exceed MemTotal by more than what a kernel keeps for itself.
 """
 
 from __future__ import annotations

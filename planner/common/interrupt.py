@@ -29,9 +29,9 @@ _raised: ContextVar[_Raised | None] = ContextVar("raised", default=None)
 def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM raises Terminated inside, SIGINT KeyboardInterrupt; a second signal right after the first does nothing.
 
-    An exception that a library's cleanup raises on the way out, stumbling over the first, leaves as the interrupt; one that a library
-    or a finalizer swallows is raised again by :func:`raise_if_interrupted`, and Python does not print it. A signal that the process was
-    started to ignore stays ignored; off the main thread nothing changes.
+    A library's cleanup may raise on the way out: that exception leaves as the interrupt. A library or a finalizer may swallow the
+    interrupt: :func:`raise_if_interrupted` raises it again, and Python does not print it. A signal that the process was started to ignore
+    stays ignored. Off the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

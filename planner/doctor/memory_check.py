@@ -66,8 +66,8 @@ def _limit(facts: MemoryFacts) -> Finding:
 
 
 def _locking(facts: MemoryFacts, soft: int, hard: int, privileged: bool) -> Finding:
-    """NVIDIA's Linux module pins pages without asking this limit (kernel-open/nvidia/os-mlock.c calls pin_user_pages alone); mlock, which
-    measures page-locking where there is no card, asks it of everybody without CAP_IPC_LOCK."""
+    """NVIDIA's Linux module locks pages without this limit: kernel-open/nvidia/os-mlock.c calls pin_user_pages alone. Without a card,
+    page-locking is measured by mlock. The limit holds for mlock unless the process has CAP_IPC_LOCK."""
     found = "unlimited" if soft == resource.RLIM_INFINITY else show_bytes(soft)
     if soft == resource.RLIM_INFINITY or soft >= facts.total_bytes:
         return Finding("page-locking", found, Verdict.good)

@@ -74,9 +74,9 @@ def explain(
 ) -> Explanation:
     """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource.
 
-    Costs two solves a resource and two a decision, three times as many a decision of the simple plan, whose neighbours are simple ones,
-    too; about a second in all for a dense model. ``advance`` is told of (done, all) steps.
-    Raises ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
+    Costs two solves a resource and two a decision: about a second for a dense model. A decision of a simple plan costs three times as many,
+    since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps. Raises
+    ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
     """
     choice = choose(question)
     own, base = plan_of(question, choice), optimum(question)

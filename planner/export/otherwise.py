@@ -1,8 +1,7 @@
 """A decode step as another engine makes it: what moves over which link, what computes, and what waits for what.
 
-Where the planner's own prediction can be asked (decisions changed, all else alike), it is. What no plan can say (copies that do not
-overlap, pageable memory) is put together here from the same rates, with what runs of ours
-found that a pass takes beyond its stages; an engine's own overheads are left out.
+The planner predicts where only decisions change. No plan expresses copies that do not overlap, or pageable memory. These are composed here
+of the same rates, and of the pause of each pass that runs found. An engine's own overheads are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which points of the SSD's read table are measured, and how often: all once, then again and again those near the best.
 
-Rates of one point differ by a third between samples on a shared or virtual SSD. So samples of different points are
-interleaved, a point's rate is its median, and the time left after the first pass goes to the points among which a plan
-chooses: repeating them also undoes the luck by which a point looked best.
+Rates of one point differ by a third between samples on a shared or virtual SSD. So samples of different points are interleaved, and a
+point's rate is its median. After the first pass the remaining time goes to the points among which a plan chooses. A point that looked best
+by luck is then measured again.
 """
 
 from __future__ import annotations

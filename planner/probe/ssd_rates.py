@@ -71,9 +71,9 @@ def fill_scratch(fd: int, direct: bool, wanted: int, seconds: float, what: str) 
 
 
 class Buffers:
-    """Page-aligned read buffers, ``depth`` of at least ``block_bytes``: parts of all of ``memory``, faulted in already, or where it is too
-    small (or None) of a mapping of their own of ``SPREAD_BYTES`` or more, touched once. What a run reads lands in memory, not in the
-    processor's cache: that shows where the drive is memory itself."""
+    """Aligned read buffers, ``depth`` of at least ``block_bytes``. They are parts of ``memory``, spread over all of it and faulted in
+    already. If ``memory`` is too small or None, they lie in a mapping of their own of at least ``SPREAD_BYTES``, touched once. So reads
+    land in memory and not in the processor's cache, as in a run. The difference shows where the drive is memory itself."""
 
     def __init__(self, depth: int, block_bytes: int, memory: mmap.mmap | None = None) -> None:
         self.depth, self.block_bytes = depth, block_bytes

@@ -28,13 +28,13 @@ beginning is taken."""
 
 
 def second_tier(experts: Experts, routings: Routings, policy: ExpertPolicyName) -> float:
-    """See :class:`Experts`, whose ``hit_rates`` are those of the whole routings: the weight with which the curve of the tokens
-    that are acted out errs least about what both tiers find of them, in hundredths.
+    """``Experts.second_tier`` in hundredths: the weight with which the hit curve errs least about what both tiers find of the tokens acted
+    out. ``experts.hit_rates`` are those of the whole routings.
 
-    It may be less than the default, which is the mix's: under LRU both tiers keep much the same. It is 0 at least, though LRU's two tiers
-    may find less than the larger one alone would, and 1 at most, since slots of two tiers are worth no more than as many of one: the
-    program, in choosing the larger tier, and its bound rely on that. Where all weights do alike, since one tier keeps all, the default
-    stands.
+    The result lies in [0, 1]. Under LRU both tiers keep much the same, so it may be less than the default, which is mix's. LRU's two tiers
+    may find less than the larger one alone; 0 is the least all the same. Slots of two tiers never count for more than as many of one. The
+    program's choice of the larger tier, and its bound, rely on both limits. If all weights err alike, because one tier keeps all, the
+    default stands.
     """
     shape = replace(experts, layers=tuple(range(routings.layers)))
     splits = [[round(share * shape.units) + TRANSIT_SLOTS for share in shares] for shares in SPLITS]
@@ -85,8 +85,8 @@ def missed_by_both(experts: Experts, slots: ExpertSlots, routings: Routings) -> 
 
 
 def _visit(vram: ExpertCache, dram: ExpertCache, layer: int, routing: Routing) -> int:
-    """Experts that both tiers missed. In the engine's order: what VRAM has is used first, then what DRAM has, then what is read; when it
-    was used VRAM lets an expert go, or keeps it, and then DRAM."""
+    """How many experts both tiers missed. In the engine's order: experts in VRAM are used first, then those in DRAM, then those that are
+    read. After each use VRAM decides what to evict, then DRAM."""
     near = vram.find(layer, routing.experts)
     far = dram.find(layer, near.misses)
     vram.judge(layer, routing)

@@ -29,8 +29,8 @@ from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
 from penstock.planner.simulate.sums import Sums
 
 AHEAD_PASSES = 2
-"""At the end of a run of equal passes so many are acted out where KV streams: by then KV moves for the passes that follow, of which there
-is more."""
+"""Passes at the end of a run of equal ones that are acted out if KV streams. KV then moves for the passes that follow, which have more of
+it."""
 
 Progress = Callable[[int, int], None]
 """Told (decode steps done, of all)."""
@@ -64,8 +64,8 @@ class Acted:
 class Simulation:
     """One plan, from the moment at which it has loaded, all batches of its workload one after the other.
 
-    Time is in whole nanoseconds and set back to 0 after each pass. Where the state at the end of a pass is that of an earlier one, and
-    passes to come are as long, everything repeats: as many whole periods as fit are added up instead.
+    Time is in whole nanoseconds and returns to 0 after each pass. If the state at a pass's end equals an earlier one, and coming passes are
+    as long, everything repeats. As many whole periods as fit are then added up.
     """
 
     def __init__(

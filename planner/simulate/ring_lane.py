@@ -23,11 +23,10 @@ class UnitSource(Protocol):
 
 
 class SimulatedRing:
-    """Copies ``units`` pass after pass, one at a time: the runtime has a few pieces of the next one queued, so that the link does not stand
-    still between two. ``size`` gives the nanoseconds and bytes of a number's copy.
+    """Copies ``units`` pass after pass, one at a time, without gaps: the runtime keeps a few pieces of the next one queued. ``size`` gives
+    the nanoseconds and bytes of a number's copy.
 
-    Compute's host thread enters and leaves a unit when its copy is queued (:meth:`issue`); that a slot was really left is told by
-    :meth:`free`.
+    Compute's host thread enters and leaves a unit when its copy is queued (:meth:`issue`). :meth:`free` says when a slot was really left.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ class Routers(Protocol):
 
 
 class DrawnRouters:
-    """Of the experts of a layer in the order of their last use, a token takes those at drawn depths, so that n of the latest hold the share
-    of its experts that ``Experts.hit_rates[n]`` says. Prompts are drawn evenly."""
+    """Draws experts by recency. A token takes experts at drawn depths in the order of their last use. The odds of the depths are such that
+    the n latest experts hold the share ``Experts.hit_rates[n]``. Prompts are drawn evenly."""
 
     def __init__(self, experts: Experts, seed: int = 0):
         self._draw, self._top_k = np.random.default_rng(seed), experts.top_k

@@ -81,17 +81,17 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
 
 
 class _Shares:
-    """Compute seconds of a pass dealt out to its units: what issuing adds by the operations that each has, the rest by the bytes that they
-    read or the FLOPs that they cost, whichever takes longer for the whole pass, attention's own apart. Only the shares are of this place;
-    the sum is that of ``penstock.planner.contract.prices.stages``."""
+    """Compute seconds of a pass, divided among its units. Launches are divided by operations. The rest is divided by bytes read or by
+    FLOPs, whichever takes longer for the whole pass; attention's FLOPs are counted apart. The sum is that of
+    ``penstock.planner.contract.prices.stages``."""
 
     def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
         self._plan, self._units, self._batch = plan, units, batch
         self._head_rows = batch
 
     def cut(self, device_s: float, issued_s: float, context: float, tokens: int) -> tuple[tuple[int, ...], int, float]:
-        """Nanoseconds of each unit, of one routed expert and of a token routed to it, in a pass over ``tokens`` tokens in all sequences,
-        each of which sees ``context`` others on average."""
+        """Nanoseconds of each unit, of one routed expert, and of a token routed to it. The pass has ``tokens`` tokens over all sequences.
+        Each of them attends to ``context`` others on average."""
         experts = self._plan.model.experts
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
         work, work_each, work_row = self._work(context, tokens, routed, touched)

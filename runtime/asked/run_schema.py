@@ -95,8 +95,8 @@ class RunConfig:
     warmup_rounds: int = 0
     """Rounds before those, of which nothing is reported."""
     limits: bool = False
-    """Measure the limits in this very process, before and after: the SSD's rate with the plan's blocks and depth, the arena's H2D, both at
-    once; and at the end what computing takes when nothing moves."""
+    """Measure limits in this process, before and after the run: the SSD's rate with the plan's blocks and depth, the arena's H2D, both at
+    once. At the end, also what computing takes when nothing moves."""
     out: str = "run.json"
     """The report to write."""
     trace: str | None = None
@@ -125,9 +125,9 @@ class BenchConfig:
     calibration: CalibrationUse = CalibrationUse.own
     """As in `planner solve`."""
     modes: list[str] = field(default_factory=lambda: ["full", "preload", "stream", "mixed"])
-    """Where weights are while the model runs. full: all of them where it computes (VRAM, or DRAM without a GPU); preload: all in VRAM
-    and DRAM, as many in VRAM as fit; stream: all in DRAM, none kept in VRAM; mixed: the best plan that reads the SSD, too. Without a
-    GPU preload and stream are full."""
+    """Where weights are while the model runs. full: all where it computes (VRAM, or DRAM without a GPU). preload: all in VRAM and DRAM, as
+    many in VRAM as fit. stream: all in DRAM, none resident in VRAM. mixed: the best plan that reads the SSD, too. Without a GPU preload
+    and stream are full."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to run; null takes the model's."""
     rounds: int = 3

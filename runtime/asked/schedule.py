@@ -10,8 +10,8 @@ Conversations = Sequence[str | None]
 
 
 def batches_of(conversations: Conversations, size: int) -> list[tuple[int, ...]]:
-    """The requests' numbers in batches of up to ``size``: in order, but a turn waits until the batch of the turn before it is over, and
-    later ones go ahead of it. No batch is larger than the first one."""
+    """The requests' numbers in batches of up to ``size``, in order. A turn waits until the batch of the turn before it is over; later
+    requests go ahead of it. No batch is larger than the first one."""
     follower: dict[int, int] = {}
     latest: dict[str, int] = {}
     ready: list[int] = []

@@ -229,8 +229,8 @@ class CardExperts:
         self.fetch_ahead()
 
     def fetch_ahead(self) -> None:
-        """Queue chunks of what is wanted ahead, as long as fewer than ``in_flight`` are on their way; all that there are slots for, in one
-        piece each, where the coming layer will want it for certain. Never blocks; called wherever the host passes by."""
+        """Queue chunks of prefetched experts while fewer than ``in_flight`` are in flight. If the coming layer needs all its experts, queue
+        as many as have slots, each in one piece. Never blocks; called wherever the host passes by."""
         if self._wanted is None and not self._coming:
             return
         while self._under_way and self._device.done(self._under_way[0]):

@@ -27,9 +27,9 @@ LOOK_UP_S = 0.004
 class DramExperts:
     """Experts in ``slots`` of the arena from ``base`` on, under ``cache``.
 
-    One consumer calls :meth:`visit`, :meth:`judge`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. What the
-    consumer asked for is read at once, before all else; what is fetched ahead goes ``in_flight`` parts at a time, and not beyond the next
-    visit if that has no use for it.
+    One consumer calls :meth:`visit`, :meth:`judge`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. Missing
+    experts are read at once, before all else. Prefetched experts have at most ``in_flight`` parts in flight. A prefetch stops at the next
+    visit that has no use for it.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class DramExperts:
         return under_way
 
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
-        """``layer`` is about to compute with ``routing``'s experts, ``wanted`` of them from here: those that lie here, to be used in this
-        order, and those on their way, which begin to come as far as there are slots. :meth:`judge` comes next."""
+        """Begin a visit: ``layer`` computes with ``routing``'s experts, ``wanted`` of them from this tier. Returns those that are here, to
+        be used in this order, and those in transit. Misses are read as far as there are slots. Call :meth:`judge` next."""
         with self._cond:
             self._raise_if_broken()
             if self._cache.still:

@@ -48,12 +48,12 @@ class Watcher(Protocol):
 class LayerExperts:
     """One layer's experts as its module calls them.
 
-    On a GPU an expert's rows of a prompt are computed with some of the next expert's, so that all products have one of a few heights: what
-    finds a kernel for a height, and loads it, takes 2 ms once a process, during which nothing is issued. :meth:`warm_up` meets them all.
+    On a GPU an expert's rows of a prompt are computed with some of the next expert's. So products have few different heights. A new height
+    costs 2 ms once a process, to find and load its kernel; nothing is launched meanwhile. :meth:`warm_up` computes each height once.
 
-    Costs, beside input and output of ``tokens`` rows: an output row for each token and expert, then the same weighted, and for the largest
-    expert its rows gathered (an eighth more at most, but not more than ``tokens``), their gate and up, and the product. Reads the routing
-    back once a visit, which waits for the router; scores of the layer ahead come by the same wait.
+    Memory beside input and output of ``tokens`` rows: an output row for each token and expert; the same weighted; for the largest expert
+    its gathered rows (at most an eighth more, never above ``tokens``), their gate and up, and the product. Each visit reads the routing
+    back once, which waits for the router. Scores of the layer ahead come with the same wait.
     """
 
     def __init__(self, module: nn.Module, layer: int):
@@ -119,8 +119,8 @@ class LayerExperts:
 
 
 def padded(rows: int, tokens: int) -> int:
-    """The height of an expert's product for ``rows`` of a prompt's ``tokens``: the next eighth of a power of two, of ``LEAST_STEP`` rows at
-    least, and never more than there are tokens."""
+    """The height of the product for an expert with ``rows`` of a prompt's ``tokens``: the next eighth of a power of two, at least
+    ``LEAST_STEP`` and at most ``tokens``."""
     step = max(LEAST_STEP, 1 << max(0, rows.bit_length() - 4))
     return min(-(-rows // step) * step, tokens)
 

@@ -14,9 +14,12 @@ from penstock.runtime.store.base import TensorLayout
 
 
 class RehearsedExperts:
-    """Feeds the experts of layers with ``count`` each from ``places`` in turns, as far apart as they can be: one place would stay in the
-    processor's cache. Of several tokens all go to the first expert, so that no later pass has one with more rows, and by their last choice
-    half of them to another, half of the rest to the next, and so on: as unequal as a prompt's, whose time is taken so."""
+    """Feeds the experts of layers with ``count`` each from ``places`` in turns, as far apart as they can be. One place alone would stay in
+    the processor's cache.
+
+    Several tokens are routed as unequally as a prompt's: all to the first expert, so that no later pass has an expert with more rows. Their
+    last choice sends half of them to another expert, half of the rest to the next, and so on.
+    """
 
     def __init__(self, tensors: Sequence[TensorLayout], places: Sequence[torch.Tensor], count: int):
         self._views = cycle([views(tensors, place) for place in places])

@@ -111,8 +111,8 @@ class Arena:
             thread.join()
 
     def lock_pages(self, lock: PageLock) -> None:
-        """Page-lock what is resident, so copies from it run at the link's full rate: whole where that is granted, else its beginning in
-        smaller pieces as far as that is granted; the rest stays pageable."""
+        """Page-lock what is resident, so that copies from it run at the link's full rate. If the whole is refused, lock its beginning in
+        smaller pieces, as far as that is granted. The rest stays pageable."""
         begun = time.perf_counter()
         self._lock = lock
         size = self.nbytes

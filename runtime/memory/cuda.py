@@ -50,8 +50,8 @@ def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
 
 
 def take_planned(plan: Plan, device: torch.device) -> None:
-    """Have torch's allocator ask the driver now for all that the plan takes of the card, so that nothing is asked for while units move:
-    a request to the driver waits for every copy under way."""
+    """Make torch's allocator ask the driver now for all VRAM of the plan. A later request to the driver would wait for every copy in
+    flight."""
     if device.type != "cuda" or plan.hardware.gpu is None:
         return
     context = max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)

@@ -14,10 +14,10 @@ from penstock.planner.contract.plan.plan import Plan
 
 
 class PeakDram:
-    """Bytes that this process holds over what it held at the start, ``held_bytes`` that were taken for the run before, at their peak.
+    """Peak bytes that this process holds beyond what it held at the start. ``held_bytes`` were allocated for the run before that.
 
-    The kernel's own high-water mark of resident bytes (reset at the start where it allows), less the file-backed pages that came
-    since: libraries loaded on demand are the interpreter's, and the kernel drops them when memory is short.
+    It is the kernel's high-water mark of resident bytes, reset at the start where that is allowed, less the file-backed pages that came
+    since. Those are libraries loaded on demand: they belong to the interpreter, and the kernel drops them when memory is short.
     """
 
     def __init__(self, held_bytes: int = 0) -> None:

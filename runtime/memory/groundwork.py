@@ -108,10 +108,10 @@ class Groundwork:
         self._arena.wait()
 
     def arena(self, nbytes: int) -> Arena:
-        """The arena, resident; it may still be page-locked by another thread.
+        """The arena, resident; another thread may still be page-locking it.
 
-        Where ``nbytes``, what the checkpoint really needs, is more than a plan tells (its units lie in many pieces), it is taken anew,
-        which costs the start the time of that.
+        ``nbytes`` is what the checkpoint really needs. If that exceeds the plan's figure, because units lie in many pieces, the arena is
+        allocated again, and the start takes that much longer.
         """
         if nbytes > self._arena.nbytes:
             copier = self.copier()

@@ -10,8 +10,8 @@ from torch import nn
 class Converter(Protocol):
     """Puts other modules or functions in place of a model's own.
 
-    ``build_skeleton`` applies a list of them while every parameter is still on the meta device, before weights are looked for: a module
-    that is put in place declares the tensors that the checkpoint holds. What it computes with is fed to it later.
+    ``build_skeleton`` applies a list of converters while every parameter is still on the meta device, before weights are looked for. A new
+    module declares the tensors that the checkpoint holds. What it computes with is fed to it later.
     """
 
     def convert(self, model: nn.Module) -> None:

@@ -11,8 +11,8 @@ from penstock.runtime.moving.ledger import Ledger
 
 @dataclass(frozen=True)
 class Cleared:
-    """What a unit's first copy had to wait for: host times at which the window reached the unit and DRAM held it, and the kernels that
-    read its slot last."""
+    """What a unit's first copy waited for: the host times at which the window reached the unit and at which DRAM held it, and the kernels
+    that read its slot last."""
 
     window_s: float
     dram_s: float
@@ -54,8 +54,8 @@ class Booking:
         return max(copy.issued_s, self._idle_since or 0.0, self._device.time_of(left) if left is not None else 0.0)
 
     def _book_idle(self, unit: str, cleared: Cleared, since: float, until: float) -> None:
-        """Say for whom the link stood still before a unit's first copy: until the window, behind compute, reached the unit; until DRAM
-        held it; until the kernels that read its slot last were over."""
+        """Book what the link waited for before a unit's first copy: first for the window, which follows compute; then for DRAM; then for
+        the kernels that read its slot last."""
         window_s, dram_s = min(cleared.window_s, until), min(cleared.dram_s, until)
         left_s = min(self._device.time_of(cleared.left), until) if cleared.left is not None else dram_s
         self._ledger.waited(self._track, "compute", unit, since, window_s)

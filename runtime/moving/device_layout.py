@@ -24,8 +24,8 @@ class DeviceLayout:
 def device_layout(layout: UnitLayout) -> DeviceLayout:
     """Re-place ``layout``'s tensors for VRAM.
 
-    Tensors that follow one another in DRAM stay one copy as long as each then starts at a multiple of 16 bytes: a checkpoint in
-    place starts at any byte, VRAM does not.
+    Tensors that follow one another in DRAM stay one copy if each of them then starts at a multiple of 16 bytes. In a checkpoint in place a
+    tensor starts at any byte; in VRAM it may not.
     """
     tensors: list[TensorLayout] = []
     segments: list[Segment] = []

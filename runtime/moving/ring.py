@@ -56,8 +56,8 @@ class _Fetched:
 
 @dataclass
 class RingStats:
-    """``waits`` count the units that compute had to wait for on the host because their copy was not yet queued, ``slot_waits`` those whose
-    copy had to wait for a slot, ``out_of_turn`` those that were copied before an earlier one. ``issue_s`` is processor time."""
+    """``waits``: units whose copy was not yet queued when compute needed them, so that the host waited. ``slot_waits``: copies that waited
+    for a slot. ``out_of_turn``: units copied before an earlier one. ``issue_s``: processor time."""
 
     bytes: int = 0
     units: int = 0
@@ -71,15 +71,15 @@ class RingStats:
 
 
 class VramRing:
-    """Streams ``units`` pass after pass through slots of several classes, at most ``distance`` units ahead of compute; ``balance`` and
-    ``keep`` are those of :class:`Turns`. ``pieces`` are the copies that bring a unit, one at least, asked for when its turn has come.
+    """Streams ``units`` pass after pass through slots of several classes, at most ``distance`` units ahead of compute. ``balance`` and
+    ``keep`` are those of :class:`Turns`. ``pieces`` gives the copies that bring a unit, at least one, when its turn has come.
 
-    The consumer calls :meth:`enter` and :meth:`leave` in forward order from one thread. A copy into a slot waits, on the device, for the
-    event recorded when the slot's previous unit was left; a unit is used only after the event recorded behind its copy.
-    The host blocks only when the copier has not yet queued what compute wants, never on the device.
+    The consumer calls :meth:`enter` and :meth:`leave` in forward order from one thread. Two waits happen on the device alone: a copy waits
+    for the event recorded when the slot's previous unit was left, and compute waits for the event recorded behind the copy. The host blocks
+    only if the copier has not yet queued what compute needs.
 
-    :class:`Turns` decides; :meth:`copying` and :meth:`retiring` carry it out, each a generator that yields what it waits for, driven
-    by a thread of its own (or by a test, in any order).
+    :class:`Turns` decides. :meth:`copying` and :meth:`retiring` act: each is a generator that yields what it waits for. A thread of its own
+    drives it, or a test does, in any order.
     """
 
     def __init__(

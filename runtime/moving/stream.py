@@ -91,10 +91,10 @@ class _Timed(NamedTuple):
 
 
 class RingStream:
-    """Three tiers: a streamed unit's parameters are views of its ring slot, a resident one's were bound for good.
+    """Three tiers: a streamed unit's parameters are views of its ring slot; a resident unit's were bound for good.
 
-    Times every unit's kernels by an event behind them that nobody waits for. What a pass does between two units, while none is waited for,
-    counts as computing of the second: norms and residuals, and a device that has run dry because the host issues no faster.
+    An event behind each unit's kernels times them; nobody waits for it. Time between two units, if nothing is waited for, counts as compute
+    of the second: norms, residuals, and a device that has run dry because the host launches slowly.
     """
 
     def __init__(self, ring: VramRing, dram: DramTier, layouts: Mapping[Unit, Sequence[TensorLayout]], device: CopyDevice, ledger: Ledger):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Waiter:
-    """One thread's place to wait under ``lock``, which all who call have taken.
+    """One thread's place to wait under ``lock``, which every caller holds.
 
-    Whoever changes something looks for itself whether the waiting thread may go on: a thread that is woken in vain takes the interpreter
-    from the one that issues kernels, twice, for what a look costs once.
+    Whoever changes something checks whether the waiting thread may go on, and wakes it only then. A thread woken in vain takes the
+    interpreter twice from the thread that launches kernels; a check costs it once.
     """
 
     def __init__(self, lock: threading.RLock):

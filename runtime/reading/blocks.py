@@ -43,8 +43,8 @@ class Block(NamedTuple):
 def cut(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_bytes: int, buffer_aligned: bool) -> Iterator[Block]:
     """Blocks of at most ``block_bytes``, or ``staged_bytes`` where all is copied, aligned superset included, in the extents' order.
 
-    Both limits are multiples of 4096. Nothing is copied of an extent that keeps its place in the page, owns its pages and
-    lies in a 4096-aligned buffer; of one that shares its pages, only those at its edges.
+    Both limits are multiples of 4096. Nothing of an extent is copied if it keeps its alignment, owns its 4096-byte pages and lies in an
+    aligned buffer. If it shares its pages, only those at its edges are copied.
     """
     for extent in extents:
         lead = extent.offset % ALIGN

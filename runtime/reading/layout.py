@@ -35,8 +35,8 @@ class Extent:
     nbytes: int
     dest: int
     owns_pages: bool = False
-    """The whole 4096-byte pages around [dest, dest + nbytes) belong to this extent alone: where ``dest`` equals ``offset``
-    modulo 4096, O_DIRECT may read the aligned superset straight into the buffer."""
+    """Whether the 4096-byte pages around [dest, dest + nbytes) belong to this extent alone. If also ``dest`` equals ``offset`` modulo 4096,
+    O_DIRECT may read the aligned superset straight into the buffer."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Source:
 def lay_in_place(parameters: Iterable[Parameter], sources: Mapping[str, Source]) -> UnitLayout:
     """Lay parameters out so that a file's bytes land with as few copies as they can.
 
-    A parameter that is one run of a file keeps its place within the page, beside its neighbours in the file. One that is
-    assembled from several pieces is laid where most of its bytes keep their place within the page: then only the pages at
-    the edges of a piece are copied, and the rest is read straight into the buffer.
+    A parameter that is one run of a file keeps its alignment, beside its neighbours in the file. A parameter of several pieces is laid
+    where most of its bytes keep their alignment. Then only the 4096-byte pages at a piece's edges are copied; the rest is read straight
+    into the buffer.
     """
     parameters = list(parameters)
     direct: list[tuple[Path, int, Parameter]] = []

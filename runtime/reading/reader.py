@@ -41,9 +41,8 @@ class Reads(Protocol):
     def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load") -> None:
         """Queue the reads of ``extents``, called ``name``, into the writable buffer ``into`` and return.
 
-        ``done`` is called once, on a reading thread, when no read of this call is in flight any more: with None, or with the
-        first error, after which the rest of the call is skipped. It must return quickly and not raise. Nothing may touch
-        ``into`` before.
+        ``done`` is called once, on a reading thread, when no read of this call is in flight any more. Its argument is None, or the first
+        error; the rest of the call is then skipped. It must return quickly and not raise. Nothing may touch ``into`` before.
         """
 
 
@@ -58,13 +57,16 @@ class _Request(NamedTuple):
 
 
 class ReadPool:
-    """``threads`` threads that read blocks in the order they were asked for, urgent ones first, so the SSD always has that many in flight.
+    """``threads`` threads that read blocks in the order of the requests, urgent ones first. So the SSD always has that many reads in
+    flight.
 
-    DRAM: ``staging`` (page-aligned, divided equally between the threads), or ``threads`` × ``block_bytes`` of its own when
-    None. Blocks whose place in the buffer allows it are read straight there with O_DIRECT; the others land in staging
-    and are copied. Where the file system refuses O_DIRECT, or with ``direct=False``, reads go through the page cache
-    straight to their place; after a refusal the cache is told to drop what was read. ``preadv`` is ``os.preadv``, or a
-    test's own. ``on_block`` is called on the reading threads. ``usual_s`` is what a read should take: see ``Stalls``.
+    DRAM: ``staging`` (aligned, divided equally between the threads), or ``threads`` × ``block_bytes`` of its own when None. Blocks whose
+    alignment allows it are read straight into the buffer with O_DIRECT; the others land in staging and are copied. If the file system
+    refuses O_DIRECT, or with ``direct=False``, reads go through the page cache straight to their place. After a refusal the kernel is asked
+    to drop those pages from its cache.
+
+    ``preadv`` is ``os.preadv``, or a test's own. ``on_block`` is called on the reading threads. ``usual_s`` is what a read should take: see
+    ``Stalls``.
     """
 
     def __init__(

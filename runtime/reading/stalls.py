@@ -33,8 +33,8 @@ class Stall:
 class Stalls:
     """Notes every block that was read; keeps counts and the longest stall alone. Thread-safe, about 2 microseconds a read.
 
-    ``usual_s`` is what a read takes on this drive as it was measured: the first reads may be faster, from some cache above the drive, and
-    then all others would look slow.
+    ``usual_s`` is the drive's measured seconds a read. The first reads alone would be a bad measure: a cache above the drive may make them
+    faster, and all others would look slow.
     """
 
     def __init__(self, usual_s: float = 0.0) -> None:

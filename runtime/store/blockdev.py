@@ -15,8 +15,8 @@ SYS_DEV = Path("/sys/dev/block")
 def open_device(path: Path, force: bool) -> int:
     """A descriptor to write the block device ``path``, which the kernel grants to nobody else while it is open.
 
-    UserError when it is no block device, ``force`` is not given, or it, a partition of it or what it is a part of is mounted,
-    swapped to or held by another device.
+    UserError if it is no block device, if ``force`` is not given, or if it is in use. In use means: it, a partition of it, or its parent is
+    mounted, swapped to or held by another device.
     """
     try:
         info = os.stat(path)

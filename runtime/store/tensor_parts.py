@@ -1,8 +1,8 @@
 """From a module's parameters to a checkpoint's tensors: the one place where their different names and shapes meet.
 
-transformers v5 renames checkpoint tensors and fuses some (the experts of a layer become one parameter). Its own
-conversion mapping says how; here the mapping is followed on names and shapes alone, so that every parameter becomes
-a list of pieces of checkpoint tensors that can be read straight into place.
+transformers v5 renames checkpoint tensors and fuses some (a layer's experts become one parameter). Its own conversion mapping says how.
+Here the mapping is followed on names and shapes alone. Each parameter becomes a list of pieces of checkpoint tensors that can be read
+straight into place.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def calibrated_line(told: Mapping[str, Any]) -> str:
 
 
 def measured(outcome: Outcome) -> Measured:
-    """The run's stages as the fit takes them. A phase is left out whose batches were not what the plan was predicted for, and of several
-    prompts the first: a process's first one takes longer, and what it takes longer for is no rate of the machine's."""
+    """The run's stages as the fit takes them. A phase is left out if its batches differ from those predicted. Of several prompts the first
+    is left out: a process's first prompt takes longer, and that is no rate of the machine."""
     plan, generations, phases = outcome.job.plan, outcome.generations, outcome.clock.phases
     typical = fmean if plan.model.experts else median
     steps = [s for made in generations for s in made.step_s]
@@ -107,8 +107,8 @@ def measured(outcome: Outcome) -> Measured:
 
 def with_planned_bytes(busy: Mapping[Stage, float], step_s: float, shares: Mapping[Stage, float]) -> tuple[dict[Stage, float], float]:
     """Busy seconds of a step's stages, and the step's own, had links moved ``shares`` of what they moved. Few steps, or those behind a
-    prompt, miss more experts than steps do on average, and what these take is no time that stages do not explain: of the step it is
-    what the busiest link took for them."""
+    prompt, miss more experts than the mean step. The excess is not unexplained time: the step is shortened by what the busiest link took
+    for it."""
     planned = {stage: seconds * shares.get(stage, 1.0) for stage, seconds in busy.items()}
     links = [stage for stage in busy if stage in shares]
     slowest = max(links, key=busy.__getitem__, default=None)
@@ -118,8 +118,8 @@ def with_planned_bytes(busy: Mapping[Stage, float], step_s: float, shares: Mappi
 def _seconds(
     outcome: Outcome, uses: Mapping[str, StageUse], lengths_s: Sequence[float], typical: Callable[[Sequence[float]], float]
 ) -> dict[Stage, float]:
-    """Busy seconds of each stage that tells of its rate, in a prefill or step of ``typical`` length: the median, since what made a few of
-    them long, such as a drive that stalled, is no rate; with experts the mean, since they differ by what they miss."""
+    """Busy seconds of each stage that teaches its rate, in a prefill or step of ``typical`` length. That is the median: a few long ones,
+    such as a stalled drive's, are no rate. With experts it is the mean, because steps differ by their misses."""
     links = {Stage.ssd, Stage.h2d, Stage.d2h} - ({Stage.h2d, Stage.d2h} if outcome.engine["arena"]["refused"] else set())
     busy = {stage: uses[stage] for stage in Stage if stage in uses and uses[stage].busy_s}
     told = (stage for stage, use in busy.items() if stage is Stage.compute or (stage in links and use.bytes >= LEAST_BYTES))

@@ -12,8 +12,8 @@ from penstock.runtime.engine.engine import Engine
 
 @dataclass(frozen=True)
 class StageUse:
-    """``busy_s`` is the time in which the stage had work under way, ``waited_s`` that in which the stage after it stood still for it:
-    compute for a copy or, without a GPU, for the SSD; the link for the SSD, or for compute to free a slot."""
+    """``busy_s``: seconds in which the stage had work in flight. ``waited_s``: seconds in which the next stage waited for it. Compute waits
+    for a copy or, without a GPU, for the SSD. The link waits for the SSD, or for compute to free a slot."""
 
     bytes: int = 0
     busy_s: float = 0.0

@@ -70,10 +70,11 @@ class _Written:
 def pack_checkpoint(checkpoint: Path, out: Path, device: Path | None, force: bool, progress: Progress) -> dict[str, Any]:
     """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``, its weights in ``device`` when given.
 
-    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging. ``progress(done, total)`` counts bytes. An
-    old store in ``out`` is replaced only with ``force``, and is invalid from the first moment; the manifest comes last, so an
-    interrupted pack leaves nothing that opens, and a failed one removes what it wrote. UserError: the checkpoint is damaged,
-    ``out`` holds something else, the disk or device is too small or in use.
+    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging. ``progress(done, total)`` counts bytes.
+
+    An old store in ``out`` is replaced only with ``force``, and is invalid from the first moment. The manifest is written last, so an
+    interrupted pack leaves nothing that opens. A failed pack removes what it wrote. UserError: the checkpoint is damaged, ``out`` holds
+    something else, the disk or device is too small or in use.
     """
     job = _plan(checkpoint)
     _check_out(checkpoint, out, force)

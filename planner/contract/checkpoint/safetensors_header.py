@@ -1,7 +1,7 @@
 """The header of a safetensors file, read and checked without torch, numpy or the safetensors package.
 
-Format: 8 bytes of little-endian header length N, N bytes of JSON (name -> dtype, shape, data_offsets), then the data,
-which the tensors cover without gap or overlap (https://github.com/huggingface/safetensors, "Format").
+Format: 8 bytes of little-endian header length N, N bytes of JSON (name -> dtype, shape, data_offsets), then the data. Tensors cover the
+data without gap or overlap (https://github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations

@@ -43,12 +43,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
-    """The spec of ``cfg``, stored and computed in ``cfg.dtype``.
+    """The spec of ``cfg``, stored and computed in ``cfg.dtype``. Elements of each part:
 
-    attention = hidden x head_dim x (2 heads + 2 kv_heads) [+ 2 head_dim norms] [+ biases]; FFN = 3 x hidden x ffn, or the
-    router's experts x hidden beside as many experts of 3 x hidden x expert_ffn; norms = 2 x hidden a layer + the final
-    one; embedding and head = vocab x hidden. Experts are found as often as in the known routings. Raises UserError naming
-    the field that is missing or does not fit.
+        attention       = hidden x head_dim x (2 heads + 2 kv_heads) [+ 2 head_dim norms] [+ biases]
+        FFN             = 3 x hidden x ffn
+        FFN of MoE      = experts x hidden (the router), and experts of 3 x hidden x expert_ffn
+        norms           = 2 x hidden a layer + the final one
+        embedding, head = vocab x hidden
+
+    Hit rates are those of the known routings. Raises UserError naming the field that is missing or does not fit.
     """
     family = _checked_family(cfg)
     layers = _checked_layers(cfg)

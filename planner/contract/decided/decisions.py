@@ -174,8 +174,8 @@ class ExpertSlots:
     """Experts of each coming layer that may be fetched ahead of its router in one decode step; 0 waits for it, and lookahead alone knows of
     layers beyond the next."""
     read_ahead: Annotated[int, Decision(lambda s: s.read_ahead, "moe.read_ahead", "  ahead", "{} from the SSD", card=True)] = 0
-    """The same from the SSD into DRAM, beside a GPU: a read takes longer than a copy, and what a layer's compute does not hide of a wrong
-    one delays those that are wanted. Without a GPU `moe.prefetch` is what the SSD reads."""
+    """The same from the SSD into DRAM, beside a GPU. A read takes longer than a copy, and a wrong one delays reads of missing experts.
+    Without a GPU `moe.prefetch` is what the SSD reads."""
     in_flight: Annotated[int, Decision(Span(1, 8), "moe.in_flight", "  ahead", "{} chunks in flight", card=True, aside=True)] = 2
     """Chunks of prefetched experts that are queued on the link at most: what a demanded expert may have to wait for."""
     chunk_bytes: Annotated[int, Decision(lambda s: s.expert_chunk, "moe.chunk_bytes", "  ahead", "{} each", card=True, aside=True)] = (

@@ -14,12 +14,12 @@ import numpy as np
 from penstock.planner.contract.experts.policies import ExpertPolicy, FarSight
 
 DENSE = 0.75
-"""Share of a layer's experts from which a visit counts as one of all: what it does not keep only passes through, and the coming layer's
-experts will be wanted whoever they are."""
+"""A visit that uses at least this share of a layer's experts counts as one of all: experts that are not kept pass through, and all of the
+coming layer's are fetched."""
 
 LIKELY = 0.5
-"""Probability from which an expert is worth fetching ahead: a right one gains what the link carries while a layer computes, a wrong one
-costs about as much, since a demand waits for the chunks that are queued."""
+"""Experts at least this probable are fetched ahead. A right guess gains what the link carries while a layer computes. A wrong guess costs
+about as much: a missing expert waits for the queued chunks."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,22 @@ class Visit(NamedTuple):
 
 
 class ExpertCache:
-    """``slots`` of one tier. Every layer keeps up to its quota of its ``count`` experts; the other slots are for those that pass through.
+    """``slots`` of one tier. Every layer keeps up to its quota of its ``count`` experts; the other slots are for experts in transit.
 
-    A visit runs so: :meth:`find`, then for each miss :meth:`take` a slot, and :meth:`settle` for each expert once it was used, before the
-    first of which comes :meth:`judge`: what is missing can be on its way before the policy has thought. ``settle`` keeps the most worthy of
-    those held and those just used, in whatever order they are used: an expert that came through a passing slot stays where it is, and the
-    one that goes gives its slot, once it was used itself. Slots that are let go are not used again until :meth:`give_back`. What the tier
-    ``above`` keeps is of no worth here, but for the one that goes next there, where this tier is the larger: it would be lost to both. Of S
-    and L slots a layer, L the larger, the two together miss no more than one tier of L + S / 2 would: tests/planner/test_routing_hits.py.
+    The calls of a visit, in order:
+
+    * :meth:`find` says which experts are here;
+    * :meth:`take` gives a slot to each missing expert, so that its copy can start;
+    * :meth:`judge` asks the policy, while copies are in flight;
+    * :meth:`settle` follows each expert's use.
+
+    ``settle`` keeps the experts of highest worth among those held and those just used, in whatever order they are used. An expert that came
+    through a transit slot stays in that slot. An evicted expert gives its slot once it was used itself; nobody gets the slot before
+    :meth:`give_back`.
+
+    Experts that the tier ``above`` keeps are evicted here first. If this tier has more slots a layer, it spares the one that ``above`` will
+    evict next: else both tiers would lose it. With S and L slots a layer, S < L, both tiers together miss no more than one tier of
+    L + S / 2 slots (tests/planner/test_routing_hits.py).
     """
 
     def __init__(
@@ -198,7 +206,8 @@ class ExpertCache:
         return min(self._kept[layer], key=ranks.__getitem__, default=otherwise)
 
     def _rank(self, layer: int) -> Sequence[tuple[float, int]]:
-        """(worth, -number) of every expert of the layer visited last, beside what the tier above keeps: the lowest goes first."""
+        """(worth, -number) of every expert of the layer visited last; the lowest is evicted first. Experts that the tier above keeps have
+        -inf."""
         if self._ranks is None:
             self._ranks = list(zip(self._worth.tolist(), range(0, -self._count, -1), strict=True))
         above = self._above

@@ -18,9 +18,13 @@ DENSE = 0.9
 class Visit:
     """What a pass over some tokens asks of one MoE layer.
 
-    Of u touched experts of E, top-k of one token, q kept ones hold the share (1 - s) h(q) + s q / E, where s = (u - k) / (E - k) is the
-    pass's ``spread``: one token's choice is foretold by those before (h, the model's ``hit_rates``), all experts together by nothing. No
-    more are found than are kept. Linear between whole slots; a slot never finds more than the one before it.
+    A pass touches u of E experts; one token uses k. Slots that keep q experts find the share
+
+        (1 - s) h(q) + s q / E,   s = (u - k) / (E - k)
+
+    of the touched experts. ``spread`` is s. h is the model's ``hit_rates``: earlier tokens predict one token's choice, and nothing predicts
+    all experts together. Slots find at most q experts. The share is linear between whole slots, and each slot finds at most as much as the
+    one before it.
     """
 
     touched: float
@@ -30,8 +34,8 @@ class Visit:
     lines: tuple[tuple[float, float], ...]
     """(missed with no slot, fewer for each slot kept): the largest of these lines is what is missed."""
     second_tier: float
-    """Of the tier with fewer slots each counts for so much of one: the model's weight for one token, the default's where every expert is
-    touched, since that is a matter of what a tier happens to hold and not of how well it was chosen."""
+    """What one slot of the smaller tier counts for. One token: the model's weight. A pass that touches every expert: the default's, since
+    it then matters which experts a tier holds and not how well they were chosen."""
 
     @property
     def dense(self) -> bool:

@@ -1,8 +1,9 @@
-"""Routings as files: one JSON line a token, or one a token and layer; plain, gz or xz.
+"""Routings as files: JSON lines, plain, gz or xz, of one of two forms.
 
-A line is one token: ``{"prompt", "phase", "pos", "experts": [layers][top_k], "probs"}``, where ``ahead`` and ``centroids``,
-[layers - 1][experts], may say how each layer but the last scored the experts of the one after it; or it is one token in one layer:
-``{"problem_id", "token_idx", "layer", "experts", "gating_probs"}``, all of them decode steps.
+A line a token: ``{"prompt", "phase", "pos", "experts": [layers][top_k], "probs"}``. It may hold ``ahead`` and ``centroids``, [layers -
+1][experts]: how each layer but the last scored the experts of the next one.
+
+A line a token and layer: ``{"problem_id", "token_idx", "layer", "experts", "gating_probs"}``. All of these are decode steps.
 """
 
 from __future__ import annotations

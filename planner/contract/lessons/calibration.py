@@ -114,8 +114,8 @@ class Calibration:
     runs: tuple[CalibratingRun, ...] = ()
 
     def found(self, hardware: HardwareProfile, figure: Figure, geometry: str, drive: str) -> list[float]:
-        """Factors of the seconds of ``figure`` over those of ``hardware``, one for each run that tells of it: for this geometry, where
-        the figure is a model's, and from this drive and ``LONG`` enough, where it is the SSD's."""
+        """Factors of the seconds of ``figure`` over those of ``hardware``, one for each run that teaches it. A figure of models is taught
+        by runs of this geometry. The SSD is taught by runs on this drive that read ``LONG`` enough."""
         said = profile_figure(hardware, figure)
         runs = [run for run in self.runs if figure not in OF_MODEL or run.geometry == geometry]
         if figure is Figure.ssd:

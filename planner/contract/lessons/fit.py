@@ -161,8 +161,8 @@ def _compute(
         return any(abs(error(other) - here) > _SHOWS for other in others for error, here in zip(errors, at, strict=True))
 
     def told(figure: Figure) -> bool:
-        """Whether another factor of ``figure`` would have shown, also if it were as the profile says: of what hardly counts there it would
-        say how long something else took, such as the products of a few tokens how long it takes to issue them."""
+        """Whether another factor of ``figure`` would have shown in this run, also at the profile's value. A figure that hardly counts would
+        learn what another one took. For instance, a prompt of a few tokens computes for as long as its launches take."""
         return shows(figure, found[figure]) and shows(figure, 1.0)
 
     return {figure: found[figure] for figure in found if told(figure)}

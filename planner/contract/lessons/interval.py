@@ -27,8 +27,8 @@ class Intervals:
 
 
 def intervals(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Intervals:
-    """Of the prediction for ``decisions``. That all figures are off the same way is rarer than that one is, so these are rather too wide;
-    but a phase lasts as long as its slowest stage, so mostly one figure counts. Costs three predictions."""
+    """The intervals of the prediction for ``decisions``. They are rather too wide: all figures rarely err the same way. Mostly one figure
+    counts, because a phase lasts as long as its slowest stage. Costs three predictions."""
     shares = {figure: 1 + spread(hardware, figure) for figure in Figure}
     machines = (
         slowed(hardware, {figure: 1 / share for figure, share in shares.items()}),

@@ -9,10 +9,10 @@ from penstock.planner.contract.policy.cycle import Cycle
 
 
 class RollingPolicy:
-    """Fetches ``distance`` layers ahead; at ``hwm`` layers it shrinks toward ``cap``, out-of-window layers first, oldest first.
+    """Fetches ``distance`` layers ahead. At ``hwm`` layers it shrinks to ``cap``: layers outside the window first, oldest first.
 
-    A layer inside the window is evicted only when the window cannot fit (``distance`` > ``hwm``, which the plan's rules
-    forbid): that is the seeds' "Evict (in window, LRU)", and its damage is a second read of the same layer.
+    A layer inside the window is evicted only if the window cannot fit (``distance`` > ``hwm``). The plan's rules forbid that. WSM logs it
+    as "Evict (in window, LRU)"; its cost is a second read of the same layer.
     """
 
     def __init__(self, layers: tuple[int, ...], cap: int, hwm: int, distance: int, wrap: bool = True):

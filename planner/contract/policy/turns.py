@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 class Turns:
     """Units pass in a cycle; the n-th unit since the start has number n. The whole state is a few counters.
 
-    ``classes`` give each unit's slot class in the order of a pass. The numbers of a class are copied in order and take that class's
-    slots in turn, so the slot of a number, and the number that had it before, follow from arithmetic. A slot is given away once its unit
-    and ``keep`` units after it were left. Of the ``balance`` units from the first one that is not yet copied on, one whose slot is free
-    may be copied before its turn; 1 is forward order. With ``distance`` 0 a unit is fetched when compute asks for it.
+    ``classes`` give each unit's slot class in the order of a pass. Numbers of one class are copied in order and take the slots of the class
+    in turn. So arithmetic gives a number's slot, and the number that had it before. A slot is free once its unit and ``keep`` units after
+    it were left.
+
+    ``balance`` counts from the first unit that is not yet copied: of so many units, one with a free slot may be copied before its turn. 1
+    is forward order. With ``distance`` 0 a unit is fetched when compute asks for it.
     """
 
     def __init__(self, classes: Sequence[str], slots: Mapping[str, int], distance: int, wrap: bool = True, balance: int = 1, keep: int = 0):

@@ -38,8 +38,8 @@ class ExpertPolicy(Protocol):
         in order, and O(tokens) work."""
 
     def worth(self, layer: int) -> np.ndarray:
-        """[experts]: how much each expert of ``layer`` is worth keeping until the layer's next visit, in any unit: the least goes first, of
-        equals the one with the higher number. Asked after the layer was observed."""
+        """[experts]: the worth of keeping each expert of ``layer`` until the layer's next visit, in any unit. The least is evicted first;
+        of equals the one with the higher number. Called after ``observe`` for this layer."""
 
     def foresee(self, layer: int) -> np.ndarray:
         """[experts]: probability that the coming visit of ``layer`` uses each expert. Asked after the layer before it was observed; for

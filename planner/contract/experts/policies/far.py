@@ -25,11 +25,12 @@ def reach(layers: int, count: int) -> int:
 
 
 class FarSight:
-    """Names, of each layer beyond the next one, the ``top_k`` experts that its own router scores highest for the token's hidden state now.
+    """For each layer beyond the next one: the ``top_k`` experts that its own router scores highest for the hidden state now.
 
-    Only names of experts that are not held count: those that are held are right more often. A name's chance is the share of visits that
-    used the expert named at that rank and that many layers before, over all layers, since near the last ones few are left to count. What
-    it says of the next layer is the policies' own to judge. O(layers x experts) a visit, computed by far.c for the reason of mix.c.
+    Only experts that are not held count, because names of held experts are right more often. A name's chance depends on its rank and on how
+    many layers ahead it is: the share of visits in which such a name was used. All layers share these counts, since few visits are left
+    near the last layers. The policies judge the next layer themselves. O(layers x experts) a visit, computed in far.c for the reason of
+    mix.c.
     """
 
     def __init__(self, layers: int, count: int, top_k: int, least: float = 0.0):
@@ -69,8 +70,8 @@ class FarSight:
         self._arrays["told"].fill(NOBODY)
 
     def named(self, layer: int, most: int) -> Sequence[tuple[int, int]]:
-        """(layer, expert) of up to ``most`` experts of each layer beyond the one after ``layer``, which was observed last and held none of
-        them then: the nearest layer first, and of it the likeliest."""
+        """(layer, expert) pairs, nearest layer first, then likeliest first: up to ``most`` experts of each layer from ``layer`` + 2 on.
+        ``layer`` was observed last. Experts that were held then are left out."""
         n = self._named(self._state, layer, most)
         said = self._names[: 2 * n].tolist()
         return [*zip(said[::2], said[1::2], strict=True)]

@@ -11,18 +11,21 @@ from penstock.planner.contract.experts.policies.base import AheadScores
 from penstock.planner.contract.experts.policies.mix import MixPolicy
 
 FIRST_WEIGHTS = (1.0, 0.4, 0.8, -0.5)
-"""Of a score's margin, side and slope, and of mix's odds where there are scores: before anything was seen, what a router scores highest
-is likely, as it is in a model whose layers each add little to the hidden state."""
+"""First weights of a score's margin, side and slope, and of mix's odds where there are scores. Before any evidence a router's highest
+scores are likely: in most models each layer adds little to the hidden state."""
 
 
 class LookaheadPolicy(MixPolicy):
-    """Keeps what ``mix`` keeps. For fetching, the scores of the coming layer's router are further evidence, weighed as mix weighs its own
-    and by weights that all layers share: probabilities, however good the router's foresight is.
+    """Keeps what ``mix`` keeps. For fetching, the scores of the coming layer's router are further evidence. They are weighed like mix's
+    evidence, by weights that all layers share. So the result is a probability, however good the router's foresight is.
 
-    A score's *margin* is its logarithm to base 2 above the middle of those of the ``top_k``-th score and the next, its *side* the margin's
-    sign, and its *slope* lies between: tanh(margin). A router that is always right is believed by the side, one that errs where scores
-    are close by the slope. None depends on the scores' scale, and all are 0 where scores are alike. Where there are scores mix's odds
-    count for less, by a weight of their own, so that the first layer, which no router foresees, goes on by all of them.
+    Three features of a score, none of which depends on the scores' scale, all 0 where scores are alike:
+
+    * *margin*: its logarithm to base 2, less the middle of those of score ``top_k`` and the next one;
+    * *side*: the margin's sign; it suits a router that is always right;
+    * *slope*: tanh(margin); it suits a router that errs where scores are close.
+
+    With scores, mix's odds have a smaller weight of their own. No router foresees the first layer, which keeps the whole of mix's odds.
     """
 
     needs_ahead: AheadScores | None = AheadScores.router

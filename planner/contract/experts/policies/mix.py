@@ -42,17 +42,19 @@ LEAST_SCORE = 1e-4
 class MixPolicy:
     """Two log-linear models over the experts of a layer, learnt online by logistic regression, their weights shared by all layers.
 
-    *Keeping*: from logarithms of decayed frequencies of several rates, whether the visit just over used the expert, and tables that say how
-    much each expert of this token in this layer and the two before it, and of the token before in this layer, speaks for each expert. The
-    model learns NEAR ** (visits until the next use - 1), so that what is due soon but not at once counts, too: after each visit the target
-    is 1 for the experts used and NEAR times today's worth for the others (temporal differences).
+    *Keeping* learns the worth NEAR ** (visits until the next use - 1), so that experts which are due soon count, too. After each visit the
+    target is 1 for the used experts and NEAR times today's worth for the others (temporal differences). Its evidence for each expert:
 
-    *Fetching*: from the coming layer's worth, and tables that say how much each expert that was used in the layers before it speaks for
-    each of its experts. The model learns the use itself, so what it foresees are probabilities.
+    * logarithms of decayed frequencies, at several rates;
+    * whether the visit just over used it;
+    * tables of this token's experts, in this layer and the two before it, and of the last token's in this layer.
 
-    A visit's tables and weights learn at the layer's next visit, the weights by Adagrad's steps, the tables by steps that fall with the
-    root of the layer's visits. The arrays are here, what happens to them is in mix.c: beside other work a numpy call costs several µs, its
-    code having left the caches, so an observation, O(evidence x experts), is one call.
+    *Fetching* learns the use itself, so its results are probabilities. Its evidence is the coming layer's worth, and tables of the experts
+    used in the layers before it.
+
+    Tables and weights learn at the layer's next visit: weights by Adagrad's steps, tables by steps that fall with the root of the layer's
+    visits. This class holds the arrays; mix.c computes on them. An observation, O(evidence x experts), is one call, because a numpy call
+    beside other work costs several µs: its code has left the caches.
     """
 
     needs_ahead: AheadScores | None = None
