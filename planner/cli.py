@@ -76,7 +76,7 @@ def replay(cfg: ReplayConfig) -> None:
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="export")
 @job
 def export(cfg: ExportConfig) -> None:
-    """write a plan for another engine, with what that engine cannot be told and what it costs"""
+    """write a plan for another engine, with what that engine cannot express and what it costs"""
     from penstock.planner.verbs.export_verb import export_verb
 
     export_verb(cfg)

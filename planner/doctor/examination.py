@@ -14,7 +14,7 @@ from penstock.planner.doctor.processor import processor_findings
 
 
 def examine(path: Path, card: Card, root: Path = Path("/")) -> tuple[Finding, ...]:
-    """All findings, in the order in which they are told. Takes well under a second, changes nothing. UserError for a path that is not."""
+    """All findings, in the order of the table. Takes well under a second, changes nothing. UserError for a path that is not."""
     memory = (*memory_findings(root), *node_findings(root))
     return (*card_findings(card, root), *memory, *disk_findings(path, root), *processor_findings(root))
 

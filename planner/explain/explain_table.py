@@ -147,7 +147,7 @@ def _wrapped(console: Console, text: str, style: str = "") -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """Names to the left, figures to the right, and what is said at last to the left."""
+    """Names to the left, figures to the right, and the last column to the left."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim", width=WIDTH)
     for at, name in enumerate(columns):
         words = at == 0 or name == ""

@@ -1,1 +1,1 @@
-"""A plan for another engine: one file per target, and what that engine cannot be told."""
+"""A plan for another engine: one file per target, and what that engine cannot express."""

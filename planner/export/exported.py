@@ -16,7 +16,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Lost:
-    """A decision that the target cannot be told, and what it does in its place."""
+    """A decision that the target cannot express, and what it does in its place."""
 
     decided: str
     instead: str
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Losses:
-    """What a target cannot be told."""
+    """What a target cannot express."""
 
     lost: tuple[Lost, ...]
     together_tokens_per_s: float | None

@@ -1,4 +1,4 @@
-"""`to=env`: the seeds' WSM variables, to be sourced. The inverse of ``penstock.planner.common.command.wsm``, from its own table.
+"""`to=env`: WSM's variables, to be sourced. The inverse of ``penstock.planner.common.command.wsm``, from its own table.
 
 The names are those of the documents that the project started from; ``docs/knobs.md`` lists them beside their keys.
 """

@@ -86,7 +86,7 @@ def free_bytes(path: Path) -> int:
 
 
 def file_system(path: Path | int, root: Path = Path("/")) -> str:
-    """Type of the file system that holds ``path`` or an open file: ``ext4``, ``tmpfs``; ``unknown`` when not told."""
+    """Type of the file system that holds ``path`` or an open file: ``ext4``, ``tmpfs``; ``unknown`` if the system does not say."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():

@@ -83,7 +83,7 @@ class Comparison:
 def compare(
     routings: Routings, names: Sequence[ExpertPolicyName], slots: Sequence[int], prefetch: Prefetch, advance: Advance = lambda tokens: None
 ) -> Comparison:
-    """Act the routings out under LRU and each of ``names``, and with foresight. ``advance`` is told of each policy's tokens."""
+    """Act the routings out under LRU and each of ``names``, and with foresight. ``advance`` gets each policy's tokens."""
     bound = replay_belady(routings, advance)
     every = dict.fromkeys([ExpertPolicyName.lru, *names])
     return Comparison(routings, tuple(slots), prefetch, bound, {name: replay(routings, name, slots, prefetch, advance) for name in every})

@@ -17,7 +17,7 @@ BLOCK_TOKENS = 128
 """Tokens whose foresights are scored together."""
 
 Advance = Callable[[int], None]
-"""Is told of each token that was acted out."""
+"""Called with the number of tokens that were acted out."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What routings tell of a model's experts, or what is known of a policy: hits, what a second tier adds, and what is foreseen."""
+"""What routings teach about a model's experts, or what is known of a policy: hits, what a second tier adds, and what is foreseen."""
 
 from __future__ import annotations
 

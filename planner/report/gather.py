@@ -18,7 +18,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 
 SILENT = "ended without a word: it was killed, or is still at work"
-"""What is said of a point that left nothing."""
+"""The row of a point that left nothing."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ AHEAD_PASSES = 2
 it."""
 
 Progress = Callable[[int, int], None]
-"""Told (decode steps done, of all)."""
+"""Called with (decode steps done, all)."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Simulation:
             if ready(asked):
                 return
             if not self._lanes.step():
-                raise UserError(f"the plan stands still before {what}: nothing moves and nothing computes; give it more slots or layers")
+                raise UserError(f"the plan is stuck before {what}: nothing moves and nothing computes; give it more slots or layers")
 
     def _settle(self) -> None:
         """Everything that can begin begins."""

@@ -40,7 +40,7 @@ class Record:
         self.keep(Span(track, name, self._s(begin), self._s(end), nbytes))
 
     def waited(self, track: str, waits_for: str, name: str, begin: int, end: int) -> None:
-        """``track`` stood still until ``waits_for`` had brought ``name``. Nothing when ``end`` is not after ``begin``."""
+        """``track`` waited until ``waits_for`` had brought ``name``. Nothing when ``end`` is not after ``begin``."""
         if end <= begin:
             return
         self.counts[f"{track} waits for {waits_for}"] += 1

@@ -43,7 +43,7 @@ class TierCounts:
 
 
 class SimulatedTier:
-    """One tier's slots. What is demanded moves at once, what is fetched ahead ``in_flight`` pieces at a time. ``arrived`` is told of every
+    """One tier's slots. What is demanded moves at once, what is fetched ahead ``in_flight`` pieces at a time. ``arrived`` gets every
     piece: (key, whether it was the last)."""
 
     def __init__(

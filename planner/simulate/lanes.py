@@ -34,7 +34,7 @@ class Work(NamedTuple):
 
 
 class Moving:
-    """Work under way: what is left of it, at full speed, and when it began."""
+    """Work in flight: what is left of it, at full speed, and when it began."""
 
     __slots__ = ("work", "left", "begun")
 
@@ -43,7 +43,7 @@ class Moving:
 
 
 class Lane:
-    """First come, first served, ``width`` at a time: those under way have equal shares."""
+    """First come, first served, ``width`` at a time: those in flight have equal shares."""
 
     __slots__ = ("track", "link", "width", "moving", "queue", "busy_ns", "nbytes", "idle_since")
 
@@ -57,7 +57,7 @@ class Lane:
 
 
 Booked = Callable[[str, str, int, int, int], None]
-"""Told (track, name, begin, end, bytes) of work that is over, in nanoseconds."""
+"""Called with (track, name, begin, end, bytes) of work that is over, in nanoseconds."""
 
 
 class Lanes:
@@ -76,7 +76,7 @@ class Lanes:
         self._speeds: dict[int, list[tuple[Lane, int]]] = {}
 
     def add(self, track: str, work: Work, length_ns: int) -> None:
-        """Queue ``work`` that takes so long where nothing else is under way."""
+        """Queue ``work`` that takes so long if nothing else is in flight."""
         lane = self.of[track]
         if len(lane.moving) < lane.width:
             lane.moving.append(Moving(work, length_ns, self.now))
@@ -84,7 +84,7 @@ class Lanes:
             lane.queue.append((work, length_ns))
 
     def step(self) -> bool:
-        """Go on to the next end of anything; False when nothing is under way."""
+        """Go on to the next end of anything; False when nothing is in flight."""
         mask = 0
         for i, lane in enumerate(self._lanes):
             if lane.moving:
@@ -131,7 +131,7 @@ class Lanes:
         return passed
 
     def state(self) -> tuple[object, ...]:
-        """What is under way and queued."""
+        """What is in flight and queued."""
         return tuple(
             (tuple((each.work.tag, each.left) for each in lane.moving), tuple((work.tag, length) for work, length in lane.queue))
             for lane in self._lanes

@@ -70,7 +70,7 @@ class Told:
         return sum(self.acted.record.prefill_ns if phase == "prefill" else self.acted.record.step_ns) / NS
 
     def busy(self, phase: str, track: str) -> float:
-        """Share of the time of ``phase`` in which ``track`` had work under way."""
+        """Share of the time of ``phase`` in which ``track`` had work in flight."""
         seconds = self.seconds(phase)
         return self.acted.record.counts[f"{phase} {track} ns"] / NS / seconds if seconds else 0.0
 

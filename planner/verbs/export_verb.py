@@ -1,4 +1,4 @@
-"""`planner export`: a plan written for another engine, with what that engine cannot be told."""
+"""`planner export`: a plan written for another engine, with what that engine cannot express."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SECTIONS = {
     Part.assumed: ("hardware", "model", "workload"),
 }
 ORIGIN = "hardware.origin."
-"""Where figures come from is not compared: it is said of figures, which are."""
+"""The origins of figures are not compared; the figures are."""
 SAME = 1e-9
 """Ratios this near to 1 are rounding: a written prediction has six figures, but both are computed anew when they are read."""
 

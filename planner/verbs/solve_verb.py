@@ -1,4 +1,4 @@
-"""`planner solve`: from the configuration to a plan file, told on the way."""
+"""`planner solve`: from the configuration to a plan file, printed on the way."""
 
 from __future__ import annotations
 

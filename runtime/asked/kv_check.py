@@ -1,4 +1,4 @@
-"""Whether a run can keep KV pages where it was told to, without torch and without numpy."""
+"""Whether a run can keep KV pages where it was asked to, without torch and without numpy."""
 
 from __future__ import annotations
 

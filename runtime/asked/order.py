@@ -1,4 +1,4 @@
-"""What a run was asked, checked as far as it can be without torch: mistakes are told in a second, not after its imports."""
+"""What a run was asked, checked as far as it can be without torch: mistakes are reported in a second, not after its imports."""
 
 from __future__ import annotations
 

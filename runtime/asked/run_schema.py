@@ -73,7 +73,7 @@ class RunConfig:
     """Text to continue."""
     prompts: str | None = None
     """File of prompts, one a line; over-long ones keep their tail. In a *.jsonl each line is a JSON object: `prompt` (text)
-    or `tokens` (ids), and at will `max_new_tokens` and `conversation` (a name; what was said in it before comes before the prompt)."""
+    or `tokens` (ids), and at will `max_new_tokens` and `conversation` (a name; its earlier turns come before the prompt)."""
     prompt_tokens: int | None = None
     """Length of random prompts when no text is given; null takes the plan's."""
     batch: int | None = None
@@ -145,7 +145,7 @@ class BenchConfig:
     seed: int = 0
     """Of sampling and of random prompts."""
     out: str = "bench.json"
-    """Every mode's report, with the keys of the seeds' benchmark."""
+    """Every mode's report, with the keys of WSM's benchmark (docs/origins.md)."""
     verbose: bool = False
     """Show what each run prints, each load and eviction included."""
     engine: EngineConfig = field(default_factory=EngineConfig)

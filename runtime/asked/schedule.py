@@ -32,7 +32,7 @@ def batches_of(conversations: Conversations, size: int) -> list[tuple[int, ...]]
 
 
 def context_tokens(conversations: Conversations, own: Sequence[int], replies: Sequence[int]) -> list[int]:
-    """Prompt tokens of each request: all of the turns before it, with ``replies`` tokens said to each, and its ``own``."""
+    """Prompt tokens of each request: all of the turns before it, with a reply of ``replies`` tokens to each, and its ``own``."""
     before: dict[str, int] = {}
     contexts = []
     for conversation, tokens, reply in zip(conversations, own, replies, strict=True):

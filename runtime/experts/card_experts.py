@@ -189,7 +189,7 @@ class CardExperts:
         return expert
 
     def _ready(self, layer: int, expert: int) -> Arrived:
-        """``expert`` for kernels that are issued from now on, which stand still until it has arrived."""
+        """``expert`` for kernels that are issued from now on, which wait until it has arrived."""
         slot = self._cache.slot(layer, expert)
         arrival = self._copies.arrival(slot)
         if arrival is not None and not self._device.done(arrival):

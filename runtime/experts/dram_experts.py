@@ -177,7 +177,7 @@ class DramExperts:
         return None
 
     def release(self, layer: int, expert: int) -> None:
-        """The consumer is through with it, but for copies that :meth:`read_until` told of."""
+        """The consumer is through with it, but for copies that :meth:`read_until` named."""
         if self._cache.still:
             return
         with self._cond:
@@ -186,7 +186,7 @@ class DramExperts:
             self._go_on()
 
     def close(self) -> None:
-        """Wake the consumer with an error; reads under way are the reader's to end."""
+        """Wake the consumer with an error; reads in flight are the reader's to end."""
         with self._cond:
             self._closed = True
             self._cond.notify_all()

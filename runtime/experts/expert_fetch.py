@@ -25,7 +25,7 @@ class Fetch:
     demanded: bool = False
     dropped: bool = False
     arrived: deque[int] = field(default_factory=deque)
-    """Parts that arrived and that the consumer was not told of."""
+    """Parts that arrived and that the consumer has not fetched."""
     left: int = 0
 
     def __post_init__(self) -> None:

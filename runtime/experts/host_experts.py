@@ -18,7 +18,7 @@ from penstock.runtime.store.base import TensorLayout
 
 
 class ComputeClock(Protocol):
-    """Told when computing stands still for an expert, and when it goes on; either once or more often."""
+    """Called when compute begins to wait for an expert, and when it goes on; either may come more than once."""
 
     def pause(self) -> None: ...
 

@@ -35,7 +35,7 @@ FIGURES = (
 class GpuSampler:
     """Samples ``FIGURES`` on a thread of its own between ``with`` and its end; costs the run some 10 driver calls a second.
 
-    Never fails a run: what cannot be asked is said in :meth:`report`. ``device`` is a CUDA device, or one without NVML; ``nvml`` is
+    Never fails a run: what cannot be read stands in :meth:`report`. ``device`` is a CUDA device, or one without NVML; ``nvml`` is
     the module ``pynvml`` or a test's own, imported when None.
     """
 

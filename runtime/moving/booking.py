@@ -1,4 +1,4 @@
-"""When copies ran, and for whom the link stood still between them: from one event behind each copy."""
+"""When copies ran, and what the link waited for between them: from one event behind each copy."""
 
 from __future__ import annotations
 

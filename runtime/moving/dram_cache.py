@@ -93,7 +93,7 @@ class LayerCache:
         self._issue(started)
 
     def close(self) -> None:
-        """Wake every waiter with an error; reads under way are the reader's to end."""
+        """Wake every waiter with an error; reads in flight are the reader's to end."""
         with self._lock:
             self._closed = True
             self._slots.forget()

@@ -20,7 +20,7 @@ from penstock.runtime.store.base import Extent, UnitLayout
 
 
 class Arrival:
-    """A read under way; :meth:`wait` returns when it is over and raises what it raised."""
+    """A read in flight; :meth:`wait` returns when it is over and raises what it raised."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -62,7 +62,7 @@ class Fill:
 
 
 class Filler:
-    """Streams fills SSD -> bounce buffer -> VRAM on a thread of its own, with as many pieces under way as there are bounce buffers.
+    """Streams fills SSD -> bounce buffer -> VRAM on a thread of its own, with as many pieces in flight as there are bounce buffers.
 
     Needs no DRAM but the buffers, however large the tensor.
     """
@@ -84,7 +84,7 @@ class Filler:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop without waiting for reads under way: they are the reader's to end."""
+        """Stop without waiting for reads in flight: they are the reader's to end."""
         self._stopped = True
         self._thread.join()
 

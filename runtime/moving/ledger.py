@@ -57,7 +57,7 @@ class Ledger:
             self.keep(Span(track or stage, name, start, end, nbytes))
 
     def waited(self, track: str, waits_for: str, name: str, start: float, end: float) -> None:
-        """``track`` stood still until the stage ``waits_for`` had brought ``name``. Nothing when ``end`` is not after ``start``."""
+        """``track`` waited until the stage ``waits_for`` had brought ``name``. Nothing when ``end`` is not after ``start``."""
         if end <= start:
             return
         with self._lock:
@@ -91,7 +91,7 @@ class Ledger:
             return {track: replace(t) for track, t in self._tracks.items()}
 
     def waits(self) -> dict[str, float]:
-        """Stage -> seconds in which whoever needs it next stood still for it."""
+        """Stage -> seconds in which the next stage waited for it."""
         with self._lock:
             return dict(self._waits)
 

@@ -173,7 +173,7 @@ class RingStream:
 
 
 class Rehearsal:
-    """Feeds every streamed unit from the ``place`` that is told of it, whatever lies there: shapes are right, values are not.
+    """Feeds every streamed unit from the ``place`` given for it, whatever lies there: shapes are right, values are not.
 
     A forward pass over it loads every kernel and takes every activation once, before weights are read and times are taken.
     """

@@ -67,7 +67,7 @@ class CachedReads:
                 self._queue.put((request, piece))
 
     def close(self) -> None:
-        """Fail what is still queued, wait for copies under way. A second call does nothing."""
+        """Fail what is still queued, wait for copies in flight. A second call does nothing."""
         with self._order:
             self._closed = True
             threads, self._threads = self._threads, []

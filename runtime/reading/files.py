@@ -14,7 +14,7 @@ from penstock.runtime.reading.store_errors import StoreError
 class OpenFile:
     """One file, opened once per mode when first read.
 
-    ``direct`` is False once the file system has refused O_DIRECT; reads then go through the page cache, which is told
+    ``direct`` is False once the file system has refused O_DIRECT; reads then go through the page cache, which is asked
     to forget them.
     """
 

@@ -32,7 +32,7 @@ RETRIED = (errno.EIO, errno.EAGAIN, errno.ETIMEDOUT)
 
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 OnBlock = Callable[[str, int, float, float, int], None]
-"""Told of every block: what it is a part of, the number of the call of ``read``, when it began and ended, and its bytes."""
+"""Called for every block: what it is a part of, the number of the call of ``read``, when it began and ended, and its bytes."""
 
 
 class Reads(Protocol):

@@ -22,7 +22,7 @@ from penstock.runtime.told.startup import Startup
 
 
 def run_verb(cfg: RunConfig) -> None:
-    """`runtime run`: what is wrong with the order is said before torch is imported, which takes seconds; memory is taken beside that."""
+    """`runtime run`: mistakes are reported before torch is imported, which takes seconds; memory is taken beside that."""
     startup = Startup()
     order = read_order(cfg)
     plan = foreseen(cfg, order)

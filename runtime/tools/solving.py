@@ -50,7 +50,7 @@ def program(name: str, *words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's own, without the seeds' variables: they would change each mode's plan into the same one."""
+    """This process's own, without WSM's variables: they would change each mode's plan into the same one."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     here = str(Path(penstock.__file__).resolve().parent.parent)
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")]))}

@@ -131,7 +131,7 @@ def _mistake(error: Exception, call: Call) -> UserError:
     """The user's mistake that ``error`` is; anything else is raised again."""
     from omegaconf.errors import OmegaConfBaseException
 
-    raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would tell of a job that failed
+    raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would report a job that failed
     if not isinstance(error, UserError | OmegaConfBaseException):
         raise error
     line = explain(error, call.keys, call.typed)

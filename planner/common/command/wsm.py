@@ -1,4 +1,4 @@
-"""The seeds' WSM environment variables, read as overrides: an explicit override wins, and a note says which applied."""
+"""WSM's environment variables (docs/origins.md), read as overrides: an explicit override wins, and a note names those that applied."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ TABLE: tuple[Variable, ...] = (
     _constant("KV_THROTTLE_THRESHOLD", _COUNT, "a number of copies", _NOT_THROTTLED),
     _constant("KV_THROTTLE_MS", _COUNT, "a number of milliseconds", _NOT_THROTTLED),
 )
-"""Every variable that the seeds name. A seeds' GPU layer is two units (attention and FFN), a group is one; MB there is MiB. So many units
+"""Every variable of WSM's documents. A GPU layer there is two units (attention and FFN), a group is one; MB there is MiB. So many units
 of each kind ahead are twice as many units ahead. Attention and FFN as close together as they can be are one apart.
 Of two variables for one key the later in this table wins."""
 

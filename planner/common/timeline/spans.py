@@ -24,7 +24,7 @@ CLOCK_S = 5e-6
 
 
 class Span(NamedTuple):
-    """``track`` worked on ``name`` or, with ``waits_for``, stood still until that stage had brought it. Seconds of one clock."""
+    """``track`` worked on ``name`` or, with ``waits_for``, waited until that stage had brought it. Seconds of one clock."""
 
     track: str
     name: str

@@ -25,7 +25,7 @@ class Tier(StrEnum):
 
 
 class CachePolicy(StrEnum):
-    """How the DRAM cache treats layers: some kept still, or all rolling through."""
+    """How the DRAM cache treats layers: some pinned, or all streamed through a rolling window."""
 
     pinned = "pinned"
     rolling = "rolling"
@@ -95,7 +95,7 @@ class H2dCopies:
 @dataclass(frozen=True)
 class WeightDecisions:
     policy: Annotated[CachePolicy, Decision(OneOf(tuple(CachePolicy)), "force.policy", "policy", weighed=True)]
-    """How the DRAM cache treats layers: pinned keeps some still, rolling lets all pass through."""
+    """How the DRAM cache treats layers: pinned keeps `cap` layers resident, rolling streams all of them."""
     embedding: Annotated[
         Tier, Decision(lambda s: s.embedding, "force.embedding", "VRAM", "embedding in {}", weighed=True, card=True, aside=True)
     ]

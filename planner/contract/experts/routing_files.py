@@ -45,7 +45,7 @@ def routing_line(
 
 
 def read_routings(path: Path, count: int | None = None, advance: Callable[[float], None] = lambda share: None) -> Routings:
-    """Read the file, plain, gz or xz, of either form. ``count`` experts a layer, or as many as it names. ``advance`` is told the share
+    """Read the file, plain, gz or xz, of either form. ``count`` experts a layer, or as many as it names. ``advance`` gets the share
     that was read. Raises UserError that names the line."""
     reader: TokenLines | LayerLines | None = None
     number = 0

@@ -92,11 +92,11 @@ class HardwareProfile:
     origin: dict[str, str] = field(default_factory=dict)
     """Figure -> where it comes from: ``measured DATE: how`` or ``datasheet: where``."""
     pass_s: float = 0.0
-    """Seconds of each pass over the model in which nothing else goes on, as runs of this model found them; 0 where none told."""
+    """Seconds of each pass over the model in which nothing else goes on, as runs of this model found them; 0 without such runs."""
     start_s: float = 0.0
     """The same of a start, beyond reading, page-locking and the first kernels."""
     spread: dict[str, float] = field(default_factory=dict)
-    """``contract.lessons.corrections.Figure`` -> the share by which nine of ten runs are within what the profile says, where runs told."""
+    """``contract.lessons.corrections.Figure`` -> the share within which nine of ten runs lie, for figures that runs taught."""
     cpu_threads: int = 0
     """Threads that multiply fastest; 0: not known, torch's own choice."""
 

@@ -1,4 +1,4 @@
-"""The one place where a machine's figures are corrected: a profile whose stages are slower or faster than it said."""
+"""The one place where a machine's figures are corrected: a profile with stages made slower or faster."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from penstock.planner.contract.prices.stages import (
 
 LINKS = {Figure.ssd: Stage.ssd, Figure.h2d: Stage.h2d, Figure.d2h: Stage.d2h}
 MOST = 64.0
-"""A figure that is off by more is taken to be off by this much: a stage that stood still for another reason."""
+"""A figure that is off by more is taken to be off by this much: a stage that waited for another reason."""
 _TIMES = 3
 """The whole fit again where with it other tokens are restored than before."""
 _ROUNDS, _HALVINGS, _SAME = 12, 40, 1e-6
@@ -36,12 +36,12 @@ _NEARNESS = 1e-4
 """Of two corrections that explain a run as well the smaller one is taken: weight of its square beside that of the error."""
 
 _NUDGE, _SHOWS = 1.1, 0.01
-"""A figure was told of by a run in which a tenth more or less of its seconds changes a phase's compute by one in a hundred."""
+"""A run teaches a figure if a tenth more or less of its seconds changes a phase's compute by one in a hundred."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one run: seconds in which each stage had work under way, for the bytes that the plan moves, and seconds of the phases. What was
+    """Of one run: seconds in which each stage had work in flight, for the bytes that the plan moves, and seconds of the phases. What was
     not measured is left out, or None."""
 
     prefill: Mapping[Stage, float] = field(default_factory=dict)

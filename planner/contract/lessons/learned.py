@@ -46,7 +46,7 @@ def with_calibration(hardware: HardwareProfile, model: ModelSpec) -> tuple[Hardw
 
 
 def _logs(known: Calibration, hardware: HardwareProfile, model: ModelSpec, drive: str) -> Iterator[tuple[Figure, list[float]]]:
-    """Figure -> logarithms of its factors, of those that runs tell of and nobody set."""
+    """Figure -> logarithms of its factors, of those that runs taught and nobody set."""
     for figure in Figure:
         by_hand = any(hardware.origin.get(path) == BY_HAND for path in paths(figure, hardware.gpu is not None))
         factors = known.found(hardware, figure, geometry_of(model), drive)

@@ -34,7 +34,7 @@ _T90 = (2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
 
 
 def spread(hardware: HardwareProfile, figure: Figure) -> float:
-    """Of ``figure`` on this machine: as its runs told, else as is usual for where it comes from."""
+    """Of ``figure`` on this machine: as its runs taught, else as is usual for where it comes from."""
     if figure in hardware.spread:
         return hardware.spread[figure]
     return UNSEEN if _origin(hardware, figure).startswith(("datasheet", "derived")) else USUAL[figure]

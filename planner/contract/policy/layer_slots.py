@@ -117,7 +117,7 @@ class LayerSlots:
         self._pending.clear()
 
     def state(self) -> tuple[object, ...]:
-        """All that what comes next depends on, besides the policy and the loads under way: equal when nothing differs but slots' names."""
+        """All that what comes next depends on, besides the policy and the loads in flight: equal when nothing differs but slots' names."""
         held = tuple((h.layer, h.ready, h.users) for h in self._held.values())
         in_use = tuple((layer, tuple(h.leaving for h in visits)) for layer, visits in self._in_use.items() if visits)
         return held, tuple(sorted(in_use)), tuple(self._pending), len(self._free)

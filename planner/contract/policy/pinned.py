@@ -9,7 +9,7 @@ from penstock.planner.contract.policy.cycle import Cycle
 class PinnedPolicy:
     """``resident`` layers never leave; the others pass through ``hwm - len(resident)`` slots.
 
-    A cycle of N layers with C slots misses every time under any recency rule; C layers kept still miss N - C times.
+    A cycle of N layers with C slots misses every time under any recency rule; with C layers pinned, N - C miss.
     A streamed layer is evicted in favour of one that is wanted sooner, so nothing that lies ahead is read twice.
     """
 

@@ -1,4 +1,4 @@
-"""The seeds' rolling window: every layer passes through, finished ones leave when the high-water mark is reached."""
+"""WSM's rolling window (docs/origins.md): every layer passes through, finished ones leave when the high-water mark is reached."""
 
 from __future__ import annotations
 

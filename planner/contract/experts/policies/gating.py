@@ -1,4 +1,4 @@
-"""Keep the companions of what was just used: the gating graph of the seeds."""
+"""Keep the companions of what was just used: the MoE study's gating graph (docs/origins.md)."""
 
 from __future__ import annotations
 

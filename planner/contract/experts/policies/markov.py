@@ -1,4 +1,4 @@
-"""Keep and fetch what has followed the experts of this token: the seeds' chain P[layer, expert now, expert next]."""
+"""Keep and fetch what has followed the experts of this token: the MoE study's chain P[layer, expert now, expert next]."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from penstock.planner.contract.experts.policies.base import AheadScores
 
 
 class StaticPolicy:
-    """An expert is worth the number of its uses so far, so the kept set soon stands still."""
+    """An expert is worth the number of its uses so far, so the kept set soon stops changing."""
 
     needs_ahead: AheadScores | None = None
 

@@ -1,4 +1,4 @@
-"""Fetch the experts whose tokens looked like this one: the seeds' centroids of hidden states."""
+"""Fetch the experts whose tokens looked like this one: the MoE study's centroids of hidden states."""
 
 from __future__ import annotations
 
