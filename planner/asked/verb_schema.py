@@ -31,7 +31,7 @@ class ExplainConfig:
     calibration: CalibrationUse = CalibrationUse.own
     """As in `planner solve`; a plan file holds its own rates."""
     step: float = 0.1
-    """How much more and less of each resource is tried, as a share of it; of memory whole GB, and room for one layer at least."""
+    """The step of each resource, up and down, as a share of it. Of memory: whole GB, and room for at least one layer."""
     out: str | None = None
     """A JSON file to write."""
     html: str | None = None

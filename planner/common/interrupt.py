@@ -13,8 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 DEAF_S = 1.0
-"""Seconds after a signal in which others are ignored: a terminal and a supervisor may both send one, and what gives everything back must
-not be cut short."""
+"""Seconds after a signal in which others are ignored. A terminal and a supervisor may both send one, and cleanup must not be cut short."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -100,7 +99,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_torch() -> None:
-    """Import torch with signals held back, for about a second: an exception that one raises inside its C++ initialisation aborts the
-    process instead of ending it."""
+    """Import torch with signals held back, for about a second. An exception raised inside torch's C++ initialisation would abort the
+    process."""
     with uninterrupted():
         importlib.import_module("torch")

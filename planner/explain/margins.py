@@ -82,7 +82,8 @@ def margins(question: Question, base: Optimum, share: float, advance: Callable[[
 
 
 def step_of(resource: Resource, amount: float, model: ModelSpec, share: float) -> float:
-    """``share`` of the amount; of a capacity whole GB, enough for one layer, since a part of one is of no use, and no more than half."""
+    """``share`` of the amount. Of a capacity: whole GB, enough for one layer, because a part of one gains nothing, and no more than
+    half."""
     if not resource.is_capacity:
         return share * amount
     layer = (unit_dram_bytes(model.attn_max) + unit_dram_bytes(model.ffn_max)) / GB

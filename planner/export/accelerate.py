@@ -1,11 +1,12 @@
 """`to=accelerate`: `device_map` and `max_memory` as JSON, for `from_pretrained` of transformers or accelerate's own loaders.
 
-https://huggingface.co/docs/accelerate/concept_guides/big_model_inference: a device is a GPU's index, "cpu" or "disk"; a module whose name
-is not in the map goes where the nearest module around it goes. `max_memory` counts where no map is given, as in `infer_auto_device_map`.
-In a JSON file its keys are text: `{int(k) if k.isdigit() else k: v for k, v in max_memory.items()}`.
+https://huggingface.co/docs/accelerate/concept_guides/big_model_inference: a device is a GPU's index, "cpu" or "disk". A module that is not
+in the map goes where the nearest module around it goes. `max_memory` counts where no map is given, as in `infer_auto_device_map`. In a JSON
+file its keys are text: `{int(k) if k.isdigit() else k: v for k, v in max_memory.items()}`.
 
-Weights that lie on "cpu" or "disk" are copied to the GPU by a hook on the module that computes, just before it does, from ordinary tensors,
-which are not page-locked (`AlignDevicesHook.pre_forward` in https://github.com/huggingface/accelerate/blob/main/src/accelerate/hooks.py).
+A hook on the module that computes copies weights from "cpu" or "disk" to the GPU, just before the module computes. They lie in ordinary
+tensors, which are not page-locked (`AlignDevicesHook.pre_forward` in
+https://github.com/huggingface/accelerate/blob/main/src/accelerate/hooks.py).
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from penstock.planner.export.otherwise import (
 
 
 def device_map(plan: Plan) -> dict[str, int | str]:
-    """Module -> device, for the decoder layout that transformers gives most models (`model.layers.N.self_attn` and `.mlp`). A layer in one
-    tier is one entry; of one in two, what is neither attention nor FFN (norms) stays with the compute, and so does a router whose experts
-    lie elsewhere: accelerate moves all of a module that does not compute where it lies, whatever its parts are mapped to."""
+    """Module -> device, for the decoder layout that transformers gives most models (`model.layers.N.self_attn` and `.mlp`).
+
+    A layer in one tier is one entry. Of a layer in two tiers, norms stay with the compute, and so does a router whose experts lie
+    elsewhere. accelerate moves the whole of a module that does not compute where it lies, whatever its parts are mapped to.
+    """
     placement, gpu = plan.placement, plan.hardware.gpu is not None
     here: int | str = 0 if gpu else "cpu"
     device: dict[Tier, int | str] = {Tier.vram: 0, Tier.dram: "cpu", Tier.ssd: "disk"}

@@ -59,11 +59,8 @@ class TinyDecoder:
         return out.last_hidden_state
 
     def timed_step(self, synchronize: Callable[[], None]) -> float:
-        """Host seconds to launch one layer on ``device``; ``synchronize`` waits for the device and is not counted.
-
-        The result is the median, as for a run's steps. On shared machines a host's speed changes by half within a minute: its fastest
-        quarter of samples lies 3 to 33 % below the median (six times 64 samples on an H200's host).
-        """
+        """Host seconds to launch one layer: a step's over its layers. The step's token leaves the cache again. ``synchronize`` waits for
+        the device and is not counted."""
         import torch
 
         with torch.inference_mode():
@@ -76,10 +73,10 @@ class TinyDecoder:
 
 
 def measure_launch(device: str, seconds: float, synchronize: Callable[[], None]) -> Iterator[Figure]:
-    """Host seconds to issue one layer on ``device``; ``synchronize`` waits for the device and is not counted.
+    """Host seconds to launch one layer on ``device``; ``synchronize`` waits for the device and is not counted.
 
-    The median, as a run's steps are: on shared machines a host's speed changes by half within a minute, and its fastest quarter of
-    samples lies 3 to 33 % below (six times 64 samples on an H200's host).
+    The result is the median, as for a run's steps. On shared machines a host's speed changes by half within a minute: its fastest quarter
+    of samples lies 3 to 33 % below the median (six times 64 samples on an H200's host).
     """
     model = TinyDecoder(device)
     for _ in range(WARM_UP_STEPS):

@@ -1,4 +1,4 @@
-"""The stages as queues that share what they have: a clock that jumps from the end of one piece of work to that of the next."""
+"""The stages as queues that share links and drives. The clock jumps from the end of one piece of work to the next end."""
 
 from __future__ import annotations
 

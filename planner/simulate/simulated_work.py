@@ -50,8 +50,8 @@ class Passes:
 def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     """A batch of ``batch`` sequences: the prefill, and a step for every new token but the first.
 
-    Steps whose context lies in the same KV page are taken as equal, at their mean context: seconds are linear in it, so the sum is the
-    same.
+    Steps whose context lies in the same KV page are taken as equal, at their mean context. Seconds are linear in the context, so the sum is
+    the same.
     """
     model, work, made = plan.model, plan.workload, plan.decisions
     far, shares = table_is_far(plan.hardware, made), _Shares(plan, units, batch)

@@ -28,8 +28,7 @@ def random_count(cfg: RunConfig, plan: Plan) -> int:
 
 
 def foreseen(cfg: RunConfig, order: Order) -> Plan:
-    """The plan for ``order`` before a tokenizer was read: a text counts as one token and a reply as none, so the work needs this much at
-    least."""
+    """The plan for ``order`` before a tokenizer was read. A text counts as one token and a reply as none, so this is the least work."""
     plan, size = order.plan, cfg.batch or order.plan.decisions.batch
     if order.requests is None:
         count, longest = random_count(cfg, plan), cfg.prompt_tokens or plan.workload.prompt_tokens

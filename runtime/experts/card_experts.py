@@ -49,11 +49,12 @@ class _Ahead:
 class CardExperts:
     """Experts in VRAM ``slots`` under ``cache``, brought from ``dram``.
 
-    A visit computes with what is here at once. What is in DRAM is copied next, what is on the SSD as its parts arrive in DRAM; the host
-    waits for parts of the SSD alone. What stays, and what is fetched ahead, is decided once the missing are on their way; DRAM lets an
-    expert go, or keeps it, when VRAM has decided, since what VRAM keeps is of no worth there. Copies have the stream of ``device`` to
-    themselves, where a demanded expert waits for no more than the ``in_flight`` chunks that :meth:`fetch_ahead` has queued. One thread
-    does all this: another one for what is fetched ahead would take turns with it in the interpreter, chunk by chunk.
+    A visit computes at once with the experts that are here. Experts in DRAM are copied next, those on the SSD as their parts arrive in
+    DRAM. The host waits for parts from the SSD alone. Once the missing experts are in transit, VRAM decides what to keep and what to fetch
+    ahead, and then DRAM decides, because it avoids what VRAM keeps.
+
+    Copies have a stream of ``device`` to themselves. A missing expert waits there for no more than the ``in_flight`` chunks that
+    :meth:`fetch_ahead` has queued. One thread does all this: a second one would take turns with it in the interpreter, chunk by chunk.
     """
 
     def __init__(

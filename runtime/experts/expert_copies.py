@@ -30,8 +30,8 @@ class ExpertCopies:
         self._left: dict[int, Event] = {}
 
     def copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
-        """Queue copies of ``segments`` of an expert from ``source``, the bytes of ``dram_slot``, into ``slot``, behind what computes with
-        what lies there; the last one's end."""
+        """Queue copies of ``segments`` of an expert from ``source``, the bytes of ``dram_slot``, into ``slot``. They wait for kernels that
+        read the slot. Returns the event behind the last copy."""
         left = self._left.pop(slot, None)
         if left is not None:
             self.device.copy_waits(left)

@@ -83,10 +83,10 @@ class Arena:
             self.lock_pages(lock)
 
     def begin(self) -> None:
-        """Start to fault all of it in, on half of the cores: more of them take longer. To be closed, whatever happens.
+        """Start to fault all of it in, on half of the cores: more of them take longer. Must be closed.
 
-        Pages are written to, not asked of the kernel by ``madvise``: that would hold the lock of the address space, which every library
-        that is loaded meanwhile needs.
+        Each 4096-byte page is written to. ``madvise`` would hold the lock of the address space, which every library that is loaded
+        meanwhile needs.
         """
         cores = max(1, usable_cores() // 2)
         share = min(max(align_up(-(-self.nbytes // cores)), _SMALLEST_SHARE), _LARGEST_SHARE)

@@ -31,8 +31,8 @@ def free_vram(device: torch.device) -> tuple[int, int]:
 
 
 def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
-    """The copy device, None on the CPU. Creates the context and cuBLAS first, so that what they take is known, then caps the allocator:
-    a run that would pass the budget fails instead. Segments that grow keep blocks of different sizes from wasting each other's room."""
+    """The copy device, None on the CPU. Creates the context and cuBLAS first, so that their VRAM is known. Then caps the allocator: a run
+    that would exceed the budget fails instead. Segments grow, because blocks of different sizes would waste each other's room."""
     if device.type != "cuda" or plan.hardware.gpu is None:
         return None
     with warnings.catch_warnings():  # the setter's name changes between torch versions

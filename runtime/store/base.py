@@ -31,8 +31,8 @@ class Store(Protocol):
         """The layout of an ``attn`` or ``ffn`` unit. KeyError for another."""
 
     def others(self) -> Mapping[str, UnitLayout]:
-        """One single-tensor layout by full module name for every parameter and persistent buffer that is in no unit: norms,
-        embedding, LM head unless it is tied."""
+        """Full module name -> a layout of that tensor alone, for every parameter and persistent buffer that is in no unit. These are norms,
+        the embedding, and the LM head unless it is tied."""
 
 
 def open_store(path: Path, model: torch.nn.Module) -> Store:

@@ -10,8 +10,8 @@ from penstock.planner.common.errors import UserError
 
 
 def experts_module(block: nn.Module) -> tuple[str, nn.Module] | None:
-    """The name and the module inside ``block`` (an ``mlp``) that holds a layer's routed experts behind `transformers`' experts interface:
-    it computes by whatever function its config names. None in a dense layer."""
+    """Name and module of a layer's routed experts inside ``block`` (an ``mlp``), behind `transformers`' experts interface. That module
+    computes by the function that its config names. None in a dense layer."""
     found = [(name, module) for name, module in block.named_modules() if hasattr(module, "is_transposed")]
     return found[0] if found else None
 

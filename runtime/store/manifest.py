@@ -1,8 +1,8 @@
 """The manifest of a packed store: what lies where in its weights file, with checksums, and the superblock that it must match.
 
-``weights.bin`` (or a block device): 4096 bytes of superblock, then the units in forward order and the other parameters,
-each 4096-aligned, parameters 256-byte aligned inside. The manifest is written last, so a store without one, or whose
-superblock has another uuid, is no store.
+``weights.bin`` (or a block device) has 4096 bytes of superblock, then the units in forward order, then the other parameters. Each of these
+begins at a multiple of 4096, parameters inside at a multiple of 256. The manifest is written last. A store without one, or whose superblock
+has another uuid, is no store.
 """
 
 from __future__ import annotations

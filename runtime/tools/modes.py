@@ -91,7 +91,7 @@ def _stream(setting: Setting) -> Plan:
 
 
 def _mixed(setting: Setting) -> Plan:
-    """The best plan for the budgets as they are, where that reads the SSD; else one that keeps half as much in each tier as it could."""
+    """The best plan for the budgets, if it reads the SSD; else one that keeps half as much in each tier as it could."""
     best = setting.best
     if isinstance(best, NoPlan):
         raise best

@@ -157,8 +157,8 @@ class Placement:
 
 
 def head_block_limit(model: ModelSpec) -> int:
-    """What a row block of the LM head must fit: an FFN unit's slot. Where routed experts are units of their own, an FFN unit may be no more
-    than a router, and a block as large as the attention unit passes."""
+    """The most bytes of a row block of the LM head: an FFN unit's slot, which it uses. Where routed experts are units of their own, an FFN
+    unit may be no more than a router. A block may then be as large as an attention unit."""
     return max(model.attn_max, model.ffn_max) if model.experts else model.ffn_max
 
 

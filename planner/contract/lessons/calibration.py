@@ -30,7 +30,8 @@ FORMAT = 1
 KEPT_RUNS = 20
 """The newest are kept."""
 LONG = 0.5
-"""Of what the run that read most has read: drives give more for half a minute than for several, so shorter runs do not teach the rate."""
+"""Share of what the longest run read, below which a run does not teach the SSD's rate: drives give more for half a minute than for
+several."""
 _KEY = "penstock_calibration"
 _HEAD = """\
 # What `runtime run calibrate=true` measured on this machine; `planner solve` goes by it. Rates are those at the profile's best size of

@@ -1,4 +1,4 @@
-"""Between what a prediction lies: the same plan on the machine with every figure at the fast, and at the slow end of what runs find."""
+"""The interval of a prediction: the same plan on the machine with every figure at its fast end, and at its slow end."""
 
 from __future__ import annotations
 

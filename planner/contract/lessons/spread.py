@@ -52,8 +52,8 @@ def _origin(hardware: HardwareProfile, figure: Figure) -> str:
 
 
 def spread_of_runs(figure: Figure, logs: Sequence[float], probed: bool = False) -> float:
-    """From the logarithms of what several runs found of ``figure``, 0 being what the profile says: how far the next one may be from their
-    middle. Of one or two runs no less than is usual, nor than how far they are from what was ``probed``: either may be the exception."""
+    """How far the next run may be from the middle of several, from the logarithms of what they found of ``figure`` (0 is the profile). One
+    or two runs may be exceptions: their spread is at least the usual one, and at least their distance from what was ``probed``."""
     n = len(logs)
     if n < SEVERAL:
         known = (*logs, 0.0) if probed else logs

@@ -42,9 +42,9 @@ class CacheStats:
 
 
 class LayerSlots:
-    """Loads in the policy's order, each as soon as a slot is free; an evicted layer's slot is free once it has arrived and was left.
+    """Loads in the policy's order, each as soon as a slot is free. An evicted layer's slot is free once the layer has arrived and was left.
 
-    Methods that make slots free return the loads that may begin: read each of them, then tell :meth:`arrived`. A load waits only for a free
+    Methods that free slots return the loads that may begin: read each of them, then call :meth:`arrived`. A load waits only for a free
     slot, never for another load.
     """
 

@@ -156,8 +156,8 @@ class Setting:
 
     @property
     def expert_chunk(self) -> Span:
-        """At least the smallest measured copy, at most the largest or a whole expert; at least a page where an expert is smaller than every
-        measured copy."""
+        """At least the smallest measured copy, at most the largest one or a whole expert. If an expert is smaller than every measured copy:
+        at least 4096 bytes."""
         whole, gpu = align_up(self.experts.expert_bytes), self.hardware.gpu
         sizes = [size for size, _ in gpu.h2d.points] if gpu else [ALIGN, 2**30]
         return Span(min(sizes) if whole >= min(sizes) else ALIGN, max(whole, max(sizes)))

@@ -11,7 +11,8 @@ import numpy as np
 from penstock.planner.contract.experts.policies.native import FarState, library
 
 SCORES = 256
-"""Scores of coming layers that are taken in one layer, at most: of 32 layers with 8 experts, of 2 with 128; of one layer always."""
+"""Scores of coming layers that are computed in one layer, at most: those of 32 layers with 8 experts, or of 2 with 128. One layer's always
+are."""
 
 PRIOR_VISITS = 4.0
 """Visits that each rank at each distance counts as having had, half of which used its expert."""

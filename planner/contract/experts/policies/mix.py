@@ -21,10 +21,10 @@ KEEP_LAYERS = 3
 """Layers whose experts are evidence of what the next token will use in the last of them: it, and those visited before it."""
 
 EVIDENCE_EXPERTS = 16
-"""Experts of earlier layers that are evidence of what the coming layer will use: of 8 layers with top-2 routing, of 2 with top-8."""
+"""Experts of earlier layers that are evidence of what the coming layer will use: those of 8 layers with top-2 routing, of 2 with top-8."""
 
 NEAR = 0.5
-"""What an expert is worth that will be used one visit later than the next, where one that the next visit uses is worth 1; and so on."""
+"""Worth is NEAR ** (visits until the next use - 1): 1 for an expert that the next visit uses, NEAR for the visit after it."""
 
 KEEP_RATE, FETCH_RATE, WEIGHT_RATE = 0.1, 0.3, 0.1
 """How far one visit moves the tables of evidence for keeping and for fetching, and the weights, at first."""

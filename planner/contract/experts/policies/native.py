@@ -36,9 +36,9 @@ class FarState(ctypes.Structure):
 
 @cache
 def library() -> ctypes.PyDLL:
-    """Keeps the interpreter's lock while it computes: to let it go and take it again costs more. Its functions are given ints, None and
-    :func:`ctypes.byref` or ``c_void_p`` objects that are made once, and no ``argtypes``, whose conversions would take a third of a call.
-    Raises UserError where the library was not built, or from other sources."""
+    """The compiled library. It keeps the interpreter's lock while it computes, because to release and take it again costs more. Its
+    functions get ints, None and :func:`ctypes.byref` or ``c_void_p`` objects that are made once. They have no ``argtypes``, whose
+    conversions would take a third of a call. Raises UserError if the library was not built, or from other sources."""
     path = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
     try:
         found = ctypes.PyDLL(str(path))

@@ -13,8 +13,8 @@ PRIOR_VISITS = 4.0
 
 
 class AheadPolicy:
-    """Keeps what ``keeper`` keeps. Foresees an expert with the share of a layer's visits that used the expert of the same rank among
-    the scores: a probability, whatever the scores' scale."""
+    """Keeps what ``keeper`` keeps. An expert's chance is that of its rank among the scores: the share of the layer's visits that used the
+    expert of that rank. So it is a probability, whatever the scores' scale."""
 
     def __init__(self, layers: int, count: int, top_k: int, keeper: ExpertPolicy, needs_ahead: AheadScores):
         self.needs_ahead: AheadScores | None = needs_ahead
