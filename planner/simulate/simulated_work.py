@@ -8,7 +8,7 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.model import touched_experts
-from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.planner.contract.prices.reuse import expected
@@ -87,6 +87,7 @@ class _Shares:
 
     def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
         self._plan, self._units, self._batch = plan, units, batch
+        self._placement = plan.placement
         self._head_rows = batch
 
     def cut(self, device_s: float, issued_s: float, context: float, tokens: int) -> tuple[tuple[int, ...], int, float]:
@@ -132,16 +133,13 @@ class _Shares:
         return (OPERATIONS.routing(tokens) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
 
     def _bytes(self, unit: Unit) -> int:
-        spec = self._spec(unit)
-        return spec.stored_bytes // self._plan.decisions.weights.head_blocks if unit.kind == "head" else spec.stored_bytes
+        return self._placement.spec(unit).stored_bytes // self._parts(unit)
 
     def _elements(self, unit: Unit) -> int:
-        spec = self._spec(unit)
-        return spec.elements // self._plan.decisions.weights.head_blocks if unit.kind == "head" else spec.elements
+        return self._placement.spec(unit).elements // self._parts(unit)
 
-    def _spec(self, unit: Unit) -> UnitSpec:
-        model = self._plan.model
-        return model.lm_head if unit.kind == "head" else model.of_kind(UnitKind(unit.kind))[unit.layer]
+    def _parts(self, unit: Unit) -> int:
+        return self._plan.decisions.weights.head_blocks if unit.kind == "head" else 1
 
 
 def outside_kv(plan: Plan) -> dict[int, Tier]:

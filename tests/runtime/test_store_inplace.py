@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.model.skeleton import build_skeleton
 from penstock.runtime.reading.reader import ReadPool
@@ -85,6 +86,16 @@ def test_an_older_checkpoint_with_fused_experts_is_read_too(tmp_path: Path) -> N
     names = json.dumps(sorted(_tensor_names(tmp_path / "fused")))
     assert "experts.gate_up_proj" in names and "experts.0." not in names
     assert_same_as_loaded(open_store(tmp_path / "fused", build_skeleton(tmp_path / "fused")), tmp_path / "fused")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mixtral", "qwen3_moe"])
+def test_a_units_parameters_have_the_bytes_that_the_planner_counts(tmp_path: Path, model_type: str) -> None:
+    directory = save_tiny(tmp_path / "model", model_type, layers=2)
+    store = open_store(directory, build_skeleton(directory))
+    for spec in spec_from_checkpoint(directory).units:
+        if spec.layer is not None:
+            units = [Unit(spec.kind, spec.layer, e if spec.kind == "expert" else None) for e in range(spec.count)]
+            assert {store.unit(unit).payload_bytes for unit in units} == {spec.stored_bytes}
 
 
 def test_a_dense_unit_is_one_extent_that_keeps_its_place_in_the_page(tmp_path: Path) -> None:

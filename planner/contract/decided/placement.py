@@ -8,6 +8,7 @@ from functools import cached_property
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier, WeightDecisions
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class Placement:
 
     def unit_bytes(self, unit: Unit) -> int:
         """Stored bytes of ``unit``; LM-head blocks are equal, the last one may be smaller."""
-        if unit.kind == "attn":
-            return self.model.attn_bytes[unit.layer]
-        if unit.kind == "ffn":
-            return self.model.ffn_bytes[unit.layer]
-        return self.head_block_bytes
+        return self.head_block_bytes if unit.kind == "head" else self.spec(unit).stored_bytes
+
+    def spec(self, unit: Unit) -> UnitSpec:
+        """What ``unit`` is, or is a row block of."""
+        return self.model.lm_head if unit.kind == "head" else self.model.of_kind(UnitKind(unit.kind))[unit.layer]
 
     @property
     def head_block_bytes(self) -> int:

@@ -180,12 +180,13 @@ class ModelSpec:
         """K and V of one token over all layers."""
         return 2 * self.kv_width * self.kv_dtype.nbytes * self.layers
 
-    def ffn_active_bytes(self, layer: int, tokens: int) -> float:
-        """FFN bytes that ``tokens`` tokens of one forward touch in ``layer``, its routed experts included."""
+    def multiplied_bytes(self, tokens: int) -> float:
+        """Weights that the products of one pass over ``tokens`` tokens read: all blocks, of routed experts those touched, the LM head."""
         e = self.experts
-        if e is None or layer not in e.layers:
-            return self.ffn_bytes[layer]
-        return self.ffn_bytes[layer] + touched_experts(e, tokens) * e.expert_bytes
+        touched_bytes = touched_experts(e, tokens) * e.expert_bytes if e else 0
+        moe = e.layers if e else ()
+        ffn = sum(size + touched_bytes if i in moe else size for i, size in enumerate(self.ffn_bytes))
+        return sum(self.attn_bytes) + ffn + self.lm_head_bytes
 
     @cached_property
     def flops_per_token(self) -> float:

@@ -99,24 +99,19 @@ def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more
 
 def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
     """Seconds to read every active weight of one pass once from where it is computed with."""
-    return active_bytes(model, tokens) / hardware.weight_gbps / GB
-
-
-def active_bytes(model: ModelSpec, tokens: int) -> float:
-    """Weights that a pass over ``tokens`` tokens multiplies by."""
-    return sum(model.attn_bytes) + sum(model.ffn_active_bytes(i, tokens) for i in range(model.layers)) + model.lm_head_bytes
+    return model.multiplied_bytes(tokens) / hardware.weight_gbps / GB
 
 
 def step_product_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
     """Of the host's memory that the CPU reads in one decode step: weights and KV at the mean context; none with a GPU."""
     if hardware.gpu:
         return 0.0
-    return active_bytes(model, batch) + batch * (workload.prompt_tokens + workload.new_tokens / 2) * model.kv_bytes_per_token
+    return model.multiplied_bytes(batch) + batch * (workload.prompt_tokens + workload.new_tokens / 2) * model.kv_bytes_per_token
 
 
 def prefill_product_bytes(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> float:
     """The same of ``passes`` passes of a prefill over ``rows`` tokens each, weights alone."""
-    return 0.0 if hardware.gpu else passes * active_bytes(model, rows)
+    return 0.0 if hardware.gpu else passes * model.multiplied_bytes(rows)
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:

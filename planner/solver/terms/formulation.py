@@ -24,7 +24,6 @@ from penstock.planner.contract.prices.memory_law import (
 )
 from penstock.planner.contract.prices.reuse import kept_set
 from penstock.planner.contract.prices.stages import (
-    active_bytes,
     decode_compute_s,
     earlier_kv,
     kv_fill,
@@ -285,7 +284,7 @@ class Formulation(LinearProgram):
             if self._bus_may_bind():
                 products_mb = prefill_product_bytes(p.hardware, model, rows, choice.passes) / MB
                 passed_mb = choice.passes * (self.passed_mb + self.experts.pass_mb(rows)) + (earlier + filled) * kv_mb
-                most_mb = choice.passes * 2 * ((active_bytes(model, rows) + self.block) / MB) + (earlier + filled) * 2 * kv_gb * GB_IN_MB
+                most_mb = choice.passes * 2 * ((model.multiplied_bytes(rows) + self.block) / MB) + (earlier + filled) * 2 * kv_gb * GB_IN_MB
                 self.add(passes_t >= self._bus_t(passed_mb + products_mb - (most_mb + products_mb) * (1 - bit)))
             lookups_t = lookup_s(model, p.batch * (p.workload.prompt_tokens - choice.start), choice.passes) * ticks
             most = choice.compute_s * ticks + lookups_t
