@@ -64,7 +64,7 @@ def _experts(told: Told, console: Console) -> None:
     found = told.acted.experts
     if not found:
         return
-    _head(console, "Experts", ["hits", "misses", "ahead", "of use"])
+    _head(console, "Experts", ["hits", "misses", "ahead", "used"])
     for tier, counts in found.items():
         _row(console, tier.upper(), [str(n) for n in (counts.hits, counts.misses, counts.ahead, counts.ahead_used)])
 

@@ -97,6 +97,7 @@ class Arena:
             with contextlib.suppress(IndexError):
                 while not self._closing:
                     start = shares.popleft()
+                    # releases the interpreter's lock, so imports go on beside it
                     ctypes.memset(self.address + start, 0, min(share, self.nbytes - start))
                     self.fault_s = time.perf_counter() - begun
 

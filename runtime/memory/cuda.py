@@ -40,7 +40,7 @@ def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for every new length: 40 ms at each token of an 8B geometry
     small = torch.ones(64, 64, device=device, dtype=torch.bfloat16)
-    small.matmul(small)
+    small.matmul(small)  # creates cuBLAS's handle and workspace, which belong to the context's bytes
     torch.cuda.synchronize(device)
     total = torch.cuda.get_device_properties(device).total_memory
     room = plan.hardware.vram_bytes - max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)
@@ -57,7 +57,7 @@ def take_planned(plan: Plan, device: torch.device) -> None:
     context = max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)
     rest = min(plan.predicted.vram_bytes, plan.hardware.vram_bytes) - context - torch.cuda.memory_reserved(device)
     if rest > 0:
-        torch.empty(rest, dtype=torch.uint8, device=device)
+        torch.empty(rest, dtype=torch.uint8, device=device)  # dropped at once: the allocator keeps the segment
     torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -100,7 +100,7 @@ class LayerCache:
             self._lock.notify_all()
 
     def _issue(self, started: Sequence[Held], read: LayerReader | None = None) -> None:
-        for held in started:
+        for held in started:  # without the lock: a read that ends at once calls :meth:`_arrived` from here
             (read or self._read)(held.layer, held.slot, partial(self._arrived, held))
 
     def _arrived(self, held: Held, error: BaseException | None) -> None:

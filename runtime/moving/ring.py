@@ -154,7 +154,7 @@ class VramRing:
             self.turns.asked = number + 1
             if not self.turns.may_enter():
                 begun = time.perf_counter()
-                self._copier.tell()
+                self._copier.tell()  # ``asked`` has moved: with distance 0 the copier waits for just that
                 self._consumer.wait(lambda: self._stop or self.turns.may_enter())
                 self._raise_if_broken()
                 self.stats.waits += 1
@@ -162,7 +162,7 @@ class VramRing:
             copied = self._arrived.pop(number)
             self.turns.entered += 1
             self._copier.tell()
-        self._device.compute_waits(copied)
+        self._device.compute_waits(copied)  # outside the lock: a call into the driver would hold up the copier
         self.entered_after = copied
         name, index = self.turns.place(number)
         return index, self._slots[name][index].buffer
@@ -181,7 +181,7 @@ class VramRing:
         """Stop both threads; queued copies finish first, so that their DRAM and their slots may be used for something else."""
         self._end()
         copier, retirer = self._threads
-        _join(copier)
+        _join(copier)  # first: the retirer gives back the DRAM of what the copier queued last
         with self._lock:
             self._copier_over = True
             self._retirer.tell()
@@ -223,7 +223,7 @@ class VramRing:
             if self._stop:
                 return
             begun = time.thread_time()
-            if k == 0 and slot.left is not None:
+            if k == 0 and slot.left is not None:  # the stream waits, not the host: copies are queued ahead of compute
                 self._device.copy_waits(slot.left)
             last = k == len(pieces) - 1
             cleared = None if k else Cleared(fetched.window_s, fetched.dram_s, slot.left)
@@ -245,7 +245,7 @@ class VramRing:
             if not self._queued:
                 return
             copy = self._queued[0]
-            self._device.host_waits(copy.end)
+            self._device.host_waits(copy.end)  # the ring's one host wait, on a thread that nobody waits for, without the lock
             with self._lock:
                 self._queued.popleft()
                 self._copier.tell()
@@ -253,7 +253,7 @@ class VramRing:
             self.stats.bytes += copy.nbytes
             if copy.last:
                 self._source.release(copy.unit)
-            else:
+            else:  # a unit's last event is not recorded anew: compute may still wait for it
                 self._past.append(copy.end)
 
     def _unit(self, number: int) -> Unit:

@@ -121,7 +121,7 @@ class ReadPool:
             queue = self._urgent if urgent else self._usual
             for block in blocks:
                 queue.append((request, block))
-                self._tickets.put(True)
+                self._tickets.put(True)  # after the block: whoever takes a ticket finds one
 
     def read_now(self, extents: Sequence[Extent], into: memoryview) -> None:
         """``read`` and wait; raises its error."""
@@ -182,7 +182,7 @@ class ReadPool:
                 request.pending.finish(error)
             except BaseException as caught:  # a callback that breaks its promise stops the pool, not only this thread
                 self._broken = caught
-            del request, block
+            del request, block  # a thread that waits for a ticket must not keep the last buffer alive
 
     def _read_block(self, block: Block, request: _Request, staging: memoryview, staging_address: int) -> None:
         file = self._files.get(block.file)
@@ -220,12 +220,12 @@ class ReadPool:
                     n = self._preadv(fd, _after(views, got) if got else views, offset + got)
                 except OSError as error:
                     if error.errno not in RETRIED:
-                        if error.errno == errno.EINVAL and align > 1:
+                        if error.errno == errno.EINVAL and align > 1:  # O_DIRECT is refused; :meth:`_read_direct` falls back
                             raise
                         raise StoreError(f"{path}: read at offset {offset + got} failed ({error.strerror}); check the disk") from error
                     n, problem = 0, error.strerror or str(error)
                 total += n
-                step = n if got + n >= needed else n - n % align
+                step = n if got + n >= needed else n - n % align  # O_DIRECT goes on at an aligned offset alone
                 got += step
                 if step:
                     failures = 0
@@ -256,7 +256,7 @@ def _targets(block: Block, into: memoryview, staging: memoryview) -> tuple[list[
         return [into[base : base + stop - start]], []
     views, copies = [], []
     first, last = align_up(block.offset), align_down(end)
-    if first > last:
+    if first > last:  # all within one 4096-byte page
         return [staging[: stop - start]], [(lead, block.dest, block.nbytes)]
     if lead:
         views.append(staging[:ALIGN])

@@ -163,6 +163,7 @@ class DiskWriter(DiskPages):
         segment = self._active or self._new_segment()
         slot = segment.slots
         offset = slot * self.shape.record_bytes
+        # the header comes last: a process that is killed between both writes leaves a blank one, and no page half valid
         self._files.write(segment.number, [self._blank, page.payload], offset)
         Header(self.shape, segment.number, slot, page.key, page.parent, page.checksum).encode(self._header)
         self._files.write(segment.number, [self._header], offset)
@@ -202,6 +203,7 @@ class DiskWriter(DiskPages):
     def _evict(self, nbytes: int) -> bool:
         """Remove least recently used segments until ``nbytes`` are free. False when there are not enough. OSError."""
         freed = 0
+        # other processes' readers note their use in a file's time
         times = {number: stat.st_mtime_ns for number, stat in self._files.found().items()}
         with self._lock:
             self._index.used_elsewhere(times)
@@ -210,7 +212,7 @@ class DiskWriter(DiskPages):
                 segment = self._index.least_used(keep=self._active)
                 if segment is None:
                     return False
-                self._index.forget(segment)
+                self._index.forget(segment)  # before its file goes, so that nobody here looks for it
             self._files.remove(segment.number)
             freed += segment.nbytes
             self._tally.add(evicted_segments=1, evicted=len(segment.pages))
