@@ -74,15 +74,16 @@ def raise_if_interrupted() -> None:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[list[int]]:
     """SIGINT and SIGTERM that come inside are heard at the end: for the moment between taking something and noting how it is given back.
+    The list is of those that came.
 
     Off the main thread, where no signal is heard, nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
 
     def note(number: int, frame: object) -> None:
         came.append(number)
@@ -90,7 +91,7 @@ def uninterrupted() -> Iterator[None]:
     heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     usual = {number: signal.signal(number, note) for number in heard}
     try:
-        yield
+        yield came
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)

@@ -47,7 +47,7 @@ class Order:
     @property
     def capacity_tokens(self) -> int:
         """Tokens of KV that the plan holds for each sequence."""
-        return _capacity_tokens(self.plan)
+        return capacity_tokens(self.plan)
 
     @property
     def prompt_limit(self) -> int:
@@ -58,16 +58,12 @@ class Order:
 def read_order(cfg: RunConfig) -> Order:
     """Read the plan, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit together."""
     _check_values(cfg)
-    plan = _read_forced(cfg)
-    check_reuse(cfg.kv, plan)
+    plan, checkpoint = check_fit(cfg, read_plan(Path(cfg.plan).expanduser()))
     if cfg.calibrate:
         check_calibration(plan)
-    plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
         most = plan.decisions.batch
         raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
-    checkpoint = _checkpoint(cfg, plan.model)
-    check_scratch(cfg.kv, plan, checkpoint)
     out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
     new_tokens = _new_tokens(cfg, plan)
     requests = _requests(cfg, plan, new_tokens)
@@ -75,13 +71,29 @@ def read_order(cfg: RunConfig) -> Order:
     return Order(plan, checkpoint, out, trace, _record(cfg, plan), requests, most)
 
 
+def check_fit(cfg: RunConfig, plan: Plan) -> tuple[Plan, Path]:
+    """``plan`` as ``cfg`` forces it, with notes on keys that have no effect, and the checkpoint that it is for. UserError where a rule is
+    broken, or where plan, checkpoint and keys do not fit together."""
+    plan = _forced(cfg, plan)
+    check_reuse(cfg.kv, plan)
+    plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
+    checkpoint = _checkpoint(cfg, plan.model)
+    check_scratch(cfg.kv, plan, checkpoint)
+    return plan, checkpoint
+
+
+def check_sampling(temperature: float, top_p: float, seed: int) -> None:
+    """UserError for a value that no token can be chosen by."""
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"temperature={temperature}: must be 0 (greedy) or more; set it so")
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p}: must be above 0 and at most 1; leave it out to keep all tokens")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed={seed}: must be 0 or more, below 2**63; choose another")
+
+
 def _check_values(cfg: RunConfig) -> None:
-    if not 0 <= cfg.temperature < math.inf:
-        raise UserError(f"temperature={cfg.temperature}: must be 0 (greedy) or more; set it so")
-    if not 0 < cfg.top_p <= 1:
-        raise UserError(f"top_p={cfg.top_p}: must be above 0 and at most 1; leave it out to keep all tokens")
-    if not 0 <= cfg.seed < 2**63:
-        raise UserError(f"seed={cfg.seed}: must be 0 or more, below 2**63; choose another")
+    check_sampling(cfg.temperature, cfg.top_p, cfg.seed)
     if cfg.prompt_tokens is not None and cfg.prompt_tokens < 1:
         raise UserError(f"prompt_tokens={cfg.prompt_tokens}: must be 1 or more; leave it out to take the plan's")
     if cfg.rounds < 1 or cfg.warmup_rounds < 0:
@@ -90,8 +102,7 @@ def _check_values(cfg: RunConfig) -> None:
         raise UserError("stop: an empty text would end every sequence at once; leave it out")
 
 
-def _read_forced(cfg: RunConfig) -> Plan:
-    plan = read_plan(Path(cfg.plan).expanduser())
+def _forced(cfg: RunConfig, plan: Plan) -> Plan:
     forced = Force.from_config(cfg.force)
 
     def first_broken(force: Force) -> BrokenRule | None:
@@ -129,14 +140,15 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
     return path
 
 
-def _capacity_tokens(plan: Plan) -> int:
+def capacity_tokens(plan: Plan) -> int:
+    """Tokens of KV that ``plan`` holds for each sequence."""
     kv = plan.decisions.kv
     return kv.pages // plan.model.layers // plan.decisions.batch * kv.page_tokens
 
 
 def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
     """Of requests that do not say how many."""
-    tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, _capacity_tokens(plan)
+    tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, capacity_tokens(plan)
     if not 1 <= tokens < capacity:
         raise UserError(
             f"max_new_tokens={tokens}: the plan holds KV for {capacity} tokens a sequence, so 1 to {capacity - 1} are allowed; "
@@ -149,7 +161,7 @@ def _requests(cfg: RunConfig, plan: Plan, new_tokens: int) -> list[Asked] | None
     if cfg.prompt is not None and cfg.prompts is not None:
         raise UserError(f"prompt={cfg.prompt!r} and prompts={cfg.prompts} are both given; choose one")
     if cfg.prompts is not None:
-        return read_requests(cfg.prompts, plan.model.vocab, _capacity_tokens(plan), new_tokens)
+        return read_requests(cfg.prompts, plan.model.vocab, capacity_tokens(plan), new_tokens)
     return None if cfg.prompt is None else [Asked("prompt", cfg.prompt, new_tokens)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -208,7 +208,6 @@ def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, 
     return ids, mask
 
 
-@torch.inference_mode()
 def generate(
     sequences: Sequences,
     batch: Batch,
@@ -217,7 +216,22 @@ def generate(
     progress: Callable[[str, int, int], None] | None = None,
     keep_logits: bool = False,
 ) -> Generation:
-    """Generate up to its limit for each prompt of ``batch``.
+    """Generate up to its limit for each prompt of ``batch``; see :func:`generating`."""
+    *_, made = generating(sequences, batch, sampler, finished, progress, keep_logits)
+    return made
+
+
+@torch.inference_mode()
+def generating(
+    sequences: Sequences,
+    batch: Batch,
+    sampler: Sampler,
+    finished: Callable[[list[list[int]]], list[bool]] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    keep_logits: bool = False,
+) -> Generator[Generation, None, None]:
+    """Generate up to its limit for each prompt of ``batch``; the same object, as it is after each pass that chose tokens. It may be left
+    between two passes.
 
     ``finished`` may end sequences by what they say; ``progress(phase, done, total)`` is told of every pass. A finished sequence is
     fed padding until the others are done, as transformers does.
@@ -244,6 +258,7 @@ def generate(
             progress("decode", step + 1, batch.max_new_tokens)
         if step == 0:
             result.first_token_s = time.perf_counter() - begun - result.prefill_s
+        yield result
         sequences.put_by()
         if all(done):
             break
@@ -260,4 +275,3 @@ def generate(
             result.fed.append(fed)
     sequences.put_by_replies(result.tokens)
     sequences.put_rest_by()
-    return result

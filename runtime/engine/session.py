@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from penstock.runtime.asked.page_room import page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine, Progress
-from penstock.runtime.engine.generate import Batch, Sequences
+from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sequences, generating
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.page_record import PageShape
@@ -30,6 +30,9 @@ from penstock.runtime.memory.ground import Ground
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.skeleton import import_model, open_skeleton
 
+Finished = Callable[[list[list[int]]], list[bool]]
+"""Which sequences are over, by all that each has said."""
+Made = Generator[Generation, None, None]
 Mark = Callable[[str], None]
 """Told the name of a phase of the start that is over."""
 
@@ -71,11 +74,16 @@ class Session:
     def device(self) -> torch.device:
         return self.engine.device
 
-    def load(self, largest: Batch, progress: Progress = lambda *_: None, rehearse: Callable[[], None] = lambda: None) -> None:
-        """Fill every place and start the stream. While weights arrive, passes of ``largest``'s shape are rehearsed, then ``rehearse``."""
+    def load(self, largest: Batch, progress: Progress = lambda *_: None, samplers: Sequence[Sampler] = ()) -> None:
+        """Fill every place and start the stream. While weights arrive, passes of ``largest``'s shape and what ``samplers`` do with their
+        logits are rehearsed."""
         self.engine.begin_loading()
         self.engine.warm_up(largest)
-        rehearse()
+        logits = torch.zeros(
+            len(largest.prompts), self.plan.model.vocab, dtype=cast(torch.dtype, self.engine.model.dtype), device=self.device
+        )
+        for sampler in samplers:
+            sampler.warm_up(logits)
         self._mark("rehearsal")
         self.engine.finish_loading(progress)
         if self.engine.copier is not None:
@@ -98,6 +106,15 @@ class Session:
         """``batch`` on its way through the model. One at a time, after :meth:`load`; a batch that was broken off between two passes leaves
         the next one right. Without ``reuse`` no prompt is restored or kept."""
         return self.engine.sequences(batch, self.prefix if reuse else None)
+
+    def generating(self, batch: Batch, sampler: Sampler, finished: Finished | None = None, progress: Progress | None = None) -> Made:
+        """See :func:`generating`: a batch whose maker may leave it between two passes."""
+        return generating(self.sequences(batch), batch, sampler, finished, progress)
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Of the token behind each prompt: [batch, vocab] on the CPU, in the model's type."""
+        return self.sequences(batch).prefill().cpu()
 
     def kept_facts(self) -> dict[str, Any] | None:
         """What was restored and kept so far, for the report; None where nothing is kept."""

@@ -96,9 +96,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             clock.book("limits")
             startup.skip()
         sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), session.device)
-        rows, vocab = len(job.largest.prompts), job.plan.model.vocab
-        some = torch.zeros(rows, vocab, dtype=engine.model.dtype, device=session.device)
-        session.load(job.largest, bar, partial(sampler.warm_up, some))
+        session.load(job.largest, bar, [sampler])
         clock.book("load")
         if session.slow_pages is not None:
             console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)

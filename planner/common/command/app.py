@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_type_hints
 from penstock.planner.common.command.arguments import arguments, parse
 from penstock.planner.common.command.complaints import explain
 from penstock.planner.common.command.completion import complete_word
-from penstock.planner.common.command.job import LOCAL, Call, calling
+from penstock.planner.common.command.job import LOCAL, Call, calling, complete
 from penstock.planner.common.command.job import job as job
 from penstock.planner.common.command.known_keys import keys_of, strip_none
 from penstock.planner.common.command.overrides import Grammar, key_of, normalise, quote
@@ -108,6 +108,30 @@ class Program:
         found = next(v for v in self.verbs if v.name == verb)
         return _call(found, _grammar(found, multirun=False), typed, Environment(), self.name)
 
+    def configuration(self, verb: str, typed: Sequence[str]) -> Any:
+        """What ``verb`` is given when ``typed`` is on its command line, for a caller in this process: its schema's dataclass, complete.
+        Raises UserError as the program prints it. Leaves a Hydra application around it as it was."""
+        from hydra import compose, initialize_config_module
+        from hydra.core.global_hydra import GlobalHydra
+
+        found = next(v for v in self.verbs if v.name == verb)
+        call, overrides = _read(found, _grammar(found, multirun=False), list(typed), self.name)
+        if "hydra.searchpath" not in [key_of(o) for o in overrides]:
+            overrides += _own_profiles()
+        _store_schemas(call)
+        around = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_module(CONFIG.removeprefix("pkg://"), version_base="1.3"):
+                return complete(compose(verb, overrides, return_hydra_config=True), call)
+        except Exception as error:
+            mistake = explain(error, call.keys, call.typed)
+            if mistake is None:
+                raise
+            raise mistake from error
+        finally:
+            GlobalHydra.instance().hydra = around
+
     def _list_verbs(self) -> None:
         print(f"{self.name} {self.summary}\n")
         for verb in self.verbs:
@@ -149,28 +173,32 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
     typed = _spelled_out(args.overrides, verb.words)
     if multirun:
         check_launcher(typed)
-    overrides = [normalise(override, grammar) for override in typed]
-    explicit = {key_of(o) for o in overrides}
-    _refuse_both(verb, explicit, grammar)
-    reads_wsm = verb.reads_wsm and verb.instead not in explicit
-    environment = read_environment(os.environ, verb.name, explicit) if reads_wsm else Environment()
-    overrides = [*_implied(verb, grammar, environment, explicit), *overrides]
-    if profile_dir().is_dir():
-        if args.config_dir is None:
-            args.config_dir = str(profile_dir())
-        elif "hydra.searchpath" not in [key_of(o) for o in overrides]:
-            overrides.append(f"hydra.searchpath=[{quote('file://' + str(profile_dir()))}]")
+    call, overrides = _read(verb, grammar, typed, _program())
+    if args.config_dir is None:
+        args.config_dir = str(profile_dir()) if profile_dir().is_dir() else None
+    elif "hydra.searchpath" not in [key_of(o) for o in overrides]:
+        overrides += _own_profiles()
     with sweep_directory(multirun and "hydra.sweep.dir" not in [key_of(o) for o in overrides]) as sweep:
-        call = _call(verb, grammar, typed, environment)
         _enter_hydra(call, arguments(args, overrides + sweep))
     if call.failed and not multirun:
         raise call.failed[0]
     return 2 if call.failed else call.status
 
 
-def _call(verb: Verb, grammar: Grammar, typed: list[str], environment: Environment, program: str | None = None) -> Call:
+def _read(verb: Verb, grammar: Grammar, typed: list[str], program: str) -> tuple[Call, list[str]]:
+    """What ``typed`` asks of ``verb``, and all of that as Hydra reads it, with what the environment says."""
+    overrides = [normalise(override, grammar) for override in typed]
+    explicit = {key_of(o) for o in overrides}
+    _refuse_both(verb, explicit, grammar)
+    reads_wsm = verb.reads_wsm and verb.instead not in explicit
+    environment = read_environment(os.environ, verb.name, explicit) if reads_wsm else Environment()
+    overrides = [*_implied(verb, grammar, environment, explicit), *overrides]
+    return _call(verb, grammar, typed, environment, program), overrides
+
+
+def _call(verb: Verb, grammar: Grammar, typed: list[str], environment: Environment, program: str) -> Call:
     groups = {group: tuple(options) for group, options in grammar.groups.items()}
-    return Call(verb, program or _program(), grammar.keys, groups, typed, environment)
+    return Call(verb, program, grammar.keys, groups, typed, environment)
 
 
 def _spelled_out(overrides: list[str], words: tuple[str, ...]) -> list[str]:
@@ -191,12 +219,7 @@ def _refuse_both(verb: Verb, explicit: set[str], grammar: Grammar) -> None:
 
 def _enter_hydra(call: Call, line: list[str]) -> None:
     """Hand the command line ``line`` to the verb's ``@hydra.main``, with every exception coming out as it was raised."""
-    from hydra.core.config_store import ConfigStore
-
-    store, hints = ConfigStore.instance(), get_type_hints(call.verb.schema)
-    store.store(name=f"{call.verb.name}_schema", node=call.verb.schema)
-    for group in call.groups:
-        store.store(group=group, name="schema", node=strip_none(hints[group])[0])
+    _store_schemas(call)
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [sys.argv[0], *line]
     with calling(call):
@@ -207,6 +230,21 @@ def _enter_hydra(call: Call, line: list[str]) -> None:
             if mistake is None:
                 raise
             raise mistake from error
+
+
+def _own_profiles() -> list[str]:
+    """The override by which Hydra finds the profiles in the user's own directory; none without one."""
+    return [f"hydra.searchpath=[{quote('file://' + str(profile_dir()))}]"] if profile_dir().is_dir() else []
+
+
+def _store_schemas(call: Call) -> None:
+    """Let Hydra know the types of the verb's configuration."""
+    from hydra.core.config_store import ConfigStore
+
+    store, hints = ConfigStore.instance(), get_type_hints(call.verb.schema)
+    store.store(name=f"{call.verb.name}_schema", node=call.verb.schema)
+    for group in call.groups:
+        store.store(group=group, name="schema", node=strip_none(hints[group])[0])
 
 
 def _implied(verb: Verb, grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:

@@ -147,6 +147,19 @@ def _call_of_worker(task: Callable[[Any], int | None], overrides: list[str]) -> 
     return program.call_of(task.__name__, overrides)
 
 
+def complete(cfg: Any, call: Call) -> Any:
+    """The configuration that Hydra composed for ``call``, its own part included, as the verb's dataclass. Raises UserError for the first
+    thing that is missing."""
+    from omegaconf import open_dict
+
+    hydra = cfg.hydra
+    with open_dict(cfg):
+        del cfg["hydra"]
+    config = _complete(cfg, call, hydra.runtime.choices)
+    _credit(config, hydra.overrides.task)
+    return config
+
+
 def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
     """``cfg`` as its schema's dataclass. Raises UserError for the first thing that is still missing."""
     from omegaconf import OmegaConf

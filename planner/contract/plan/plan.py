@@ -29,6 +29,11 @@ class Plan:
     predicted: Prediction
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def prediction(self) -> Prediction:
+        """What a run of the plan will show: seconds, bytes a token, bytes of each tier."""
+        return self.predicted
+
     @cached_property
     def break_even(self) -> BreakEven:
         """From how many tokens on restoring the head of a prompt of the workload beats computing it, per tier."""
