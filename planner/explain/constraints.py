@@ -33,14 +33,14 @@ class Grip(StrEnum):
 
 @dataclass(frozen=True)
 class Constraint:
-    """``used`` of ``limit`` in ``unit``; ``said`` is a phrase for people."""
+    """``used`` of ``limit`` in ``unit``; ``note`` is a phrase for people."""
 
     name: str
     grip: Grip
     used: float
     limit: float
     unit: str
-    said: str
+    note: str
 
     @property
     def share(self) -> float:
@@ -62,18 +62,18 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
             if not busy_s:
                 continue
             grip = Grip.binds if busy_s == slowest_s else Grip.needed if busy_s >= NEARLY * slowest_s else Grip.slack
-            said = {Grip.binds: "the slowest", Grip.needed: "the slowest next", Grip.slack: "hidden behind others"}[grip]
+            note = {Grip.binds: "the slowest", Grip.needed: "the slowest next", Grip.slack: "hidden behind others"}[grip]
             if (phase, stage) == ("decode", Stage.compute) and launches_bind(plan):
-                said += ", launching kernels"
-            yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {said}")
+                note += ", launching kernels"
+            yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {note}")
         fixed_s = plan.passes_s[phase]
         waited_s = phase_s - first_s - slowest_s - fixed_s
         if waited_s > 1e-9 * phase_s:
-            said = f"{show_seconds(waited_s)} for experts that are known only after their router"
-            yield Constraint(f"{phase}: routers", Grip.binds, waited_s, phase_s, "s", said)
+            note = f"{show_seconds(waited_s)} for experts that are known only after their router"
+            yield Constraint(f"{phase}: routers", Grip.binds, waited_s, phase_s, "s", note)
         if fixed_s:
-            said = f"{show_seconds(fixed_s)} in which no stage works, as runs found"
-            yield Constraint(f"{phase}: each pass", Grip.binds, fixed_s, phase_s, "s", said)
+            note = f"{show_seconds(fixed_s)} in which no stage works, as runs found"
+            yield Constraint(f"{phase}: each pass", Grip.binds, fixed_s, phase_s, "s", note)
         if first_s:
             yield Constraint(f"{phase}: restored KV", Grip.binds, first_s, phase_s, "s", f"{show_seconds(first_s)} before the rest")
 
@@ -88,11 +88,11 @@ def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:
     for fill in fills(plan):
         margin = margins.get(fill.tier)
         if margin is None or fill.tier is Tier.ssd:
-            grip, said = Grip.needed if fill.free_bytes < 0.01 * fill.capacity_bytes else Grip.slack, "room for what lies there"
+            grip, note = Grip.needed if fill.free_bytes < 0.01 * fill.capacity_bytes else Grip.slack, "room for what lies there"
         else:
             grip = Grip.binds if margin.binds else Grip.needed if margin.needed else Grip.slack
-            said = {Grip.binds: "more is faster", Grip.needed: "a step less is slower", Grip.slack: "enough"}[grip]
-        used = f"{show_bytes(fill.taken_bytes)} of {show_bytes(fill.capacity_bytes)}, {said}"
+            note = {Grip.binds: "more is faster", Grip.needed: "a step less is slower", Grip.slack: "enough"}[grip]
+        used = f"{show_bytes(fill.taken_bytes)} of {show_bytes(fill.capacity_bytes)}, {note}"
         yield Constraint(f"{fill.tier.upper()} capacity", grip, fill.taken_bytes, fill.capacity_bytes, "bytes", used)
 
 
@@ -106,5 +106,5 @@ def _rules(plan: Plan) -> Iterator[Constraint]:
     if placement.streamed_units:
         slots, least = plan.decisions.weights.vram.slots, MENUS.ring_slots[0]
         grip = Grip.needed if slots <= least else Grip.slack
-        said = f"{slots} slots take {show_bytes(placement.ring_bytes)} of VRAM, {least} at the least"
-        yield Constraint("rule: VRAM ring", grip, least, slots, "slots", said)
+        note = f"{slots} slots take {show_bytes(placement.ring_bytes)} of VRAM, {least} at the least"
+        yield Constraint("rule: VRAM ring", grip, least, slots, "slots", note)

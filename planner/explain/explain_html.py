@@ -60,7 +60,7 @@ def explanation_page(explanation: Explanation) -> str:
         _p("Each stage works through its layers side by side with the others; the step lasts as long as the slowest.", "dim"),
         "<h2>What holds it back</h2>",
         _table(("", "", "used", ""), [
-            (str(c.grip), (c.name, str(c.grip), f"{c.share:.0%}", c.said)) for c in e.constraints
+            (str(c.grip), (c.name, str(c.grip), f"{c.share:.0%}", c.note)) for c in e.constraints
         ], (2,)),
         "<h2>What each resource is worth</h2>",
         change_picture([(m.resource.name, -m.gain, m.loss) for m in e.margins]),
@@ -89,7 +89,7 @@ def impossible_page(impossible: Impossible) -> str:
     body = [
         f"<h1>{escape(p.model.name)} on {escape(p.hardware.name)}</h1>",
         _p("No plan fits.", "warn"),
-        _p(impossible.said, "dim"),
+        _p(impossible.refusal, "dim"),
         "<h2>What is short</h2>",
         lack_picture([(s.tier.upper(), s.capacity_bytes, s.together_bytes) for s in impossible.shortages]),
         _table(("", "has", "lacks", "lacks alone"), [

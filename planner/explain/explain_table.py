@@ -76,7 +76,7 @@ def standing(explanation: Explanation) -> str:
 def _constraint_table(rows: Iterable[Constraint]) -> Table:
     table = _table("What holds it back", "", "", "used", "")
     for row in rows:
-        table.add_row(row.name, str(row.grip), f"{row.share:.0%}", row.said, style=_LOOKS[row.grip])
+        table.add_row(row.name, str(row.grip), f"{row.share:.0%}", row.note, style=_LOOKS[row.grip])
     return table
 
 

@@ -167,7 +167,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "simple": {name: _six(value) for name, value in vars(e.left).items()} if e.left and e.is_simple else None,
         "best": _seconds(e.base),
         "constraints": [
-            {"name": c.name, "grip": str(c.grip), "used": _six(c.used), "limit": _six(c.limit), "unit": c.unit, "said": c.said}
+            {"name": c.name, "grip": str(c.grip), "used": _six(c.used), "limit": _six(c.limit), "unit": c.unit, "note": c.note}
             for c in e.constraints
         ],
         "margins": [

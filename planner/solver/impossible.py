@@ -38,10 +38,10 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Impossible:
-    """``said`` is the one line that `planner solve` refuses with."""
+    """``refusal`` is the one line that `planner solve` refuses with."""
 
     problem: Problem
-    said: str
+    refusal: str
     shortages: tuple[Shortage, ...]
     remedies: tuple[Remedy, ...]
     """The cheapest first: what takes no hardware, then by ``SLACK_WEIGHTS``."""
@@ -80,7 +80,7 @@ def document(impossible: Impossible) -> dict[str, Any]:
         "hardware": p.hardware.name,
         "model": p.model.name,
         "workload": p.workload.name,
-        "why": impossible.said,
+        "why": impossible.refusal,
         "shortages": [
             {
                 "tier": str(s.tier), "capacity_bytes": s.capacity_bytes, "together_bytes": s.together_bytes, "alone_bytes": s.alone_bytes,

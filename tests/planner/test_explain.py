@@ -201,7 +201,7 @@ def test_the_advice_names_the_step_that_gains_most_with_its_figures(explained: E
 def test_where_the_host_launches_too_slowly_no_resource_helps_and_that_is_said() -> None:
     found = explain(Question(machine(layer_launch_s=0.05), model(8), work(prompt_tokens=1, new_tokens=512)), None, 0.1)
     assert found.best_buy is None and "layer_launch_s" in advice(found)
-    assert any(c.said.endswith("the slowest, launching kernels") for c in found.constraints)
+    assert any(c.note.endswith("the slowest, launching kernels") for c in found.constraints)
 
 
 def test_the_advice_names_both_phases_where_both_gain() -> None:
