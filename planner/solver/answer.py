@@ -87,11 +87,11 @@ def _count(variable: pulp.LpVariable) -> int:
 
 
 def _dram_counts(program: Formulation) -> DramWeights:
-    """Cap, HWM and distance where the program leaves a choice: the largest cap that changes nothing, the least headroom when
-    all layers stay cached, and a window that reaches as far as the headroom can hold.
+    """Cap, HWM and distance where the program leaves a choice: the largest cap that changes nothing; the least headroom if all layers stay
+    cached; a window as long as the headroom can hold.
 
-    Pinned: ``hwm`` layers ahead always hold as many streamed layers as there are slots for them, when spread evenly. Rolling:
-    one less, so that the window and the layer that computes fit together.
+    Pinned layers are spread evenly. So ``hwm`` layers ahead always hold as many streamed layers as there are slots for them. A rolling
+    window is one layer shorter, so that the window and the layer that computes fit together.
     """
     force, policy = program.problem.force, program.problem.policy
     through = round(pulp.value(program.through_dram))

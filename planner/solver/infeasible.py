@@ -88,8 +88,8 @@ def raised(problem: Problem, short_of: dict[Tier, int]) -> Mend:
 
 
 def alternatives(problem: Problem) -> Iterator[Mend]:
-    """Overrides that fit without more hardware: a checkpoint that exists, whose weights need no free space, forced decisions dropped, KV in
-    smaller pages since none is kept, a smaller batch, a shorter prompt."""
+    """Overrides that fit without more hardware: an existing checkpoint, which needs no free space; forced decisions dropped; smaller KV
+    pages, as none is kept; a smaller batch; a shorter prompt."""
     if not problem.model.checkpoint:
         exists = replace(problem, model=replace(problem.model, checkpoint="DIR"))
         if _fits(exists):

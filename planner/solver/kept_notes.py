@@ -1,4 +1,4 @@
-"""What a plan says of the KV that it keeps for prompts to come: why pages have their size, and why some of the set is not kept."""
+"""Notes on the KV that a plan keeps for later prompts: why pages have their size, and why some of the set is not kept."""
 
 from __future__ import annotations
 

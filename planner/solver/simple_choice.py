@@ -15,8 +15,8 @@ from penstock.planner.solver.program import nearest_first, solve
 from penstock.planner.solver.terms.problem import Question
 
 SAME = 0.01
-"""Two plans are as fast whose seconds differ by no more than this share, half of which the program itself gives up for memory: the one with
-less memory is better, which is certain."""
+"""Two plans whose seconds differ by no more than this share are equally fast. The program itself gives up half of it for memory. Of the
+two, the one with less memory is better, which is certain."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,19 @@ def choose(question: Question) -> Choice:
 
 
 def gain(question: Question, chosen: Decisions, simple: Decisions) -> Gain:
-    """Of ``chosen`` over ``simple`` in the objective T, both on the same machine: what is wrong in a figure is wrong for both.
+    """The gain of ``chosen`` over ``simple`` in the objective T. Both run on the same machine, so an error in a figure is an error for
+    both. Let
 
-    With r = ln(T(simple) / T(chosen)) by the profile, and r(f, s) the same with the seconds of figure f multiplied by s, the ends of nine
-    in ten are
+        r       = ln(T(simple) / T(chosen))                   by the profile
+        r(f, s) = the same, with the seconds of figure f times s
+
+    The ends of nine in ten are
 
         least = r - sqrt(sum over f of max(0, r - r(f, 1 + d), r - r(f, 1 / (1 + d)))^2)
         most  = r + sqrt(sum over f of max(0, r(f, 1 + d) - r, r(f, 1 / (1 + d)) - r)^2)
 
-    where d is the spread of f (``lessons.spread``): figures are off independently, so what each takes or adds is summed as squares.
-    All three are given as exp(.) - 1. Costs 30 predictions.
+    where d is the spread of f (``lessons.spread``). Figures err independently, so the squares of their effects are summed. All three are
+    returned as exp(.) - 1. Costs 30 predictions.
     """
     q = question
 

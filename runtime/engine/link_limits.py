@@ -80,8 +80,8 @@ def _ssd_gbps(engine: Engine, over: Until) -> float:
 
 
 def _h2d_gbps(engine: Engine, over: Until) -> float:
-    """Chunk after chunk of the arena into a ring slot, the plan's chunk size and copies in flight: the median over windows of the size
-    of a step, by device time. A step's median and this one then suffer the same disturbances."""
+    """Copy chunk after chunk of the arena into a ring slot, with the plan's chunk size and copies in flight. Returns the median rate over
+    windows of a step's size, by device time. A step's median and this one then suffer the same disturbances."""
     copier, (chunk, in_flight) = engine.copier, engine.chunking
     dst = engine.link_target
     size = min(chunk, dst.numel())

@@ -10,11 +10,13 @@ from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 SECOND_TIER = 0.5
-"""What a slot of the tier with fewer of them counts beside one of the other without routings, since both tiers keep some of the same
-experts: DRAM's policy sees what VRAM misses, and what VRAM lets go is not copied back. With the mix on decode steps of a small Mixtral
-(8 experts, top-2), DRAM keeping m beside VRAM's n: 3.1 % missed by both with 2 + 4, 4.2 with 3 + 3, 1.9 with 4 + 4, 1.3 with 2 + 5, 3.3
-with 1 + 5, against 7.3 with 4 slots of one tier, 3.1 with 5 and 1.1 with 6. Under LRU both keep much the same: 12.9 % with 2 + 4, 9.8 with
-4 alone."""
+"""What a slot of the smaller tier counts beside one of the larger, if no routings are given. Both tiers hold some of the same experts:
+DRAM's policy sees what VRAM misses, and an expert that VRAM evicts is not copied back.
+
+Measured with mix on decode steps of a small Mixtral (8 experts, top-2), n slots a layer in VRAM and m in DRAM, experts that both miss: 3.1
+% with 2 + 4, 4.2 with 3 + 3, 1.9 with 4 + 4, 1.3 with 2 + 5, 3.3 with 1 + 5. One tier misses 7.3 % with 4 slots, 3.1 with 5, 1.1 with 6.
+Under LRU both keep much the same: 12.9 % with 2 + 4, 9.8 with 4 alone.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,12 @@ class Experts:
     layers: tuple[int, ...]
     """The decoder layers that have them; the others are dense."""
     hit_rates: tuple[float, ...]
-    """Share of one token's experts that a layer finds in n slots of its own, for n = 0, ..., ``count``: from 0 to 1, rising, and by less
-    with every slot."""
+    """Share of one token's experts that a layer finds in n slots of its own, for n = 0, ..., ``count``. It rises from 0 to 1, by less with
+    every slot."""
     foreseen: float = 0.0
     """Share of a decode step's missed experts that routers asked beforehand name a layer before their own: 0 without routings."""
     second_tier: float = SECOND_TIER
-    """What a slot of the tier with fewer of them counts for one token beside one of the other: from 0, where it adds nothing, to 1."""
+    """What a slot of the smaller tier counts, for one token, beside one of the larger: from 0, where it adds nothing, to 1."""
 
     @property
     def units(self) -> int:

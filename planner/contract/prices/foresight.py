@@ -62,9 +62,12 @@ class DecodeStep:
         return decode_compute_s(self.hardware, self.model, self.workload, self.batch) / self.model.layers
 
     def worth_fetching(self, slots: int, ahead: Foresight) -> int:
-        """Experts of the coming layer, into a tier of ``slots``: as many as a layer's compute hides, one where it hides a part, none where
-        it hides less than a piece, but all that are named where routers of further layers are asked, too. None where all are kept, or where
-        a batch touches nearly all, which then pass in order."""
+        """How many experts of the coming layer to fetch ahead into a tier of ``slots``.
+
+        * As many as a layer's compute hides; one if it hides a part of one; none if it hides less than a piece.
+        * All that are named, if routers of further layers are asked, too.
+        * None if all experts are kept, or if a batch touches nearly all, which then pass in order.
+        """
         experts = self.experts
         if slots >= experts.units or visit(experts, self.batch).dense:
             return 0

@@ -58,8 +58,8 @@ OPERATIONS = Operations()
 
 
 def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
-    """Host seconds to issue all layers of a pass over ``tokens`` tokens: for each the measured one's, as many times as it has times the
-    operations of a dense layer in a decode step; ``more`` than these in the attention of this pass."""
+    """Host seconds to launch all layers of a pass over ``tokens`` tokens: for each layer the measured seconds, times its operations over
+    those of a dense layer in a decode step. This pass's attention has ``more`` operations than that."""
     gpu = hardware.gpu is not None
     dense = OPERATIONS.dense(gpu)
     operations: float = model.layers * (dense + more)

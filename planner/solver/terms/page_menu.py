@@ -47,7 +47,7 @@ def _choice(model: ModelSpec, workload: Workload, batch: int, page_tokens: int) 
 
 
 def candidates(model: ModelSpec) -> list[int]:
-    """Sizes of pages that an SSD can keep: a layer's part of 4096 bytes or a multiple, and of half a megabyte where any is that large."""
+    """Sizes of pages that an SSD can keep. A layer's page is a multiple of 4096 bytes, and of half a megabyte if any size is that large."""
     whole = [t for t in LIMITS.page_tokens if t >= LIMITS.ssd_page_tokens_min and not kv_page_bytes(model, t) % ALIGN]
     return [t for t in whole if kv_page_bytes(model, t) >= LIMITS.layer_read_bytes] or whole or [LIMITS.ssd_page_tokens_min]
 

@@ -1,7 +1,7 @@
 """Which pages a directory holds: kept in memory, saved in ``index.kv`` so that opening reads no headers.
 
-The file is written aside and renamed, when a segment is full and when the writer closes. What was written after it, up to one segment, is
-found by its headers. A file that is missing or fails its checksum costs one read of 4096 bytes for each page of the directory, eight at a
+The file is written aside and renamed, when a segment is full and when the writer closes. Pages written after that, up to one segment, are
+found by their headers. A file that is missing or fails its checksum costs one read of 4096 bytes for each page of the directory, eight at a
 time: 0.4 s for 10,000 pages on a drive of 100 microseconds.
 """
 

@@ -1,8 +1,7 @@
 """Names of KV pages: a page is named by everything that its contents depend on.
 
-Keys are xxh3 of 128 bits: two different prefixes among 10**12 pages share a name with probability 10**-15. The hash is not
-cryptographic: who can choose prompts freely could build two prefixes of one name, so users who must not see each other's
-prompts need directories of their own.
+Keys are xxh3 of 128 bits. Among 10**12 pages two different prefixes share a key with probability 10**-15. The hash is not cryptographic:
+who chooses prompts freely could build two prefixes of one key. So users who must not see each other's prompts need separate directories.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ ROOT = bytes(KEY_BYTES)
 def namespace(model: Mapping[str, Any], weights: str, dtype: str, page_tokens: int, layout: str) -> bytes:
     """16 bytes that differ whenever pages must not be mixed.
 
-    ``model`` is the model's configuration (anything that JSON can say; the order of keys does not matter), ``weights`` the digest of the
-    weights' manifest or index, ``dtype`` that of the KV, ``layout`` the name of the order of bytes in a layer's block. TypeError when
-    ``model`` is no JSON.
+    ``model`` is the model's configuration: anything that JSON holds, in any order of keys. ``weights`` is the digest of the weights'
+    manifest or index, ``dtype`` that of the KV, ``layout`` the name of the order of bytes in a layer's block. TypeError if ``model`` is no
+    JSON.
     """
     parts = [FORMAT, model, weights, dtype, page_tokens, layout]
     return xxhash.xxh3_128_digest(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode())
 
 
 def page_keys(namespace: bytes, tokens: Sequence[int] | np.ndarray, page_tokens: int) -> list[bytes]:
-    """Keys of the full pages of a sequence: each hashes the namespace, the key before it and its own tokens as little-endian int64, so
+    """Keys of the full pages of a sequence. Each key hashes the namespace, the key before it and its own tokens as little-endian int64. So
     a key stands for the whole prefix up to its page's end.
 
-    Costs about 1 microsecond a page for an integer array; a list of Python integers is converted first, 3 microseconds per 64 tokens.
+    Costs about 1 microsecond a page for an integer array. A list of Python integers is converted first: 3 microseconds per 64 tokens.
     """
     ids = np.asarray(tokens)
     if ids.size and ids.dtype.kind not in "iu":

@@ -1,11 +1,13 @@
-"""One page on disk: a header of 4096 bytes, then the payload, all of it in multiples of 4096 so that O_DIRECT works.
+"""One page on disk: a header of 4096 bytes, then the payload, all in multiples of 4096 so that O_DIRECT works.
 
-A page has one checksum for all of its payload, xxh3 of 64 bits: made once, when the page is computed, kept in the header, which has one
-of its own, and compared whenever the page leaves a disk or DRAM. Measured on one Xeon core: xxh3 of 64 or of 128 bits 31 GB/s,
-zlib.crc32 2.1 to 4.6; all let other threads run. A CRC of 32 bits would cost as much time as the read itself and miss one damaged page
-in 4e9, against 2e19. One for each layer would allow to read layers alone, which nobody does, and take the interpreter's lock once a layer.
+A page has one checksum over its payload, xxh3 of 64 bits. It is made when the page is computed, and kept in the header, which has a
+checksum of its own. It is compared whenever the page leaves a disk or DRAM.
 
-The header says which segment and slot it was written for, so bytes that a file system misplaced are no record.
+Measured on one Xeon core: xxh3 of 64 or 128 bits 31 GB/s, zlib.crc32 2.1 to 4.6 GB/s; all release the interpreter. A CRC of 32 bits would
+take as long as the read and miss one damaged page in 4e9, against 2e19. A checksum a layer would allow reading layers alone, which nobody
+does.
+
+The header names its segment and slot, so bytes that a file system misplaced are no record.
 """
 
 from __future__ import annotations

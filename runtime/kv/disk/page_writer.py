@@ -84,11 +84,11 @@ class DiskWriter(DiskPages):
         self._thread.start()
 
     def put(self, key: bytes, parent: bytes, payload: memoryview, checksum: int, done: Done) -> bool:
-        """Queue a page (page-aligned, all layers) with its ``checksum_of``, which is not made anew: what became of the payload since shows
-        when it is read. False when the queue is full or closed: the page is skipped.
+        """Queue a page (aligned, all layers) with its ``checksum_of``. The checksum is not computed again, so a payload that changed since
+        shows when it is read. False when the queue is full or closed: the page is skipped.
 
-        When True, ``payload`` must not change until ``done(stored)`` is called, once, from the writer's thread: it must return quickly
-        and not raise. ``stored`` is True also for a page that was there already. ValueError for a payload that is not a page.
+        When True, ``payload`` must not change until ``done(stored)`` is called, once, from the writer's thread. ``done`` must return
+        quickly and not raise. ``stored`` is True also for a page that was there already. ValueError for a payload that is not a page.
         """
         flat = page_aligned(payload)
         if len(flat) != self.shape.payload_bytes:

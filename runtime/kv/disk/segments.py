@@ -1,15 +1,15 @@
 """Segment files: equal slots of one page each, written once, front to back.
 
-All pages of a segment have one shape, so the record of slot ``s`` begins at ``s * record_bytes``. A file is created under its final name
-and a record is valid by its header, so segments need no publishing of their own. A slot is written in two steps: zeros in place of the
-header together with the payload, then the header alone, once the first has returned. What can be left behind:
+All pages of a segment have one shape, so the record of slot ``s`` begins at ``s * record_bytes``. A file is created under its final name. A
+record is valid by its header, so segments need no publishing of their own. A slot is written in two steps: zeros in place of the header
+together with the payload, then the header alone. What a crash can leave:
 
-* kill -9: a slot without a header, at the end of the last segment. It is no page; the next writer writes over it.
-* power loss: the drive may have kept a header and lost payload. The checksums say so when the page is read, and it is absent. Waiting
-  for the drive between the two steps would make nothing safer, only slower; it is waited for before an index is published.
+* kill -9: a slot without a header, at the end of the last segment. It is no page; the next writer overwrites it.
+* power loss: the drive may have kept a header and lost payload. The checksum shows that when the page is read, and the page is absent.
+  Waiting for the drive between the two steps would be slower and no safer. The drive is waited for before an index is published.
 
-Files are opened for each read and write (about 10 microseconds): no descriptor outlives a segment that was evicted, so its space is
-free at once, also when another process still reads the directory.
+Files are opened for each read and write (about 10 microseconds). So no descriptor outlives an evicted segment, and its space is free at
+once, also when another process still reads the directory.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Transfer = Callable[[int, Sequence[memoryview], int], int]
 
 
 class SegmentFiles:
-    """The segments of a directory. ``direct`` turns False once the file system has refused O_DIRECT: what is read and written then goes
-    through the page cache, which is told to forget it. Thread-safe. Buffers must be page-aligned."""
+    """The segments of a directory. ``direct`` turns False once the file system has refused O_DIRECT. Reads and writes then go through the
+    page cache, which is asked to forget them. Thread-safe. Buffers must be 4096-aligned."""
 
     def __init__(self, directory: Path, preadv: Transfer = os.preadv, pwritev: Transfer = os.pwritev):
         self.directory = directory

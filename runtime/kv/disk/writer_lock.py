@@ -17,11 +17,10 @@ LOCK = "writer.lock"
 
 
 class WriterLock:
-    """``flock`` on a file that says who holds it. The kernel releases it when the holder dies, however that happens; on NFS (Linux) it is
-    a lock on the server, so it holds between hosts. A process forked from the holder shares it until both are gone.
+    """``flock`` on a file that names the holder. The kernel releases it when the holder dies in any way. On NFS (Linux) it is a lock on the
+    server, so it holds between hosts. A process forked from the holder shares it until both are gone.
 
-    UserError when another holds it, naming that one and, as remedies beside those that always help, ``otherwise``; and when it cannot be
-    had here at all.
+    UserError if another process holds it: its name, the usual remedies, and ``otherwise``. UserError also if no lock can be had here.
     """
 
     def __init__(self, directory: Path, otherwise: str):
