@@ -19,13 +19,13 @@ WIDTH = 140
 HEAD = """\
 # Results
 
-Written by `make results` from the JSON files under `bench/results/`; no figure here is typed by hand. `docs/log.md` has what was predicted
+Written by `make results` from the JSON files under `bench/results/`; no figure here is typed by hand. `docs/log.md` has the prediction made
 before each measurement, and why a target was missed, as far as that is known.
 
-Weights are random in all of these: rates do not depend on what they are. A ratio is the measured figure over its limit. The limit is what
-the same process measured of the link, the drive or computing alone, since the machines' rates drift from one session to the next. Where
-there is nothing to measure (host time, deciding, opening an index) it is the bound that was asked for. *Predicted* is predicted over
-measured. Where a file has several runs, some are of older code: what each is of stands below its table.
+Weights are random in all of these, because rates do not depend on them. A ratio is the measured figure over its limit. The same process
+measured the limit: the link, the drive or compute alone. Machines' rates drift from one session to the next. Host time, deciding and
+opening an index have no limit to measure; their bound is the requested one. *Predicted* is predicted over measured. If a file has several
+runs, some are of older code; the lines below its table name the code of each.
 """
 
 
