@@ -10,12 +10,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
 from penstock.runtime.store.decoder import decoder_layers
-from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
+from penstock.runtime.store.expert_modules import ExpertsModule, expert_parameters, layers_with_experts
 
 NAME = "penstock"
 """Of our function in transformers' experts interface."""
@@ -56,7 +57,7 @@ class LayerExperts:
     back once, which waits for the router. Scores of the layer ahead come with the same wait.
     """
 
-    def __init__(self, module: nn.Module, layer: int):
+    def __init__(self, module: ExpertsModule, layer: int):
         self.sequences = 0
         """Rows of a decode step; a visit of another number is of prompts."""
         self._module, self._layer = module, layer
@@ -157,7 +158,7 @@ def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, we
 class ExpertsInTurn:
     """Has every MoE layer of a model compute with experts as they arrive: :class:`LayerExperts`, which are fed later."""
 
-    def convert(self, model: nn.Module) -> None:
+    def convert(self, model: PreTrainedModel) -> None:
         ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
         for layer, module in layers_with_experts(decoder_layers(model)):
             setattr(module, _RUNNER, LayerExperts(module, layer))

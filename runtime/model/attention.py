@@ -25,16 +25,16 @@ class AttentionWithoutMasks:
 
     device: torch.device
 
-    def convert(self, model: nn.Module) -> None:
+    def convert(self, model: PreTrainedModel) -> None:
         attend_without_masks(model, self.device)
 
 
-def attend_without_masks(model: nn.Module, device: torch.device) -> None:
+def attend_without_masks(model: PreTrainedModel, device: torch.device) -> None:
     """Have ``model`` attend so on ``device``, where FlashAttention is to be had and the model would use SDPA; else nothing."""
     config = model.config.get_text_config(decoder=True)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     flash = device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16) and dim <= _MOST_DIM
-    if flash and isinstance(model, PreTrainedModel) and config._attn_implementation == "sdpa":
+    if flash and config._attn_implementation == "sdpa":
         use(model)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -66,21 +66,21 @@ class Binder:
             module.register_forward_hook(self._leaving(unit))
         model.register_forward_hook(lambda *_: self.stream.end_pass())
 
-    def _entering(self, unit: Unit, module: nn.Module) -> Callable[[nn.Module, tuple], None]:
+    def _entering(self, unit: Unit, module: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         owners = {
             name: (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2])
             for name, _ in module.named_parameters()
         }
 
-        def hook(_module: nn.Module, _args: tuple) -> None:
+        def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             for name, param in self.stream.enter(unit).items():
                 owner, leaf = owners[name]
                 owner[leaf] = param
 
         return hook
 
-    def _leaving(self, unit: Unit) -> Callable[[nn.Module, tuple, object], None]:
-        def hook(_module: nn.Module, _args: tuple, _output: object) -> None:
+    def _leaving(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], _output: object) -> None:
             self.stream.leave(unit)
 
         return hook

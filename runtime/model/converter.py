@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import nn
+from transformers import PreTrainedModel
 
 
 class Converter(Protocol):
@@ -14,5 +14,5 @@ class Converter(Protocol):
     module declares the tensors that the checkpoint holds. What it computes with is fed to it later.
     """
 
-    def convert(self, model: nn.Module) -> None:
+    def convert(self, model: PreTrainedModel) -> None:
         """Change ``model`` in place; nothing where it has no part that this is for."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.decisions import Tier
@@ -44,7 +45,7 @@ def rows_of(layout: UnitLayout, first: int, last: int) -> UnitLayout:
     return UnitLayout(align_up(dest + nbytes), (block,), (Extent(extent.file, offset, nbytes, dest, owns_pages=True),), nbytes)
 
 
-def host_fixtures(store: Store, model: nn.Module) -> list[Fixture]:
+def host_fixtures(store: Store, model: PreTrainedModel) -> list[Fixture]:
     """Two tiers: everything outside the decoder blocks lies in DRAM, bound as it is."""
     fixtures = [Fixture(name, layout, Tier.dram, _to_model(model)) for name, layout in store.others().items()]
     head = model.get_output_embeddings()
@@ -60,7 +61,7 @@ def host_fixtures(store: Store, model: nn.Module) -> list[Fixture]:
     return fixtures
 
 
-def device_fixtures(placement: Placement, store: Store, model: nn.Module, layers: nn.ModuleList) -> list[Fixture]:
+def device_fixtures(placement: Placement, store: Store, model: PreTrainedModel, layers: nn.ModuleList) -> list[Fixture]:
     """Three tiers: norms and resident units in VRAM, tables where the plan puts them, LM-head blocks in either."""
     others = dict(store.others())
     embed = module_name(model, model.get_input_embeddings()) + ".weight"
@@ -77,7 +78,7 @@ def device_fixtures(placement: Placement, store: Store, model: nn.Module, layers
     return fixtures
 
 
-def _to_model(model: nn.Module) -> Bind:
+def _to_model(model: PreTrainedModel) -> Bind:
     return lambda params: bind(model, params)
 
 

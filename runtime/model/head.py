@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import PreTrainedModel
 
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.model.binding import Binder
@@ -26,7 +27,7 @@ class HeadInBlocks:
     vocab: int
     blocks: int
 
-    def convert(self, model: nn.Module) -> None:
+    def convert(self, model: PreTrainedModel) -> None:
         model.set_output_embeddings(BlockedHead(head_rows(self.vocab, self.blocks), model.get_output_embeddings()))
 
 
@@ -37,10 +38,13 @@ class BlockedHead(nn.Module):
     beside the output.
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(self, rows: Sequence[tuple[int, int]], replaced: nn.Module):
         super().__init__()
         self._rows = rows
-        self.register_parameter("weight", replaced.weight)
+        self.register_parameter("weight", replaced.get_parameter("weight"))
         self.register_parameter("bias", getattr(replaced, "bias", None))
 
     def feed(self, resident: Mapping[int, torch.Tensor], binder: Binder) -> None:

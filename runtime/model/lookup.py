@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class LookUpOnHost:
 
     device: torch.device
 
-    def convert(self, model: nn.Module) -> None:
+    def convert(self, model: PreTrainedModel) -> None:
         host, embedding = torch.device("cpu"), model.get_input_embeddings()
         embedding._buffers.update({name: b.to(host) for name, b in embedding._buffers.items() if b is not None})
         embedding.register_forward_pre_hook(lambda _module, args: tuple(a.to(host) if torch.is_tensor(a) else a for a in args))

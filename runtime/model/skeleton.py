@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from penstock.planner.common.errors import UserError
@@ -26,18 +26,18 @@ def _parameters_on_meta() -> Iterator[None]:
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         original(module, name, None if param is None else nn.Parameter(param.to("meta"), requires_grad=False))
 
-    nn.Module.register_parameter = register
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        nn.Module.register_parameter = original
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
 class Skeleton:
     """A checkpoint's model on the meta device, with the store that its weights come from."""
 
-    model: nn.Module
+    model: PreTrainedModel
     store: Store
 
     @property
@@ -57,7 +57,7 @@ def import_model(directory: Path) -> None:
         AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(directory))]
 
 
-def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> nn.Module:
+def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> PreTrainedModel:
     """The checkpoint's causal LM with every parameter on the meta device, changed by ``converters``. Takes no memory for weights."""
     with _told(directory):
         config = AutoConfig.from_pretrained(directory)

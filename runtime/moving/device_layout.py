@@ -32,8 +32,7 @@ def device_layout(layout: UnitLayout) -> DeviceLayout:
     src_end = -1
     for t in sorted(layout.tensors, key=lambda t: t.offset):
         last = segments[-1] if segments else None
-        follows = last is not None and t.offset == src_end and (last.dst + last.nbytes) % _RUN_ALIGN == 0
-        if follows:
+        if last is not None and t.offset == src_end and (last.dst + last.nbytes) % _RUN_ALIGN == 0:
             dst = last.dst + last.nbytes
             segments[-1] = replace(last, nbytes=last.nbytes + t.nbytes)
         else:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
+import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from penstock.planner.common.errors import UserError
 
 
-def experts_module(block: nn.Module) -> tuple[str, nn.Module] | None:
+class ExpertsModule(nn.Module):
+    """What `transformers`' modules of routed experts have; none is made of this class."""
+
+    num_experts: int
+    is_transposed: bool
+    has_gate: bool
+    has_bias: bool
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+    _apply_gate: Callable[[torch.Tensor], torch.Tensor]
+    config: PreTrainedConfig
+
+
+def experts_module(block: nn.Module) -> tuple[str, ExpertsModule] | None:
     """Name and module of a layer's routed experts inside ``block`` (an ``mlp``), behind `transformers`' experts interface. That module
     computes by the function that its config names. None in a dense layer."""
-    found = [(name, module) for name, module in block.named_modules() if hasattr(module, "is_transposed")]
+    found = [(name, cast(ExpertsModule, module)) for name, module in block.named_modules() if hasattr(module, "is_transposed")]
     return found[0] if found else None
 
 
-def expert_parameters(module: nn.Module) -> Mapping[str, nn.Parameter]:
+def expert_parameters(module: ExpertsModule) -> Mapping[str, nn.Parameter]:
     """Parameters of an experts module, [experts, ...] each. UserError where it is made in another way."""
     parameters = dict(module.named_parameters())
     strange = [name for name, p in parameters.items() if "." in name or not p.dim() or p.shape[0] != module.num_experts]
@@ -26,9 +41,9 @@ def expert_parameters(module: nn.Module) -> Mapping[str, nn.Parameter]:
     return parameters
 
 
-def layers_with_experts(layers: nn.ModuleList) -> Iterator[tuple[int, nn.Module]]:
+def layers_with_experts(layers: nn.ModuleList) -> Iterator[tuple[int, ExpertsModule]]:
     """(decoder layer, experts module) of every MoE layer."""
     for index, layer in enumerate(layers):
-        found = experts_module(layer.mlp)
+        found = experts_module(layer.get_submodule("mlp"))
         if found is not None:
             yield index, found[1]
