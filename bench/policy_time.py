@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
-from penstock.planner.contract.experts.expert_cache import LIKELY, ExpertCache, Routing
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.policies import ExpertPolicy, FarSight, make_expert_policy
 from penstock.planner.contract.experts.policies.far import reach
+from penstock.planner.contract.experts.prefetch import Prefetch
 
 SHAPES = {"mixtral8x7b": (32, 8, 2), "qwen3-30b-a3b": (48, 128, 8)}
 """Model -> MoE layers, experts, top_k."""
@@ -41,7 +43,9 @@ def policy_visits(policy: ExpertPolicy) -> Callable[[int, Routing], None]:
 
 def tier_visits(policy: ExpertPolicy, layers: int, count: int, top_k: int, far: FarSight | None) -> Callable[[int, Routing], None]:
     """All that a tier decides, in the engine's order."""
-    cache = ExpertCache(dict.fromkeys(range(layers), count // 2), layers * count // 2 + top_k + 1, count, policy, far=far)
+    cache = ExpertCache(
+        dict.fromkeys(range(layers), count // 2), layers * count // 2 + top_k + 1, count, policy, None, far, Prefetch(1, LIKELY)
+    )
 
     def visit(layer: int, routing: Routing) -> None:
         seen = cache.find(layer, routing.experts)
@@ -50,7 +54,7 @@ def tier_visits(policy: ExpertPolicy, layers: int, count: int, top_k: int, far: 
         for expert in seen.misses:
             cache.take(layer, expert)
         cache.judge(layer, routing)
-        list(cache.coming(layer, len(routing.experts), 1))
+        list(cache.coming(layer, len(routing.experts)))
         for expert in (*seen.hits, *seen.misses):
             for slot in cache.settle(layer, expert):
                 cache.give_back(slot)

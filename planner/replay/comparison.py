@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.experts.routing import Routings
-from penstock.planner.replay.replayed import Advance, Fetched, Kept, Prefetch, Replay, replay, replay_belady
+from penstock.planner.replay.replayed import Advance, Fetched, Kept, Replay, replay, replay_belady
 
 BELADY = "belady"
 """The name of the bound among the policies."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy
+from penstock.planner.contract.experts.prefetch import NOTHING, Prefetch
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.replay.stack import Stack
 
@@ -69,21 +70,11 @@ class Replay:
     """For each number of slots asked for; empty when the policy never looks ahead."""
 
 
-@dataclass(frozen=True)
-class Prefetch:
-    """Before each visit of a layer, its likeliest experts that are not held are fetched."""
-
-    most: int
-    """How many, at most."""
-    least_chance: float = 0.0
-    """Only those that are likelier than this."""
-
-
 def replay(
     routings: Routings,
     name: ExpertPolicyName,
     slots: Sequence[int] = (),
-    prefetch: Prefetch = Prefetch(0),
+    prefetch: Prefetch = NOTHING,
     advance: Advance = lambda tokens: None,
 ) -> Replay:
     """Act the routings out, and prefetch beside each of ``slots``. The time is that of the policy and O(tokens x layers x count x (count +

@@ -61,10 +61,11 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
 def _foreseen(routings: Routings, policy: ExpertPolicyName) -> float:
     """See :class:`Experts`; with slots for half of the experts, of which no policy's foresight depends much. 0 also where no
     farther layer's router is asked: what is known one layer ahead hides a part of a copy at most."""
-    from penstock.planner.contract.experts.expert_cache import LIKELY
+    from penstock.planner.contract.experts.expert_caches import LIKELY
     from penstock.planner.contract.experts.policies import AheadScores, make_expert_policy
     from penstock.planner.contract.experts.policies.far import reach
-    from penstock.planner.replay.replayed import Prefetch, replay
+    from penstock.planner.contract.experts.prefetch import Prefetch
+    from penstock.planner.replay.replayed import replay
 
     needs = make_expert_policy(policy, 1, routings.count, routings.top_k).needs_ahead
     if needs is not AheadScores.router or reach(routings.layers, routings.count) < 2:

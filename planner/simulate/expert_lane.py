@@ -136,7 +136,7 @@ class SimulatedExperts:
         experts, made = plan.model.experts, plan.decisions.experts
         assert experts is not None and made is not None, "only a plan with routed experts is simulated so"
         pieces = -(-experts.expert_bytes // made.chunk_bytes)
-        self._made, self._pieces = made, pieces
+        self._pieces = pieces
         reads, piece_bytes = plan.decisions.weights.ssd, experts.expert_bytes // pieces
         lanes.of[SSD].width = max(1, reads.queue_depth * reads.block_bytes // piece_bytes)  # blocks of as many are read at once
         self.waiting: dict[int, None] = {}
@@ -195,7 +195,7 @@ class SimulatedExperts:
                     self._far[layer, expert] = self._pieces - coming.left
             self._far |= dict.fromkeys(((layer, e) for e in misses), 0)
         self._todo.extend((layer, e) for e in misses)
-        self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts), self._made.into_dram(self.card is not None))
+        self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts))
 
     def ready(self) -> int | None:
         """An expert that compute can take now, the first of the visit's order."""
@@ -239,7 +239,7 @@ class SimulatedExperts:
         did = self._look_ahead_in_dram() or did
         if not self._near and not self._looked:
             self._looked = True
-            self._wanted = self.card.cache.coming(*self._visited, self._made.prefetch)
+            self._wanted = self.card.cache.coming(*self._visited)
         if self._wanted is not None and self.card.cache.room_ahead and not self.card.ahead & set(self.card.coming):
             ahead = next(self._wanted, None)
             if ahead is None:

@@ -18,6 +18,7 @@ from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.resolve import model_from
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import AheadScores, make_expert_policy
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.experts.routing_lines import SCORES
@@ -25,7 +26,6 @@ from penstock.planner.contract.given.model import Experts
 from penstock.planner.replay.comparison import Comparison, compare, document
 from penstock.planner.replay.replay_picture import check_picture, draw_comparison
 from penstock.planner.replay.replay_table import print_comparison
-from penstock.planner.replay.replayed import Prefetch
 
 MOST_SLOTS = 15
 """Numbers of slots that are compared when none are asked for."""

@@ -68,14 +68,13 @@ class CardExperts:
         ledger: Ledger,
         chunk_bytes: int,
         in_flight: int,
-        prefetch: int,
     ):
         self.stats = TierStats()
         self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
         self._layouts, self._cache, self._dram = layouts, cache, dram
         self._copies = ExpertCopies(slots, device, ledger)
         self._device, self._clock = device, clock
-        self._chunk_bytes, self._in_flight, self._prefetch = chunk_bytes, in_flight, prefetch
+        self._chunk_bytes, self._in_flight = chunk_bytes, in_flight
         self._coming: dict[Key, _Ahead] = {}
         self._under_way: deque[Event] = deque()
         self._most_queued, self._most_bytes = float(in_flight), chunk_bytes
@@ -224,7 +223,7 @@ class CardExperts:
         if self._cache.still:
             return
         with self._deciding:
-            self._wanted = self._cache.coming(layer, touched, self._prefetch)
+            self._wanted = self._cache.coming(layer, touched)
         certain = self._cache.is_dense(touched) and not self._cache.is_last(layer)  # the pass after this one may be a step
         self._most_queued, self._most_bytes = (math.inf, sys.maxsize) if certain else (self._in_flight, self._chunk_bytes)
         self.fetch_ahead()

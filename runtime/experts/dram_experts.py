@@ -41,14 +41,13 @@ class DramExperts:
         pool: ReadPool,
         part_bytes: int,
         in_flight: int,
-        prefetch: int,
     ):
         self.stats = TierStats()
         self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
         self.slot_bytes = slot_bytes(layouts)
         self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
         self._cache = cache
-        self._part_bytes, self._in_flight, self._prefetch = part_bytes, in_flight, prefetch
+        self._part_bytes, self._in_flight = part_bytes, in_flight
         self._cond = threading.Condition()
         self._fetches: dict[Key, Fetch] = {}
         self._todo: deque[Key] = deque()
@@ -110,7 +109,7 @@ class DramExperts:
             with self._judging:
                 self._cache.judge(layer, routing)
             with self._deciding:
-                self._wanted = self._cache.coming(layer, len(routing.experts), self._prefetch)
+                self._wanted = self._cache.coming(layer, len(routing.experts))
             self._go_on()
 
     def here(self, layer: int, expert: int) -> bool:

@@ -71,6 +71,4 @@ class ExpertHost:
         decided = room.plan.decisions.experts
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()
-        self.dram = DramExperts(
-            room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight, decided.into_dram(self.vram_cache is not None)
-        )
+        self.dram = DramExperts(room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight)

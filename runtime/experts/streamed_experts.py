@@ -49,7 +49,7 @@ class Experts:
             tensors = {key: layout.tensors for key, layout in layouts.items()}
             self._tiers = self.card = CardExperts(
                 layouts, slots, host.vram_cache, host.dram, device.twin(), clock, ledger,
-                decided.chunk_bytes, decided.in_flight, decided.prefetch,
+                decided.chunk_bytes, decided.in_flight,
             )  # fmt: skip
             for number in range(len(layers)):
                 _pass_by(submodule(layers, Unit("attn", number)), self.card)

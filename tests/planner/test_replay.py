@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from bench.routing import Size, made_up_routings
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import make_expert_policy
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.replay.comparison import BELADY, compare
-from penstock.planner.replay.replayed import Prefetch, hit_curve, replay, replay_belady
+from penstock.planner.replay.replayed import hit_curve, replay, replay_belady
 
 FED = [name for name in ExpertPolicyName if make_expert_policy(name, 1, 2, 1).needs_ahead is None]
 

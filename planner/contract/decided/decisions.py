@@ -183,10 +183,6 @@ class ExpertSlots:
     )
     """Bytes of one copy of a part of an expert."""
 
-    def into_dram(self, gpu: bool) -> int:
-        """Experts of a coming layer that the DRAM tier may read ahead."""
-        return self.read_ahead if gpu else self.prefetch
-
 
 @dataclass(frozen=True)
 class Decisions:

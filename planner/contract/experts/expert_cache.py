@@ -12,14 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.planner.contract.experts.policies import ExpertPolicy, FarSight
+from penstock.planner.contract.experts.prefetch import NOTHING, Prefetch
 
 DENSE = 0.75
 """A visit that uses at least this share of a layer's experts counts as one of all: experts that are not kept pass through, and all of the
 coming layer's are fetched."""
-
-LIKELY = 0.5
-"""Experts at least this probable are fetched ahead. A right guess gains what the link carries while a layer computes. A wrong guess costs
-about as much: a missing expert waits for the queued chunks."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,12 @@ class ExpertCache:
 
     def __init__(
         self, quotas: Mapping[int, int], slots: int, count: int, policy: ExpertPolicy,
-        above: ExpertCache | None = None, far: FarSight | None = None,
+        above: ExpertCache | None = None, far: FarSight | None = None, ahead: Prefetch = NOTHING,
     ):  # fmt: skip
-        """``far``: of layers beyond the next; the tier with none above it shows it what is used."""
+        """``far``: of layers beyond the next; the tier with none above it shows it what is used. ``ahead``: of each coming layer."""
         self._quotas = dict(quotas)
         self._count = count
-        self._policy, self._far = policy, far
+        self._policy, self._far, self._ahead = policy, far, ahead
         self._above = above
         self._order = tuple(quotas)
         self._place = {layer: i for i, layer in enumerate(self._order)}
@@ -221,19 +218,20 @@ class ExpertCache:
         """Nothing reads or writes ``slot`` any more."""
         self._free.append(slot)
 
-    def coming(self, layer: int, touched: int, most: int) -> Iterator[tuple[int, int]]:
+    def coming(self, layer: int, touched: int) -> Iterator[tuple[int, int]]:
         """(layer, expert) to fetch ahead of routers after that of ``layer``, of which ``touched`` experts are used; what neither tier has
-        when its turn comes. All of the next MoE layer where those are nearly all, else up to ``most`` a layer, the nearest layer's first.
+        when its turn comes. All of the next MoE layer where those are nearly all, else as many as may be, the nearest layer's first.
         Nothing where there is but one MoE layer."""
         after = self._after[layer]
         if after == layer:
             return iter(())
         if self.is_dense(touched):
             return ((after, expert) for expert in range(self._count) if not self._has(after, expert))
+        most = self._ahead.most
         if not most:
             return iter(())
         odds = self._policy.foresee(self._place[after]).tolist()
-        likely = [e for e, chance in enumerate(odds) if chance >= LIKELY and not self._has(after, e)]
+        likely = [e for e, chance in enumerate(odds) if chance >= self._ahead.least_chance and not self._has(after, e)]
         if len(likely) > 1:
             likely.sort(key=odds.__getitem__, reverse=True)
         near = [(after, e) for e in likely[:most]]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from penstock.planner.contract.decided.decisions import ExpertSlots
-from penstock.planner.contract.experts.expert_cache import LIKELY, ExpertCache
+from penstock.planner.contract.experts.expert_cache import ExpertCache
 from penstock.planner.contract.experts.expert_slots import kept_slots
 from penstock.planner.contract.experts.policies import AheadScores, FarSight, make_expert_policy
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.given.model import Experts
+
+LIKELY = 0.5
+"""Experts at least this probable are fetched ahead. A right guess gains what the link carries while a layer computes. A wrong guess costs
+about as much: a missing expert waits for the queued chunks."""
 
 
 def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[ExpertCache | None, ExpertCache]:
@@ -14,11 +19,11 @@ def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[Expe
     where the policy asks routers beforehand."""
     shape = len(experts.layers), experts.count, experts.top_k
 
-    def cache(number: int, above: ExpertCache | None) -> ExpertCache:
-        number = min(number, experts.units)
-        return ExpertCache(kept_slots(experts, number), number, experts.count, make_expert_policy(slots.policy, *shape), above, far)
+    def cache(number: int, above: ExpertCache | None, most_ahead: int) -> ExpertCache:
+        number, policy = min(number, experts.units), make_expert_policy(slots.policy, *shape)
+        return ExpertCache(kept_slots(experts, number), number, experts.count, policy, above, far, Prefetch(most_ahead, LIKELY))
 
     asks = make_expert_policy(slots.policy, *shape).needs_ahead is AheadScores.router
     far = FarSight(*shape, LIKELY) if asks else None
-    vram = cache(slots.vram_slots, None) if gpu else None
-    return vram, cache(slots.dram_slots, vram)
+    vram = cache(slots.vram_slots, None, slots.prefetch) if gpu else None
+    return vram, cache(slots.dram_slots, vram, slots.read_ahead if gpu else slots.prefetch)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.policies import FarSight
 from penstock.planner.contract.experts.policies.far import SCORES, reach
+from penstock.planner.contract.experts.prefetch import Prefetch
 
 LAYERS, COUNT, TOP_K = 6, 8, 2
 
@@ -109,14 +111,15 @@ def test_a_cache_fetches_for_farther_layers_what_it_has_not_and_has_by_then() ->
     far = FarSight(LAYERS, COUNT, TOP_K)
     walk(far, np.random.default_rng(1), 50, right=LAYERS)
     order = [1, 3, 5, 7, 9, 11]
-    cache = ExpertCache(dict.fromkeys(order, 1), LAYERS + 3, COUNT, Sure(), far=far)
+    cache = ExpertCache(dict.fromkeys(order, 1), LAYERS + 3, COUNT, Sure(), None, far, Prefetch(TOP_K, LIKELY))
     for layer in order:
         cache.keep(layer, 4)
     cache.find(1, [0, 1])
     cache.judge(1, Routing(np.array([[0, 1]]), False, scores_of([[2, 3], [4, 5], [6, 7], [4, 0], [3, 2]])))
-    coming = cache.coming(1, 2, TOP_K)
+    coming = cache.coming(1, 2)
     assert next(coming) == (5, 5)
     cache.take(7, 6)
     assert list(coming) == [(7, 7), (9, 0), (11, 3), (11, 2)]
-    assert not list(cache.coming(1, 2, 0))
+    none = ExpertCache(dict.fromkeys(order, 1), LAYERS + 3, COUNT, Sure(), None, far, Prefetch(0))
+    assert not list(none.coming(1, 2))
     assert cache.find(7, [6, 1]).hits == (6,)

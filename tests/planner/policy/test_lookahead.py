@@ -10,9 +10,10 @@ import pytest
 from bench.routing import Size, made_up_routings
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import AheadScores, ExpertPolicy, make_expert_policy
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.replay.comparison import compare
-from penstock.planner.replay.replayed import Prefetch, Replay, replay
+from penstock.planner.replay.replayed import Replay, replay
 
 LAYERS = 4
 TOKENS = 400

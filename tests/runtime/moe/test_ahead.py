@@ -10,8 +10,10 @@ import torch
 
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.expert_slots import kept_slots
 from penstock.planner.contract.experts.policies import FarSight
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.host_experts import ComputeClock
@@ -62,18 +64,18 @@ class Certain(Whims):
         return np.array([1.0, 0.9] + [0.0] * (COUNT - 2))
 
 
-def three_slots(policy: Whims, far: FarSight | None = None) -> ExpertCache:
+def three_slots(policy: Whims, far: FarSight | None = None, prefetch: int = 1) -> ExpertCache:
     """All for experts that pass through."""
-    return ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, policy, far=far)
+    return ExpertCache(kept_slots(EXPERTS, 3), 3, COUNT, policy, None, far, Prefetch(prefetch, LIKELY))
 
 
 @contextmanager
 def on_slow_card(
-    layouts: dict, device: SlowCard, cache: ExpertCache, prefetch: int = 1, clock: ComputeClock | None = None, chunk_bytes: int = 2 * ALIGN
+    layouts: dict, device: SlowCard, cache: ExpertCache, clock: ComputeClock | None = None, chunk_bytes: int = 2 * ALIGN
 ) -> Iterator[tuple[CardExperts, DramExperts]]:
     """A card of three slots over a DRAM that has every expert, both ready."""
     with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, prefetch, clock, chunk_bytes)
+        card = card_tier(layouts, 3, below, cache, device, clock, chunk_bytes)
         card.start()
         yield card, below
 
@@ -100,7 +102,7 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
 def test_nothing_is_fetched_ahead_behind_the_end(layouts: dict) -> None:
     """Of what is named two chunks are queued. Then the stream ends, and the layers compute once more, to be timed."""
     device = SlowCard()
-    with on_slow_card(layouts, device, three_slots(Certain(0)), prefetch=2) as (card, below):
+    with on_slow_card(layouts, device, three_slots(Certain(0), prefetch=2)) as (card, below):
         list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
         queued = len(device.sizes)
         card.close()
@@ -154,11 +156,11 @@ def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(lay
 
 def test_computing_stands_still_while_the_host_waits_for_the_ssd(layouts: dict) -> None:
     """The copies themselves are over at once."""
-    cache = three_slots(Certain(0))
+    cache = three_slots(Certain(0), prefetch=0)
     device, clock = SlowCard(), Stopwatch()
     device.over = 10**6
     with dram_tier(layouts, 3, 0, cache, False) as below:
-        card = card_tier(layouts, 3, below, cache, device, 0, clock)
+        card = card_tier(layouts, 3, below, cache, device, clock)
         card.start()
         seen = []
         for expert, _ in card.visit(1, Routing(np.array([[3, 4]]), prompt=False)):
@@ -202,7 +204,7 @@ def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> No
     cache = three_slots(Blind(0), Third(0))
     device = SlowCard()
     with dram_tier(layouts, 2 * len(LAYERS) + 3, 0, cache, True) as below:
-        card = card_tier(layouts, 3, below, cache, device, 1)
+        card = card_tier(layouts, 3, below, cache, device)
         card.start()
         for expert, parameters in card.visit(1, Routing(np.array([[3]]), prompt=False)):
             check(1, expert, parameters)
@@ -212,7 +214,7 @@ def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> No
 
 def test_what_is_fetched_ahead_leaves_demands_the_slots_that_layers_are_about_to_keep() -> None:
     """Six slots: one for each layer to keep, all vacant, and three to pass through. A layer that keeps what it used gives no slot back."""
-    cache = ExpertCache(dict.fromkeys((0, 1, 2), 1), 6, COUNT, Whims(0))
+    cache = ExpertCache(dict.fromkeys((0, 1, 2), 1), 6, COUNT, Whims(0), ahead=Prefetch(1, LIKELY))
     ahead = iter((2, expert) for expert in range(COUNT))
     while cache.room_ahead:
         cache.take(*next(ahead))
@@ -249,7 +251,9 @@ class HeldReads:
 
 def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(layouts: dict) -> None:
     arena, pool = Arena(3 * slot_bytes(layouts)), HeldReads()
-    dram = DramExperts(layouts, arena, 0, ExpertCache(dict.fromkeys(LAYERS, 0), 3, COUNT, Certain(0)), pool, 1 << 20, 2, 2)
+    dram = DramExperts(
+        layouts, arena, 0, ExpertCache(dict.fromkeys(LAYERS, 0), 3, COUNT, Certain(0), ahead=Prefetch(2, LIKELY)), pool, 1 << 20, 2
+    )
     try:
         first, second = (Routing(np.array([experts]), prompt=False) for experts in ([4, 5], [2, 3]))
         dram.visit(1, first, first.experts)

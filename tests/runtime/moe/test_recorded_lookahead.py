@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.policies import AheadScores, ExpertPolicy, make_expert_policy
 from penstock.planner.contract.experts.policies.next_layer import AheadPolicy
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.experts.routing_files import read_routings
-from penstock.planner.replay.replayed import Fetched, Prefetch, replay
+from penstock.planner.replay.replayed import Fetched, replay
 from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.experts.routing_record import RoutingRecorder
 from tests.conftest import SHARED
@@ -65,5 +66,5 @@ def fetched_beside(routings: Routings, name: ExpertPolicyName) -> dict[int, Fetc
 
 
 def gain(fetched: Fetched) -> int:
-    """Those of use less those in vain: what penstock.planner.contract.experts.expert_cache.LIKELY weighs."""
+    """Those of use less those in vain: what penstock.planner.contract.experts.expert_caches.LIKELY weighs."""
     return 2 * fetched.right - fetched.fetched

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.runtime.experts.host_experts import HostExperts
 from penstock.runtime.reading.layout import Extent, UnitLayout
 from tests.runtime.fakes import FakeDevice
@@ -66,9 +68,9 @@ slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 def test_a_card_computes_with_every_expert_once_a_visit_and_fetches_ahead(
     layouts: dict, vram: int, dram: int, seed: int, prefetch: int
 ) -> None:
-    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), far=FarWhims(seed + 1))
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), None, FarWhims(seed + 1), Prefetch(prefetch, LIKELY))
     with dram_tier(layouts, dram, seed, cache, True) as below:
-        card = card_tier(layouts, vram, below, cache, HostCopier(), prefetch)
+        card = card_tier(layouts, vram, below, cache, HostCopier())
         card.start()
         for layer, routing in routings(seed, 24):
             used = []
@@ -86,9 +88,9 @@ def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(
     """Copies and kernels are done in any order that streams and events allow; the bytes are looked at when the kernel runs."""
     draw = random.Random(seed)
     device = FakeDevice(lambda enabled: draw.choice(list(enabled)))
-    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), far=FarWhims(seed + 1))
+    cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), None, FarWhims(seed + 1), Prefetch(prefetch, LIKELY))
     with dram_tier(layouts, EXPERTS.units if whole else 9, seed, cache, True) as below:
-        card = card_tier(layouts, vram, below, cache, device, prefetch)
+        card = card_tier(layouts, vram, below, cache, device)
         ran = []
         for layer, routing in routings(seed, 12):
             for expert, parameters in card.visit(layer, routing):

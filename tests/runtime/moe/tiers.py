@@ -11,8 +11,10 @@ import torch
 
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.expert_slots import kept_slots
 from penstock.planner.contract.experts.policies import FarSight
+from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
@@ -76,8 +78,8 @@ def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, p
     arena = Arena(slots * slot_bytes(layouts))
     arena.occupy(None)
     pool = ReadPool(2, ALIGN)
-    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above, FarWhims(seed))
-    dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2, 2)
+    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above, FarWhims(seed), Prefetch(2, LIKELY))
+    dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2)
     try:
         for arrival, _ in dram.preload(pool) if preload else ():
             arrival.wait()
@@ -107,9 +109,9 @@ def check(layer: int, expert: int, parameters: dict[str, torch.Tensor]) -> None:
 
 
 def card_tier(
-    layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice, prefetch: int,
+    layouts: dict, vram: int, dram: DramExperts, cache: ExpertCache, device: CopyDevice,
     clock: ComputeClock | None = None, chunk_bytes: int = 2 * ALIGN,
 ) -> CardExperts:  # fmt: skip
     placed = {key: device_layout(layout) for key, layout in layouts.items()}
     slots = [torch.zeros(max(x.nbytes for x in placed.values()), dtype=torch.uint8) for _ in range(vram)]
-    return CardExperts(placed, slots, cache, dram, device, clock or Clock(), Ledger(), chunk_bytes, 2, prefetch)
+    return CardExperts(placed, slots, cache, dram, device, clock or Clock(), Ledger(), chunk_bytes, 2)
