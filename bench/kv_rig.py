@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from penstock.runtime.kv.batch.contiguous import Pair
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch, Generation, generate
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session, open_session
-from penstock.runtime.kv.batch.contiguous import Pair
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
 from penstock.runtime.kv.pages.prefix import Prefix

@@ -124,7 +124,8 @@ def measure(trial: Trial) -> Measured:
 
 def _measure(trial: Trial) -> Measured:
     from penstock.runtime.asked.prompts import random_ids
-    from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+    from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.engine.sampling import Sampler, Sampling
     from penstock.runtime.engine.session import open_session
     from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
     from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
@@ -134,12 +135,12 @@ def _measure(trial: Trial) -> Measured:
     device = find_device(plan)
     refuse_if_short(plan, Free(free_dram().dram_bytes, *free_vram(device)))
     prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
-    batch = Batch(prompts, trial.steps + WARM_UP + 1, work.max_tokens, plan.decisions.prefill_chunk_tokens)
+    batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
     with told_when_vram_runs_out(plan, device):
         copier = open_cuda(plan, device)
     with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
         session.load(batch)
-        made = generate(session.sequences(batch), batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
+        made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
     return Measured(median(made.step_s[WARM_UP:]), made.prefill_s)
 
 

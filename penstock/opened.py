@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.runtime.asked.prompts import Vocabulary
-    from penstock.runtime.engine.generate import Batch, Generation, Sampler
+    from penstock.runtime.engine.generate import Batch, Generation
+    from penstock.runtime.engine.sampling import Sampler
     from penstock.runtime.engine.session import Session
 
 Prompt = str | Sequence[int]
@@ -120,8 +121,8 @@ class Model:
         ground = self._stack.enter_context(Groundwork(plan, unplanned_dram_bytes(cfg.kv, plan)))
         ground.open_card()
         from penstock.runtime.asked.prompts import read_vocabulary
-        from penstock.runtime.engine.generate import Sampler, Sampling
         from penstock.runtime.engine.host_side import EngineOptions
+        from penstock.runtime.engine.sampling import Sampler, Sampling
         from penstock.runtime.engine.session import open_session
 
         vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
@@ -204,7 +205,7 @@ class Model:
         self.close()
 
     def _sampler(self, temperature: float, top_p: float, seed: int) -> Sampler:
-        from penstock.runtime.engine.generate import Sampler, Sampling
+        from penstock.runtime.engine.sampling import Sampler, Sampling
 
         check_sampling(temperature, top_p, seed)
         return Sampler(Sampling(temperature, top_p, seed), self._session.device)
@@ -324,8 +325,6 @@ def _batch(plan: Plan, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]],
     return Batch(
         prompts=prompts,
         max_new_tokens=new_tokens,
-        capacity=capacity_tokens(plan),
         chunk_tokens=min(plan.decisions.prefill_chunk_tokens, plan.workload.prompt_tokens),
         stop_ids=vocabulary.stop_ids,
-        pad=vocabulary.pad,
     )

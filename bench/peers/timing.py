@@ -13,8 +13,13 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from bench.peers.peer import Job, Measured
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Generation, generate
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.kv_windows import kinds
 
+PAGE_TOKENS = 16
 GUARD_BYTES = 256 << 20
 """Kept free on the card beside weights, KV and activations: cuBLAS's workspace and what the allocator cannot join."""
 WARM_UP_TOKENS = 2
@@ -70,8 +75,10 @@ def _open_device(job: Job) -> torch.device:
 
 def _round(job: Job, model: nn.Module, device: torch.device) -> Generation:
     length = len(job.prompts[0])
-    batch = Batch(job.prompts, job.new_tokens, capacity=length + job.new_tokens, chunk_tokens=length)
-    return generate(Sequences(model, device, batch, begin_pass=lambda: None), batch, Sampler(Sampling(), device))
+    batch = Batch(job.prompts, job.new_tokens, chunk_tokens=length)
+    pages = len(job.prompts) * -(-(length + job.new_tokens) // PAGE_TOKENS)
+    stepper = Stepper(model, device, KvPool(pages, PAGE_TOKENS, kinds(model.config), device))
+    return generate(stepper, batch, Sampler(Sampling(), device))
 
 
 def _locked_bytes(device: torch.device) -> int:

@@ -23,6 +23,7 @@ class PageRoom:
     bounce_pages: int = 0
     """In VRAM, on their way."""
     vram_pages: int = 0
+    """Of the pool, beside those of the running sequences."""
 
     @property
     def dram_bytes(self) -> int:
@@ -30,7 +31,8 @@ class PageRoom:
 
     @property
     def vram_bytes(self) -> int:
-        return (self.bounce_pages + self.vram_pages) * self.page_bytes
+        """Beside the pool."""
+        return self.bounce_pages * self.page_bytes
 
 
 def is_reused(cfg: ReuseConfig, plan: Plan) -> bool:

@@ -17,11 +17,10 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A checkpoint's tokenizer, None when it has none, and the ids that it ends and pads with."""
+    """A checkpoint's tokenizer, None when it has none, and the ids that it ends with."""
 
     tokenizer: PreTrainedTokenizerBase | None
     stop_ids: frozenset[int]
-    pad: int
     size: int
 
     def text(self, ids: list[int]) -> str:
@@ -48,8 +47,7 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
         raise UserError(f"{directory}: {GENERATION} cannot be read ({_first_line(error)}); download it again, or remove it") from error
     eos = generation.eos_token_id
     stop = frozenset([eos] if isinstance(eos, int) else eos or ())
-    pad = generation.pad_token_id if generation.pad_token_id is not None else min(stop, default=0)
-    return Vocabulary(tokenizer, stop, pad, vocab_size)
+    return Vocabulary(tokenizer, stop, vocab_size)
 
 
 def ids_of(asked: Sequence[Asked], vocabulary: Vocabulary) -> list[tuple[int, ...]]:

@@ -37,9 +37,8 @@ class CardSide:
         slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
         self.kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_count)]
         self.expert_slots = [self.vram.take(expert_bytes) for _ in range(experts)]
-        pages = (self.vram.take(n * room.page_bytes).view(n, room.page_bytes) for n in (room.bounce_pages, room.vram_pages))
-        self.bounce, self.kept = pages
-        """Pages of KV: [pages, page_bytes]."""
+        self.bounce = self.vram.take(room.vram_bytes).view(room.bounce_pages, room.page_bytes)
+        """What kept pages of KV pass through: [pages, page_bytes]."""
         pieces = {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
         self.ring = VramRing(
             units=placement.streamed_units,

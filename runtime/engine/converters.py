@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import torch
-
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.experts.expert_forward import ExpertsInTurn
-from penstock.runtime.model.attention import AttentionWithoutMasks
+from penstock.runtime.kv.batch.paged_attention import AttentionByRows
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.model.head import HeadInBlocks
 
 
-def converters(plan: Plan, device: torch.device) -> list[Converter]:
-    """For an engine that runs ``plan`` on ``device``, in the order in which they apply: attention, experts, head.
+def converters(plan: Plan) -> list[Converter]:
+    """For an engine that runs ``plan``, in the order in which they apply: attention, experts, head.
 
     Modules of stored formats belong before the experts, and what deals layers to several ranks at the end.
     """
-    found: list[Converter] = [AttentionWithoutMasks(device), ExpertsInTurn()]
+    found: list[Converter] = [AttentionByRows(), ExpertsInTurn()]
     if plan.hardware.gpu is not None:
         found.append(HeadInBlocks(plan.model.vocab, plan.decisions.weights.head_blocks))
     return found

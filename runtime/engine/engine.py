@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,23 +11,25 @@ import torch
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.card_side import CardSide
-from penstock.runtime.engine.generate import Batch, Sequences
+from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.host_side import HostSide
+from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
+from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
+from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.experts.streamed_experts import Experts
-from penstock.runtime.kv.batch.contiguous import KvBuffers
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.kv.batch.outside_kv import OutsideKv
+from penstock.runtime.kv.batch.paged_kernel import open_kernel
 from penstock.runtime.kv.pages.page_tiers import PageMemory
-from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.memory.arena import PageLock
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.binding import Binder, move_buffers, parameters
 from penstock.runtime.model.lookup import LookUpOnHost
+from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
-
-Progress = Callable[[str, int, int], None]
-"""Told (phase, done, total)."""
 
 
 class Engine:
@@ -43,17 +43,15 @@ class Engine:
         self.device = device
         self.model = skeleton.model
         self.copier = copier
-        copies = plan.decisions.weights.h2d
+        copies, kv = plan.decisions.weights.h2d, plan.decisions.kv
+        self._pages = kv.pages // plan.model.layers
         self.chunking = copies.chunk_bytes, copies.in_flight
         self._placement = plan.placement
         self._filler: Filler | None = None
-        self._kv: dict[int, KvBuffers] = {}
         self._stack = ExitStack()
         try:
             self.host, options = host, host.options
             self.arena, self.pool, self.dram, self.ledger = host.arena, host.pool, host.dram, host.ledger
-            at, nbytes = self.host.pages_at, options.page_room.dram_bytes
-            self.page_memory = PageMemory(self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes))
             self.card = None if copier is None else CardSide(plan, self.host, copier, device)
             if self.card is None:
                 tensors = {u: x.tensors for u, x in self.host.layouts.items()}
@@ -61,7 +59,6 @@ class Engine:
                 slots = self.arena.slice(self.host.cache_at, self.dram.slots * self.dram.slot_bytes).split(max(1, self.dram.slot_bytes))
                 self._rehearsal = Rehearsal(tensors, lambda u: slots[u.layer % len(slots)])
             else:
-                self.page_memory = replace(self.page_memory, device=copier, bounce=self.card.bounce, kept=self.card.kept)
                 self.stream, self._rehearsal = self.card.stream, self.card.rehearsal
             self._stack.callback(self.stream.close)
             self.experts = self._open_experts(skeleton)
@@ -70,9 +67,23 @@ class Engine:
             self._stack.callback(self.outside.close)
             self._binder = Binder(self.model, self.host.blocks, self._rehearsal)
             self._bind_fixtures()
+            slots = self._pages + (0 if self.outside.layers else options.page_room.vram_pages)
+            self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
+            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), open_kernel(device))
         except BaseException:
             self.close()
             raise
+
+    def _open_inputs(self) -> StepInputs:
+        """Page-locked memory for a pass's numbers, where the machine locks pages for us."""
+        mapped = self.device.type == "cuda" and self.copier is not None and not self.arena.refused
+        return MappedInputs(self.copier, self.device) if mapped else CopiedInputs(self.device)
+
+    def _begin_pass(self, step: Step) -> None:
+        if self.experts is not None:
+            self.experts.begin_pass(step)
+        self.outside.begin_pass()
+        self._binder.stream.begin_pass()
 
     def _open_experts(self, skeleton: Skeleton) -> Experts | None:
         host = self.host.experts
@@ -131,6 +142,8 @@ class Engine:
         longest = max(map(len, batch.prompts))
         for tokens in (1, longest) if self.copier else (1,):
             self.rehearse(replace(batch, prompts=[[0] * tokens] * len(batch.prompts)))
+        if self.copier:
+            meet_loose_rows(self.stepper, len(batch.prompts), self._most_tokens(batch))
         if self.copier and self.experts is not None:
             with torch.inference_mode():
                 self.experts.warm_up(len(batch.prompts) * min(longest, batch.chunk_tokens))
@@ -156,6 +169,7 @@ class Engine:
             tell()
         self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers), self.host.options.warmup_layers)
         self._binder.stream = self.stream
+        self.kv.put_outside(self.outside.begin(self.kv))
         if self.card is not None:
             self.card.ring.start()
         if self.experts is not None:
@@ -177,36 +191,19 @@ class Engine:
         self._binder.stream = self._rehearsal
         if self.experts is not None:
             self.experts.rehearse()
-            self.experts.expect(len(batch.prompts))
-        with torch.inference_mode():
-            buffers = self._kv_of(batch).with_outside(self.outside.rehearse(batch.capacity))
-            sequences = Sequences(self.model, self.device, batch, self._rehearsal.begin_pass, buffers)
-            fed = torch.zeros(len(batch.prompts), dtype=torch.long, device=self.device)
-            begun = time.perf_counter()
-            sequences.prefill()[0, 0].item()
-            prefill_s = time.perf_counter() - begun
-            sequences.step(fed)[0, 0].item()
-            sequences.jump_to_end()
-            begun = time.perf_counter()
-            sequences.step(fed)[0, 0].item()
-            return prefill_s, time.perf_counter() - begun
+        self.kv.put_outside(self.outside.rehearse())
+        return rehearse(self.stepper, batch, self._most_tokens(batch))
 
-    def sequences(self, batch: Batch, prefix: Prefix | None = None) -> Sequences:
-        """``batch`` on its way through the model, in the KV memory of the batches before it. One at a time, after :meth:`load`."""
-        buffers = self._kv_of(batch).with_outside(self.outside.begin(len(batch.prompts), batch.capacity))
-        if self.experts is not None:
-            self.experts.begin(batch.prompts)
+    def _most_tokens(self, batch: Batch) -> int:
+        """That each sequence of ``batch`` may come to hold."""
+        return self._pages // len(batch.prompts) * self.kv.page_tokens
 
-        def begin_pass() -> None:
-            self.outside.begin_pass()
-            self.stream.begin_pass()
-
-        return Sequences(self.model, self.device, batch, begin_pass, buffers, prefix)
-
-    def _kv_of(self, batch: Batch) -> KvBuffers:
-        if batch.capacity not in self._kv:
-            self._kv = {batch.capacity: KvBuffers(self.model.config, batch.capacity)}
-        return self._kv[batch.capacity]
+    @property
+    def page_memory(self) -> PageMemory:
+        """What kept pages lie in and pass through, once a rehearsal has taken the pool."""
+        at, nbytes = self.host.pages_at, self.host.options.page_room.dram_bytes
+        buffers, bounce = self.kv.buffers() | self.outside.regions, self.card.bounce if self.card else None
+        return PageMemory(self.kv.pages, buffers, self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes), self.copier, bounce)
 
     @property
     def link_target(self) -> torch.Tensor | None:

@@ -1,45 +1,50 @@
-"""Prefill and decode over a model: the loop that a run times."""
+"""Prompts and decode steps of one batch: the loop that a run times."""
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
-from torch import nn
 
-from penstock.runtime.kv.batch.contiguous import ContiguousLayer, KvBuffers, Pair
-from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
+from penstock.runtime.model.rows import RowKind, Step
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """``temperature`` 0 is greedy; otherwise nucleus sampling with ``top_p`` from ``seed``."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+Progress = Callable[[str, int, int], None]
+"""Told (phase, done, total)."""
+Finished = Callable[[list[list[int]]], list[bool]]
+"""Which sequences are over, by all that each has said."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts (token ids, any lengths) that are decoded together, and the room that they have."""
+    """Prompts (token ids, any lengths) that are decoded together."""
 
     prompts: Sequence[Sequence[int]]
     max_new_tokens: int
-    capacity: int
-    """Tokens of KV for each sequence."""
     chunk_tokens: int
-    """Prompt tokens a sequence in one prefill pass."""
+    """Prompt tokens in one pass, for each prompt: what long ones need and short ones do not goes to the long ones."""
     stop_ids: frozenset[int] = frozenset()
-    pad: int = 0
     limits: Sequence[int] | None = None
     """New tokens of each sequence where not all have ``max_new_tokens``, which none exceeds."""
     keep_replies: Sequence[bool] | None = None
-    """Sequences that a later prompt may go on from, so that the KV of what is said are worth keeping; None: no one's."""
+    """Sequences that a later prompt may go on from, so that the KV of their replies are kept; None: no one's."""
+
+    @property
+    def new_tokens(self) -> Sequence[int]:
+        """Of each sequence at most."""
+        return self.limits or [self.max_new_tokens] * len(self.prompts)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass computed, and its logits [step.wanted, vocab] on the CPU."""
+
+    step: Step
+    logits: torch.Tensor
 
 
 @dataclass
@@ -50,228 +55,182 @@ class Generation:
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
-    """Last-position logits of each pass on the CPU, [batch, vocab], kept only when asked for."""
-    fed: list[torch.Tensor] = field(default_factory=list)
-    """Input ids [batch] of each decode pass, beside ``logits`` but for the prefill's."""
+    passes: list[Pass] = field(default_factory=list)
+    """Kept only when asked for."""
+
+    @property
+    def logits(self) -> list[torch.Tensor]:
+        """Of each pass that was kept."""
+        return [made.logits for made in self.passes]
 
     @property
     def decode_s(self) -> float:
         return sum(self.step_s)
 
 
-class Sampler:
-    """Picks the next token of each sequence on the device that computed the logits."""
-
-    def __init__(self, sampling: Sampling, device: torch.device):
-        self._sampling = sampling
-        self._generator = torch.Generator(device).manual_seed(sampling.seed)
-
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """[batch, vocab] -> [batch]."""
-        if self._sampling.temperature == 0:
-            return logits.argmax(-1)
-        probs = torch.softmax(logits.float() / self._sampling.temperature, -1)
-        if self._sampling.top_p < 1:
-            ranked, order = probs.sort(dim=-1, descending=True, stable=True)
-            ranked[ranked.cumsum(-1) - ranked >= self._sampling.top_p] = 0
-            probs = torch.zeros_like(probs).scatter_(-1, order, ranked)
-        return torch.multinomial(probs, 1, generator=self._generator).squeeze(-1)
-
-    def warm_up(self, logits: torch.Tensor) -> None:
-        """Load the kernels that choosing from ``logits`` takes; what is drawn later does not depend on it."""
-        state = self._generator.get_state()
-        self(logits)
-        self._generator.set_state(state)
+def shares(left: Sequence[int], tokens: int) -> list[int]:
+    """How many of ``left`` each gets of ``tokens``: all the same, but none more than it has, so that equal ones go side by side and nothing
+    is idle. At least one token of each pass is given."""
+    given = [0] * len(left)
+    for place, k in enumerate(sorted(range(len(left)), key=left.__getitem__)):
+        given[k] = min(left[k], (tokens - sum(given)) // (len(left) - place))
+    if not any(given) and any(left):
+        given[next(k for k, n in enumerate(left) if n)] = 1
+    return given
 
 
-class Sequences:
-    """One batch on its way through ``model``: left-padded ids, their mask and positions, and the KV cache.
+class _Run:
+    """One batch on its way through ``stepper``: its sequences hold pages until :meth:`close`."""
 
-    Costs in each pass that pass's activations, and without ``buffers`` of an earlier batch the KV cache of ``batch.capacity`` tokens a
-    sequence. ``begin_pass`` is told before every pass over the weights. Between passes everything stays on ``device``: a small copy
-    to it would queue behind the weights' large ones.
+    def __init__(self, stepper: Stepper, batch: Batch, prefix: PrefixCache | None, keep_logits: bool):
+        self._stepper, self._batch, self._prefix, self._keep_logits = stepper, batch, prefix, keep_logits
+        self.sequences = [KvSequence.of(number, prompt) for number, prompt in enumerate(batch.prompts)]
+        self.passes: list[Pass] = []
 
-    With ``prefix`` the prompts' beginnings may come from VRAM, DRAM or disk. Then ``buffers`` were used for as many sequences before, and
-    every layer of ``model`` keeps keys and values.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        batch: Batch,
-        begin_pass: Callable[[], None],
-        buffers: KvBuffers | None = None,
-        prefix: Prefix | None = None,
-    ):
-        self._model = model
-        self._batch = batch
-        self._begin_pass = begin_pass
-        # an index, not a count: the product of a slice of the prompt with the LM head would copy the head once a sequence
-        last = torch.tensor([-1], device=device)
-        self._extra = {"logits_to_keep": last} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-        ids, mask = pad_left(batch.prompts, batch.pad)
-        self._padded = bool((mask == 0).any())
-        self._ids, self._mask = ids.to(device), mask.to(device)
-        self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
-        self._buffers = buffers or KvBuffers(model.config, batch.capacity)
-        self._cache = self._buffers.fresh()
-        self._prefix = prefix
-
-    def prefill(self, progress: Callable[[int, int], None] | None = None) -> torch.Tensor:
-        """All prompts, or what of them is not restored, ``chunk_tokens`` a pass -> logits of the last position, [batch, vocab].
+    def prefill(self, progress: Callable[[int, int], None]) -> torch.Tensor:
+        """All prompts, or what of them is not restored -> logits of each one's last token [batch, vocab].
 
         A card computes while what was restored is still being checked; where some of it is no good, everything from there on is computed
         once more.
         """
-        start = self._prefix.restore(self._batch.prompts, self._pairs) if self._prefix else 0
-        logits = self._compute(start, progress)
-        if self._prefix:
-            sound = self._prefix.confirm()
-            if sound < start:
-                logits = self._compute(sound, progress)
-            self._prefix.keep(self._batch.prompts)
-        self._positions = self._positions[:, -1:].clone()
-        return logits
+        if self._prefix is not None:
+            self._prefix.restore(self.sequences)
+        logits = self._compute(progress)
+        if self._prefix is not None:
+            computed = [sequence.cached for sequence in self.sequences]
+            self._prefix.confirm()
+            if [sequence.cached for sequence in self.sequences] != computed:
+                logits |= self._compute(progress)
+            self._prefix.keep(self.sequences)
+        return torch.stack([logits[sequence.number] for sequence in self.sequences])
 
-    def _compute(self, start: int, progress: Callable[[int, int], None] | None) -> torch.Tensor:
-        """The prompts from column ``start`` on, over what the cache holds of those before -> logits of the last position."""
-        length = self._ids.shape[1]
-        self._pretend(start)
-        for first in range(start, length, self._batch.chunk_tokens):
-            end = min(first + self._batch.chunk_tokens, length)
-            logits = self._forward(self._ids[:, first:end], self._mask[:, :end], self._positions[:, first:end])
-            if progress:
-                progress(end, length)
-        return logits
-
-    @cached_property
-    def _pairs(self) -> list[Pair]:
-        """K and V of all layers: the same list as long as this lives, so that the prefix cache need not look at it at every token."""
-        return self._buffers.pairs(len(self._batch.prompts))
+    def step(self, live: Sequence[KvSequence]) -> torch.Tensor:
+        """The last token of each of ``live`` -> logits [live, vocab]."""
+        return self._pass(Step(tuple(sequence.row(1, RowKind.decode) for sequence in live)))
 
     def put_by(self) -> None:
-        """Copy some of the prompts' KV pages on their way to the disk, as many as can be written beside what comes next."""
-        if self._prefix:
-            self._prefix.advance(self._pairs)
+        """Copy some of the prompts' pages on their way, as many as can go beside what comes next."""
+        if self._prefix is not None:
+            self._prefix.advance()
 
     def put_rest_by(self) -> None:
-        """Copy out what ``put_by`` has not come to."""
-        if self._prefix:
-            self._prefix.finish(self._pairs)
+        """At the end: keep the replies' KV as well, where the batch says so, and copy out all that is kept."""
+        if self._prefix is None:
+            return
+        replies = self._batch.keep_replies
+        if replies is not None:
+            self._prefix.keep([sequence for sequence, keep in zip(self.sequences, replies, strict=True) if keep])
+        self._prefix.finish()
 
-    def put_by_replies(self, replies: Sequence[Sequence[int]]) -> None:
-        """At the end: keep the KV of ``replies`` as well, where the batch says so. The last token of each was never fed, so has none."""
-        if self._prefix and self._batch.keep_replies:
-            rows = zip(self._batch.prompts, replies, self._batch.keep_replies, strict=True)
-            self._prefix.keep([[*prompt, *reply[:-1]] if keep else prompt for prompt, reply, keep in rows])
+    def close(self) -> None:
+        """Give all pages back."""
+        for sequence in self.sequences:
+            self._stepper.forget(sequence.number)
+            sequence.release(self._stepper.pool.pages)
 
-    def step(self, fed: torch.Tensor) -> torch.Tensor:
-        """One token a sequence, [batch] on the device -> logits [batch, vocab]."""
-        if self._padded:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(len(fed), 1)], 1)
-        self._positions += 1
-        return self._forward(fed[:, None], self._mask, self._positions)
+    def _compute(self, progress: Callable[[int, int], None]) -> dict[int, torch.Tensor]:
+        """What of the prompts is left -> each such sequence's last logits [vocab]."""
+        for sequence, new in zip(self.sequences, self._batch.new_tokens, strict=True):
+            sequence.hold(self._stepper.pool.pages, sequence.prompt_tokens + new)
+        last: dict[int, torch.Tensor] = {}
+        total = sum(sequence.prompt_tokens for sequence in self.sequences)
+        for step in self._prompt_steps():
+            logits = iter(self._pass(step))
+            last |= {row.sequence: next(logits) for row in step.rows if row.wanted}
+            progress(total - sum(sequence.left for sequence in self.sequences), total)
+        return last
 
-    def jump_to_end(self) -> None:
-        """Pretend that all but the last token of the capacity were decoded: the next step is the largest that can come."""
-        last = self._batch.capacity - 1
-        self._pretend(last)
-        self._positions.fill_(last - 1)
-        if self._padded:
-            self._mask = self._mask.new_ones(len(self._mask), last)
+    def _prompt_steps(self) -> Iterator[Step]:
+        tokens = len(self.sequences) * self._batch.chunk_tokens
+        while any(sequence.left for sequence in self.sequences):
+            given = shares([sequence.left for sequence in self.sequences], tokens)
+            rows = zip(self.sequences, given, strict=True)
+            yield Step(tuple(s.row(count, RowKind.prompt, int(count == s.left)) for s, count in rows if count))
 
-    def _pretend(self, length: int) -> None:
-        for layer in self._cache.layers:
-            if isinstance(layer, ContiguousLayer):
-                layer.pretend(length)
-
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        self._begin_pass()
-        out = self._model(
-            input_ids=ids,
-            attention_mask=mask if self._padded else None,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            **self._extra,
-        )
-        return out.logits[:, -1]
-
-
-def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask [batch, longest], real tokens at the right."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    return ids, mask
+    def _pass(self, step: Step) -> torch.Tensor:
+        logits = self._stepper.run(step)
+        for row in step.rows:
+            self.sequences[row.sequence].cached = row.end
+        if self._keep_logits:
+            self.passes.append(Pass(step, logits.cpu()))
+        return logits
 
 
 def generate(
-    sequences: Sequences,
+    stepper: Stepper,
     batch: Batch,
     sampler: Sampler,
-    finished: Callable[[list[list[int]]], list[bool]] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    prefix: PrefixCache | None = None,
+    finished: Finished | None = None,
+    progress: Progress | None = None,
     keep_logits: bool = False,
 ) -> Generation:
     """Generate up to its limit for each prompt of ``batch``; see :func:`generating`."""
-    *_, made = generating(sequences, batch, sampler, finished, progress, keep_logits)
+    *_, made = generating(stepper, batch, sampler, prefix, finished, progress, keep_logits)
     return made
 
 
 @torch.inference_mode()
 def generating(
-    sequences: Sequences,
+    stepper: Stepper,
     batch: Batch,
     sampler: Sampler,
-    finished: Callable[[list[list[int]]], list[bool]] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    prefix: PrefixCache | None = None,
+    finished: Finished | None = None,
+    progress: Progress | None = None,
     keep_logits: bool = False,
 ) -> Generator[Generation, None, None]:
     """Generate up to its limit for each prompt of ``batch``; the same object, as it is after each pass that chose tokens. It may be left
     between two passes.
 
-    ``finished`` may end sequences by what they say; ``progress(phase, done, total)`` is told of every pass. A finished sequence is
-    fed padding until the others are done, as transformers does.
+    ``finished`` may end sequences by what they say; ``progress(phase, done, total)`` is told of every pass. A finished sequence leaves the
+    steps; its pages are given back with the batch's.
     """
+    told = progress or (lambda *_: None)
     result = Generation([[] for _ in batch.prompts])
-    limits = batch.limits or [batch.max_new_tokens] * len(batch.prompts)
-    done = [False] * len(batch.prompts)
-    begun = time.perf_counter()
-    logits = sequences.prefill((lambda d, n: progress("prefill", d, n)) if progress else None)
-    chosen = sampler(logits)
-    token = chosen.cpu()
-    result.prefill_s = time.perf_counter() - begun
-    if keep_logits:
-        result.logits.append(logits.cpu())
-    for step in range(batch.max_new_tokens):
-        done = [d or t in batch.stop_ids for d, t in zip(done, token.tolist(), strict=True)]
-        for tokens, over, t in zip(result.tokens, done, token.tolist(), strict=True):
-            if not over:
-                tokens.append(t)
-        done = [d or len(tokens) >= limit for d, tokens, limit in zip(done, result.tokens, limits, strict=True)]
-        if finished:
-            done = [a or b for a, b in zip(done, finished(result.tokens), strict=True)]
-        if progress:
-            progress("decode", step + 1, batch.max_new_tokens)
-        if step == 0:
-            result.first_token_s = time.perf_counter() - begun - result.prefill_s
-        yield result
-        sequences.put_by()
-        if all(done):
-            break
+    run = _Run(stepper, batch, prefix, keep_logits)
+    result.passes = run.passes
+    try:
         begun = time.perf_counter()
-        if any(done):
-            chosen = chosen.masked_fill(torch.tensor(done, device=chosen.device), batch.pad)
-        fed = chosen
-        logits = sequences.step(fed)
-        chosen = sampler(logits)
-        token = chosen.cpu()
-        result.step_s.append(time.perf_counter() - begun)
-        if keep_logits:
-            result.logits.append(logits.cpu())
-            result.fed.append(fed)
-    sequences.put_by_replies(result.tokens)
-    sequences.put_rest_by()
+        chosen = sampler(run.prefill(lambda done, total: told("prefill", done, total))).tolist()
+        result.prefill_s = time.perf_counter() - begun
+        live = run.sequences
+        for step in range(batch.max_new_tokens):
+            _say(result, live, chosen, batch)
+            ended = finished(result.tokens) if finished else [False] * len(batch.prompts)
+            said = zip(live, chosen, strict=True)
+            live = [
+                s for s, t in said
+                if t not in batch.stop_ids and len(result.tokens[s.number]) < batch.new_tokens[s.number] and not ended[s.number]
+            ]  # fmt: skip
+            told("decode", step + 1, batch.max_new_tokens)
+            if step == 0:
+                result.first_token_s = time.perf_counter() - begun - result.prefill_s
+            yield result
+            run.put_by()
+            if not live:
+                break
+            begun = time.perf_counter()
+            chosen = sampler(run.step(live)).tolist()
+            result.step_s.append(time.perf_counter() - begun)
+        run.put_rest_by()
+    finally:
+        run.close()
+
+
+@torch.inference_mode()
+def logits_behind(stepper: Stepper, batch: Batch, prefix: PrefixCache | None = None) -> torch.Tensor:
+    """Of the token behind each prompt: [batch, vocab] on the device."""
+    run = _Run(stepper, batch, prefix, keep_logits=False)
+    try:
+        return run.prefill(lambda *_: None)
+    finally:
+        run.close()
+
+
+def _say(result: Generation, live: Sequence[KvSequence], chosen: Sequence[int], batch: Batch) -> None:
+    """Each of ``live`` says its token, unless that is a stop token; its KV comes with the next pass."""
+    for sequence, token in zip(live, chosen, strict=True):
+        if token not in batch.stop_ids:
+            result.tokens[sequence.number].append(token)
+            sequence.tokens.append(token)

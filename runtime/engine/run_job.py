@@ -94,10 +94,8 @@ class Job:
         return Batch(
             prompts=[c[-self._limit :] for c in contexts],
             max_new_tokens=max(r.max_new_tokens for r in requests),
-            capacity=self.capacity_tokens,
             chunk_tokens=self.plan.decisions.prefill_chunk_tokens,
             stop_ids=self.vocabulary.stop_ids,
-            pad=self.vocabulary.pad,
             limits=[r.max_new_tokens for r in requests],
             keep_replies=[r.conversation is not None for r in requests],
         )

@@ -16,9 +16,10 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.page_room import page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.converters import converters
-from penstock.runtime.engine.engine import Engine, Progress
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sequences, generating
+from penstock.runtime.engine.engine import Engine
+from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generate, generating, logits_behind
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.pages.advice import advice
@@ -28,10 +29,9 @@ from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram
 from penstock.runtime.memory.free_memory import PeakDram
 from penstock.runtime.memory.ground import Ground
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
+from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import import_model, open_skeleton
 
-Finished = Callable[[list[list[int]]], list[bool]]
-"""Which sequences are over, by all that each has said."""
 Made = Generator[Generation, None, None]
 Mark = Callable[[str], None]
 """Told the name of a phase of the start that is over."""
@@ -102,19 +102,31 @@ class Session:
         self.prefix = self._stack.enter_context(closing(Prefix(kept.shape, self.plan, memory, kept.pages, rate, readers, settle)))
         self.slow_pages = None if kept.pages is None else advice(kept.pages.directory, self.plan, rate)
 
-    def sequences(self, batch: Batch, reuse: bool = True) -> Sequences:
-        """``batch`` on its way through the model. One at a time, after :meth:`load`; a batch that was broken off between two passes leaves
-        the next one right. Without ``reuse`` no prompt is restored or kept."""
-        return self.engine.sequences(batch, self.prefix if reuse else None)
+    def step(self, step: Step) -> torch.Tensor:
+        """One pass over the weights, after :meth:`load` -> the wanted logits [step.wanted, vocab] on the device. Whoever calls it takes the
+        rows' pages from ``engine.kv.pages`` and releases them."""
+        return self.engine.stepper.run(step)
+
+    def generate(
+        self,
+        batch: Batch,
+        sampler: Sampler,
+        finished: Finished | None = None,
+        progress: Progress | None = None,
+        keep_logits: bool = False,
+        reuse: bool = True,
+    ) -> Generation:
+        """See :func:`generate`. One batch at a time, after :meth:`load`; a batch that was broken off between two passes leaves the next one
+        right. Without ``reuse`` no prompt is restored or kept."""
+        return generate(self.engine.stepper, batch, sampler, self.prefix if reuse else None, finished, progress, keep_logits)
 
     def generating(self, batch: Batch, sampler: Sampler, finished: Finished | None = None, progress: Progress | None = None) -> Made:
         """See :func:`generating`: a batch whose maker may leave it between two passes."""
-        return generating(self.sequences(batch), batch, sampler, finished, progress)
+        return generating(self.engine.stepper, batch, sampler, self.prefix, finished, progress)
 
-    @torch.inference_mode()
     def logits(self, batch: Batch) -> torch.Tensor:
         """Of the token behind each prompt: [batch, vocab] on the CPU, in the model's type."""
-        return self.sequences(batch).prefill().cpu()
+        return logits_behind(self.engine.stepper, batch, self.prefix).cpu()
 
     def kept_facts(self) -> dict[str, Any] | None:
         """What was restored and kept so far, for the report; None where nothing is kept."""
@@ -163,7 +175,7 @@ def open_session(
         mark("imports")
         if plan.hardware.gpu is None:
             stack.enter_context(_multiplying(plan.hardware.cpu_threads))
-        skeleton = open_skeleton(checkpoint, converters(plan, ground.device))
+        skeleton = open_skeleton(checkpoint, converters(plan))
         mark("skeleton")
         options, kept = options or EngineOptions(), None
         if reuse is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,8 +14,12 @@ from transformers import AutoModelForCausalLM
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
-from penstock.runtime.engine.generate import Batch, Generation, Sequences
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.model.binding import bind, move_buffers, parameters
+from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.moving.dram_cache import CacheStats
 from penstock.runtime.reading.reader import ReadPool
@@ -43,7 +47,7 @@ class LogitsCheck:
     """What BF16 rounding explains: one step at each of a layer's two residual additions, adding up like a random walk. Kernels on a GPU
     add in an order that changes between runs: the unstreamed model differs from itself by as much."""
     same_argmax: float
-    """Share of sequences and passes whose most likely token agrees."""
+    """Share of wanted logits whose most likely token agrees."""
     within_rounding: bool
 
 
@@ -92,23 +96,32 @@ def _read(pool: ReadPool, layout: UnitLayout) -> torch.Tensor:
     return buffer
 
 
-@torch.inference_mode()
 def compare_logits(
-    model: nn.Module, device: torch.device, batch: Batch, got: Generation, progress: Callable[[int, int], None]
+    model: nn.Module, device: torch.device, batch: Batch, got: Generation, page_tokens: int, progress: Callable[[int, int], None]
 ) -> LogitsCheck:
-    """Feed the unstreamed ``model`` what the streamed one was fed, pass by pass, and compare the last position's logits."""
-    sequences = Sequences(model, device, batch, lambda: None)
+    """Compute with the unstreamed ``model`` what the streamed one computed, pass by pass, and compare the logits. What was restored there
+    is computed here. Takes KV for as many pages as the streamed passes used."""
+    pages = 1 + max(page for each in got.passes for row in each.step.rows for page in row.pages)
+    stepper = Stepper(model, device, KvPool(pages, page_tokens, kinds(model.config), device))
+    computed = [0] * len(batch.prompts)
     identical, error, largest, agree, relative = True, 0.0, 0.0, 0, 0.0
-    for k, logits in enumerate(got.logits):
-        want = (sequences.step(got.fed[k - 1]) if k else sequences.prefill()).cpu()
+    for k, each in enumerate(got.passes):
+        for row in each.step.rows:
+            known = computed[row.sequence]
+            if known < row.start:
+                missing = tuple(batch.prompts[row.sequence][known : row.start])
+                stepper.run(Step((replace(row, tokens=missing, start=known, kind=RowKind.prompt, wanted=0),)))
+            computed[row.sequence] = row.end
+        want, logits = stepper.run(each.step).cpu(), each.logits
+        if not len(logits):
+            continue
         identical &= torch.equal(want, logits)
         difference = want.float() - logits.float()
         error = max(error, difference.abs().max().item())
         relative = max(relative, (difference.norm() / want.float().norm()).item())
         largest = max(largest, want.float().abs().max().item())
         agree += int((want.argmax(-1) == logits.argmax(-1)).sum())
-        progress(k + 1, len(got.logits))
-    passes = len(got.logits)
+        progress(k + 1, len(got.passes))
     rounding = BF16_STEP * math.sqrt(2 * model.config.get_text_config().num_hidden_layers)
-    same = agree / (passes * len(batch.prompts))
-    return LogitsCheck(passes, identical, error, largest, relative, rounding, same, relative <= rounding)
+    same = agree / sum(each.step.wanted for each in got.passes)
+    return LogitsCheck(len(got.passes), identical, error, largest, relative, rounding, same, relative <= rounding)

@@ -58,8 +58,8 @@ class LayerExperts:
     """
 
     def __init__(self, module: ExpertsModule, layer: int):
-        self.sequences = 0
-        """Rows of a decode step; a visit of another number is of prompts."""
+        self.of_prompts = False
+        """Whether the pass in progress computes prompts, or decodes."""
         self._module, self._layer = module, layer
         self._first = "gate_up_proj" if module.has_gate else "up_proj"
 
@@ -77,7 +77,7 @@ class LayerExperts:
         scores = None if ahead is None else ahead.mean(0).to("cpu", non_blocking=True)  # there when the choice is
         order = torch.sort(index.reshape(-1)).indices if tokens > 1 else None
         chosen = index.cpu().numpy()
-        routing = Routing(chosen, tokens != self.sequences, None if scores is None else scores.numpy())
+        routing = Routing(chosen, self.of_prompts, None if scores is None else scores.numpy())
         out = self._each(hidden, weights, routing) if order is None else self._grouped(hidden, order, weights, routing)
         return out.to(hidden.dtype)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +14,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.routing import Phase
 from penstock.planner.contract.experts.routing_files import routing_line
 from penstock.runtime.experts.asked_ahead import CentroidsAhead, RouterAhead
+from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.store.expert_modules import layers_with_experts
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
@@ -37,33 +37,33 @@ class RoutingRecorder:
         self._last = max(layer for layer, _ in layers_with_experts(layers))
         self._scorers = RouterAhead(layers), CentroidsAhead(layers)
         self._pass: list[tuple[Any, Any, list[Any]]] = []
-        self._prompts: Sequence[int] = ()
-        self._first, self._column = 0, 0
+        self._step = Step(())
+        self._numbers: dict[int, int] = {}
+        """Of the sequences that live: which prompt of the trace each is."""
+        self._prompts = 0
 
-    def begin(self, prompts: Sequence[int]) -> None:
-        """A batch of prompts of so many tokens comes next, padded at the left."""
-        self._first += len(self._prompts)
-        self._prompts, self._column, self._pass = prompts, 0, []
+    def begin_pass(self, step: Step) -> None:
+        """``step`` comes next; a row that begins its sequence is the trace's next prompt."""
+        self._step, self._pass = step, []
 
     def routed(self, layer: int, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
         """See :class:`penstock.runtime.experts.expert_forward.Watcher`."""
         scores = [scorer.scores(layer, hidden, index) for scorer in self._scorers]
         self._pass.append((index.tolist(), weights.tolist(), [s[:, 0].tolist() for s in scores if s is not None]))
         if layer == self._last:
-            self._write(len(index) // len(self._prompts))
+            self._write()
 
-    def _write(self, columns: int) -> None:
-        longest, scored = max(self._prompts), self._pass[:-1]
-        for b, length in enumerate(self._prompts):
-            for t in range(columns):
-                row, pos = b * columns + t, self._column + t - (longest - length)
-                if pos < 0:
-                    continue
-                phase = Phase.prefill if pos < length else Phase.decode
-                experts, probs = ([visit[k][row] for visit in self._pass] for k in (0, 1))
-                ahead, centroids = ([visit[2][k][row] for visit in scored] for k in (0, 1))
-                self._file.write(routing_line(self._first + b, phase, pos, experts, probs, ahead, centroids) + "\n")
-        self._column += columns
+    def _write(self) -> None:
+        scored, at = self._pass[:-1], 0
+        for row in self._step.rows:
+            if not row.start:
+                self._numbers[row.sequence], self._prompts = self._prompts, self._prompts + 1
+            phase = Phase.prefill if row.kind is RowKind.prompt else Phase.decode
+            for token, pos in enumerate(range(row.start, row.end), at):
+                experts, probs = ([visit[k][token] for visit in self._pass] for k in (0, 1))
+                ahead, centroids = ([visit[2][k][token] for visit in scored] for k in (0, 1))
+                self._file.write(routing_line(self._numbers[row.sequence], phase, pos, experts, probs, ahead, centroids) + "\n")
+            at += len(row.tokens)
         self._pass = []
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from penstock.runtime.experts.expert_room import ExpertHost
 from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
 from penstock.runtime.experts.routing_record import RoutingRecorder
 from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.rows import Step
 from penstock.runtime.moving.filler import Fill
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.store.decoder import submodule
@@ -86,16 +87,12 @@ class Experts:
         for layer in self._layers:
             layer.feed(self._tiers, self._ahead, self._recorder)
 
-    def expect(self, sequences: int) -> None:
-        """A decode step has so many rows from now on."""
+    def begin_pass(self, step: Step) -> None:
+        """``step`` comes next."""
         for layer in self._layers:
-            layer.sequences = sequences
-
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """A batch comes next."""
-        self.expect(len(prompts))
+            layer.of_prompts = step.has_prompt
         if self._recorder is not None:
-            self._recorder.begin([len(prompt) for prompt in prompts])
+            self._recorder.begin_pass(step)
 
     def facts(self) -> dict[str, Any]:
         """Counters of both tiers, and the shares of a decode step's experts that VRAM missed (None without a GPU) and that both did."""

@@ -16,10 +16,11 @@ from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.common.timeline.timeline_file import write_trace
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_schema import RunConfig, Validation
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
 from penstock.runtime.engine.run_job import Job, Served, prepare
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed
 from penstock.runtime.memory.gpu_sampler import GpuSampler
@@ -143,10 +144,9 @@ def _generate(
     def finished(tokens: list[list[int]]) -> list[bool]:
         return [any(stop in job.vocabulary.text(t) for stop in cfg.stop) for t in tokens]
 
-    sequences = session.sequences(batch, reuse=clock is not None)
     keep = cfg.validate is Validation.full
     marks = PassMarks(session.engine.ledger)
-    result = generate(sequences, batch, sampler, finished if cfg.stop else None, progress, keep)
+    result = session.generate(batch, sampler, finished if cfg.stop else None, progress, keep, reuse=clock is not None)
     if clock is not None:
         clock.book("decode")
     return result
@@ -157,5 +157,6 @@ def _validate(job: Job, first: Served, bar: PhaseBar) -> dict[str, Any]:
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, job.device)
     model = load_unstreamed(job.checkpoint, job.device)
-    check = compare_logits(model, job.device, first.batch, first.made, lambda done, total: bar("validate", done, total))
+    page_tokens = job.plan.decisions.kv.page_tokens
+    check = compare_logits(model, job.device, first.batch, first.made, page_tokens, lambda done, total: bar("validate", done, total))
     return asdict(check)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import penstock.runtime.engine.engine
+import penstock.runtime.engine.generate
 import penstock.runtime.engine.host_side
 import penstock.runtime.engine.session
 import penstock.runtime.memory.cuda
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Sequences
+from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.memory import arena as arena_module
 from tests.support import HostCopier
 
@@ -44,10 +45,10 @@ def before(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], None]
         "skeleton": (penstock.runtime.engine.session, "open_skeleton", 1),
         "reading": (penstock.runtime.engine.host_side.HostSide, "begin_reading", 1),
         "binding": (Engine, "_bind_fixtures", 1),
-        "rehearsal": (Sequences, "prefill", 1),
+        "rehearsal": (Stepper, "run", 1),
         "load": (penstock.runtime.engine.engine.Filler, "run", 1),
-        "prefill": (Sequences, "prefill", 2),
-        "decode": (Sequences, "step", 3),
+        "prefill": (penstock.runtime.engine.generate._Run, "prefill", 1),
+        "decode": (penstock.runtime.engine.generate._Run, "step", 1),
         "report": (json, "dumps", 1),
     }[moment]
     real, calls = getattr(owner, name), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.prices.memory_law import activation_bytes
-from penstock.runtime.engine.generate import Batch, Sequences
 from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.memory.free_memory import PeakDram
+from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.store.decoder import decoder_layers
+from tests.runtime.steppers import PAGE_TOKENS, unstreamed
 from tests.runtime.whole_experts import take_over
 from tests.support import save_tiny, workload
 
@@ -55,16 +57,17 @@ def test_tensors_of_a_prefill_are_what_the_planner_counts(tmp_path: Path, model_
     checkpoint = save_tiny(tmp_path, model_type, layers=2)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval().requires_grad_(False)
     take_over(model, WholeExperts(decoder_layers(model)))
-    prompts = Batch(prompts=[[5] * (tokens - k) for k in range(batch)], max_new_tokens=8, capacity=tokens + 8, chunk_tokens=1 << 20)
+    pages = -(-(tokens + 8) // PAGE_TOKENS)
+    prompts = [Row(k, (5,) * (tokens - k), 0, tuple(range(k * pages, (k + 1) * pages)), RowKind.prompt) for k in range(batch)]
+    stepper = unstreamed(model, slots=batch * pages)
     with torch.inference_mode():
-        sequences = Sequences(model, torch.device("cpu"), prompts, lambda: None)
         with Live() as prefill:
-            sequences.prefill()
+            stepper.run(Step(tuple(prompts)))
         with Live() as decode:
-            sequences.step(torch.zeros(batch, dtype=torch.long))
+            stepper.run(Step(tuple(replace(row, tokens=(5,), start=row.end, kind=RowKind.decode) for row in prompts)))
     spec = spec_from_checkpoint(checkpoint)
     planned = activation_bytes(spec, workload(prompt_tokens=tokens, new_tokens=8, batch=batch), batch, tokens)
-    kv_bytes = batch * (tokens + 8) * spec.kv_bytes_per_token
+    kv_bytes = batch * pages * PAGE_TOKENS * spec.kv_bytes_per_token
     assert planned == pytest.approx(prefill.peak_bytes - kv_bytes, rel=0.1)
     assert decode.peak_bytes < planned
 
@@ -74,11 +77,11 @@ def test_the_lm_head_is_not_copied_for_each_sequence() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = AutoConfig.for_model("llama", vocab_size=200_000, tie_word_embeddings=True, **sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
-    prompts = Batch(prompts=[[5] * 32] * 8, max_new_tokens=8, capacity=40, chunk_tokens=1 << 20)
+    step = Step(tuple(Row(k, (5,) * 32, 0, (2 * k, 2 * k + 1), RowKind.prompt) for k in range(8)))
     with torch.inference_mode():
         peaks = []
         for _ in range(2):  # the first pass loads kernels
-            sequences, peak = Sequences(model, torch.device("cpu"), prompts, lambda: None), PeakDram()
-            sequences.prefill()
+            stepper, peak = unstreamed(model, slots=16), PeakDram()
+            stepper.run(step)
             peaks.append(peak.peak_bytes())
     assert peaks[1] < 100e6

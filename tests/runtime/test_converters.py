@@ -53,7 +53,7 @@ def test_a_head_in_blocks_declares_what_the_checkpoint_holds(tmp_path: Path, tie
 def test_an_engine_changes_experts_always_and_the_head_where_it_may_stream(tmp_path: Path, gpu: bool) -> None:
     directory = save_tiny(tmp_path / "tiny", "mixtral", layers=3)
     plan = plan_for(directory, decisions(gpu=gpu), gpu=gpu)
-    model = build_skeleton(directory, converters(plan, CPU))
+    model = build_skeleton(directory, converters(plan))
     assert [type(runner) for runner in layer_experts(decoder_layers(model))] == [LayerExperts] * 3
     assert isinstance(model.get_output_embeddings(), BlockedHead) == gpu
 

@@ -9,14 +9,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.sessions import opened
+from tests.runtime.steppers import said
 from tests.support import decisions, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 
-BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=12, capacity=64, chunk_tokens=1 << 20)
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=12, chunk_tokens=1 << 20)
 CASES = {
     "all streamed": {},
     "some resident": {"resident": (3, 2, 0), "embedding": Tier.vram},
@@ -26,22 +28,18 @@ CASES = {
 }
 
 
-def _generate(sequences: Sequences, device: torch.device) -> Generation:
-    return generate(sequences, BATCH, Sampler(Sampling(), device), keep_logits=True)
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral"])
 def test_logits_on_the_card_are_the_unstreamed_models(tmp_path: Path, case: str, model_type: str) -> None:
     device = torch.device("cuda", 0)
     checkpoint = save_tiny(tmp_path, model_type, tied=model_type == "gemma2")
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval()
-    want = _generate(Sequences(model, device, BATCH, lambda: None), device)
+    want = said(model, BATCH, device)
     plan = plan_for(checkpoint, decisions(gpu=True, **CASES[case]), gpu=True)
     with opened(plan, checkpoint, CudaDevice(0), device) as session:
         session.load(BATCH)
         for _ in range(3):
-            got = _generate(session.sequences(BATCH), device)
+            got = session.generate(BATCH, Sampler(Sampling(), device), keep_logits=True)
             assert got.tokens == want.tokens
             for a, b in zip(got.logits, want.logits, strict=True):
                 assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)

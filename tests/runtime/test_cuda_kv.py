@@ -14,15 +14,17 @@ import torch
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import ReuseConfig
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session, open_session
-from penstock.runtime.kv.pages.strips import Strips, gather, scatter
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
+from penstock.runtime.kv.pages.slot_bytes import SlotBytes
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from penstock.runtime.memory.ground import OpenCard
 from tests.runtime.fakes import LockingCopier
-from tests.runtime.kv.test_prefix import LateChecks
-from tests.runtime.kv.test_strips import SHAPE, held, one_block, pages_of, same_bits, want
+from tests.runtime.kv.test_prefix import LateChecks, last_logits
+from tests.runtime.kv.test_slot_bytes import SHAPE, SLOTS, one_block, record_of
 from tests.support import GPU, decisions, machine, plan_for, save_tiny, workload
 
 PAGE = 32
@@ -46,9 +48,11 @@ class Run:
 
     session: Session
 
-    def said(self, prompts: list[list[int]]) -> Generation:
-        batch = batch_of(prompts)
-        return generate(self.session.sequences(batch), batch, Sampler(Sampling(), self.session.device), keep_logits=True)
+    def said(self, prompts: list[list[int]], anew: bool = False) -> Generation:
+        """With ``anew`` nothing is found in VRAM."""
+        if anew:
+            self.session.prefix.forget()
+        return self.session.generate(batch_of(prompts), Sampler(Sampling(), self.session.device), keep_logits=True)
 
     def tokens_from(self) -> dict[str, int]:
         """Tokens that the last request restored, by tier."""
@@ -56,7 +60,7 @@ class Run:
 
 
 def batch_of(prompts: list[list[int]]) -> Batch:
-    return Batch(prompts, max_new_tokens=8, capacity=256, chunk_tokens=64)
+    return Batch(prompts, max_new_tokens=8, chunk_tokens=64)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +90,7 @@ def close(got: Generation, wanted: Generation) -> None:
     """Logits within what BF16 makes of passes of other shapes, and the same tokens: of each sequence up to a step whose two best tokens are
     so close that this may decide between them."""
     same = [True] * len(wanted.tokens)
-    for step, (a, b) in enumerate(zip(got.logits, wanted.logits, strict=True)):
+    for step, (a, b) in enumerate(zip(last_logits(got), last_logits(wanted), strict=True)):
         for row, (mine, theirs) in enumerate(zip(a.float(), b.float(), strict=True)):
             if not same[row]:
                 continue
@@ -100,20 +104,20 @@ def close(got: Generation, wanted: Generation) -> None:
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "three"])
 @pytest.mark.parametrize(
-    ("planned", "tiers"),
-    [((40, 60), ("vram", "vram", "ssd")), ((0, 60), ("dram", "dram", "ssd")), ((2, 4), (None, None, None)), ((0, 0), (None, None, None))],
-    ids=["in VRAM", "in DRAM", "little room", "not planned"],
+    ("planned", "tier"),
+    [((40, 60), "vram"), ((0, 60), "vram"), ((0, 60), "dram"), ((2, 4), None), ((0, 0), None)],
+    ids=["in VRAM", "in the pool's idle pages", "in DRAM", "little room", "not planned"],
 )
 def test_what_is_restored_goes_on_as_if_it_had_been_computed(
-    card: Card, checkpoint: Path, tmp_path: Path, prompts: list[list[int]], planned: tuple[int, int], tiers: tuple[str | None, ...]
+    card: Card, checkpoint: Path, tmp_path: Path, prompts: list[list[int]], planned: tuple[int, int], tier: str | None
 ) -> None:
     plan = plan_of(checkpoint, *planned)
     with running(card, plan, checkpoint, None, reuse=False) as run:
         wanted = run.said(prompts)
     with running(card, plan, checkpoint, tmp_path / "kv") as run:
         close(run.said(prompts), wanted)
-        for tier in tiers[:2]:
-            close(run.said(prompts), wanted)
+        for _ in range(2):
+            close(run.said(prompts, anew=tier == "dram"), wanted)
             assert tier is None or {t for t, n in run.tokens_from().items() if n} == {tier}
         assert run.session.prefix.facts()["failures"] == 0
     with running(card, plan, checkpoint, tmp_path / "kv") as run:
@@ -128,38 +132,39 @@ def _without(card: Card, plan: Plan, checkpoint: Path, prompts: list[list[int]])
 
 
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("kept", [0, 2])
 def test_a_page_that_proves_bad_once_the_tail_is_launched_changes_nothing_that_is_said(
-    card: Card, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kept: int
+    card: Card, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Checks are over only when a pass over the model has begun. Slots of DRAM are taken in order, so the third page lies in the third."""
-    with running(card, plan_of(checkpoint, kept, 60), checkpoint, None) as run:
+    """Checks are over only when a pass over the model has begun. Pages go to DRAM in order, the first ones first: in the third
+    slot lies the second page that the first two prompts begin with."""
+    with running(card, plan_of(checkpoint, 0, 60), checkpoint, None) as run:
         wanted = run.said(PROMPTS)
         checks, begin_pass = LateChecks(monkeypatch), run.session.engine.stream.begin_pass
         monkeypatch.setattr(run.session.engine.stream, "begin_pass", lambda: checks.begun.set() or begin_pass())
         view = run.session.engine.page_memory.view
         view[2 * (len(view) // run.session.prefix.facts()["dram_pages"]) + 77] ^= 4
-        close(run.said(PROMPTS), wanted)
+        close(run.said(PROMPTS, anew=True), wanted)
         facts = run.session.prefix.facts()
-        assert facts["failures"] == 1 and sum(facts["requests"][len(PROMPTS)]["restored_tokens"].values()) == 2 * PAGE
-        close(run.said(PROMPTS), wanted)
+        restored = [sum(request["restored_tokens"].values()) for request in facts["requests"]]
+        assert facts["failures"] == 1 and restored == [0, 0, 0, PAGE, PAGE, 2 * PAGE]
+        close(run.said(PROMPTS, anew=True), wanted)
         assert run.session.prefix.facts()["failures"] == 1
     assert capfd.readouterr().err.count("checksum") == 1
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path) -> None:
+def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(checkpoint, 4, 60)
     with running(card, plan, checkpoint, None) as run:
         run.said(PROMPTS)
-        batch = batch_of([[5, *STEM]])
-        with torch.inference_mode():
-            sequences = run.session.sequences(batch)
-            sequences.prefill()
-            for _ in range(10):
-                with no_synchronize(run.session.device):
-                    sequences.put_by()
-            sequences.put_rest_by()
+        prefix, advance = run.session.prefix, run.session.prefix.advance
+
+        def unwaited() -> None:
+            with no_synchronize(run.session.device):
+                advance()
+
+        monkeypatch.setattr(prefix, "advance", unwaited)
+        run.said([[5, *STEM]])
         facts = run.session.prefix.facts()
         assert facts["pages_skipped"] == 0 and facts["pages_captured"] > 6
 
@@ -169,10 +174,16 @@ def test_copying_out_never_waits_for_the_card(card: Card, checkpoint: Path) -> N
 def test_the_tail_is_launched_without_waiting_for_what_is_restored(card: Card, checkpoint: Path, vram_pages: int) -> None:
     with running(card, plan_of(checkpoint, vram_pages, 60), checkpoint, None) as run, torch.inference_mode():
         run.said(PROMPTS)
-        sequences = run.session.sequences(batch_of(PROMPTS))
+        if not vram_pages:
+            run.session.prefix.forget()
+        sequences = [KvSequence.of(number, prompt) for number, prompt in enumerate(PROMPTS)]
         with no_synchronize(run.session.device):
-            start = run.session.prefix.restore(PROMPTS, sequences._pairs)
-        assert run.session.prefix.confirm() == start > 0
+            run.session.prefix.restore(sequences)
+        given = [sequence.cached for sequence in sequences]
+        run.session.prefix.confirm()
+        assert [sequence.cached for sequence in sequences] == given == [192, 96, 64]
+        for sequence in sequences:
+            sequence.release(run.session.engine.kv.pages)
 
 
 @contextmanager
@@ -188,18 +199,16 @@ def no_synchronize(device: torch.device) -> Iterator[None]:
 
 
 @needs_card
-def test_pages_reach_their_rows_on_a_card() -> None:
-    pairs = [tuple(side.cuda() for side in pair) for pair in one_block()]
-    block = torch.stack([torch.stack(pair) for pair in pairs])
-    pairs = [tuple(layer) for layer in block]
-    strips = Strips(SHAPE, pairs, lambda tensor: tensor.is_cuda)
-    assert len(strips.on_card) == 2 and not strips.on_host
-    pages = pages_of(2).cuda()
-    scatter(strips.on_card, pages, 1, 5)
-    assert same_bits(held(pairs, 1, 5, 37).cpu(), want(pages.cpu()))
-    back = torch.zeros_like(pages)
-    gather(strips.on_card, back, 1, 5)
-    assert torch.equal(back, pages)
+def test_records_reach_their_slots_on_a_card() -> None:
+    held = torch.stack(one_block()).cuda()
+    slots = SlotBytes(SHAPE, dict(enumerate(held)), lambda tensor: tensor.is_cuda)
+    record = record_of(1).cuda()
+    slots.fill(3, record)
+    paged = held.view(SHAPE.layers, SLOTS, -1)
+    assert torch.equal(paged[:, 3].flatten(), record) and not paged[:, [0, 1, 2, 4]].any()
+    back = torch.zeros_like(record)
+    slots.pack(3, back)
+    assert torch.equal(back, record)
 
 
 @needs_card

@@ -65,19 +65,21 @@ def test_what_is_restored_into_dram_goes_on_as_if_it_had_been_computed(
         wanted = run.said(prompts)
     with running(card, plan, checkpoint, tmp_path / "kv") as run:
         close(run.said(prompts), wanted)
-        for _ in range(2):
-            close(run.said(prompts), wanted)
-            assert run.tokens_from()["dram"] > 0 == run.tokens_from()["ssd"]
-        assert run.prefix._strips.on_host and bool(run.prefix._strips.on_card) == (IN_VRAM[case] > 0)
-        assert run.prefix.facts()["failures"] == 0
+        for tier in ("dram", "vram", "dram"):
+            close(run.said(prompts, anew=tier == "dram"), wanted)
+            assert {t for t, n in run.tokens_from().items() if n} == {tier}
+        slots = run.session.prefix._tiers.slots
+        assert slots.any_on_host and (slots.card_bytes > 0) == (IN_VRAM[case] > 0)
+        assert run.session.prefix.facts()["failures"] == 0
     for plan_after, directory in ((plan, "kv"), (usual, "kv"), (plan, "usual")):
         with running(card, plan_after, checkpoint, tmp_path / directory) as run:
             close(run.said(prompts), wanted)
-            assert run.tokens_from()["ssd"] > 0 and run.prefix.facts()["failures"] == 0
+            assert run.tokens_from()["ssd"] > 0 and run.session.prefix.facts()["failures"] == 0
 
 
 @cards
-def test_a_longer_prompt_goes_on_from_what_layers_in_dram_were_given(card: Card, checkpoint: Path) -> None:
+@pytest.mark.parametrize("anew", [False, True], ids=["in the pool", "in DRAM"])
+def test_a_longer_prompt_goes_on_from_what_layers_in_dram_were_given(card: Card, checkpoint: Path, anew: bool) -> None:
     """Batches of other sizes and lengths follow one another in the same regions of DRAM."""
     plan = split(checkpoint, 3)
     batches = [[STEM[:70]], [STEM, STEM[:70]], [[*STEM, *range(1, 30)]], [STEM[:70], [9, *STEM[:50]], STEM[:100]]]
@@ -85,9 +87,10 @@ def test_a_longer_prompt_goes_on_from_what_layers_in_dram_were_given(card: Card,
         wanted = [run.said(prompts) for prompts in batches]
     with running(card, plan, checkpoint, None) as run:
         for prompts, want in zip(batches, wanted, strict=True):
-            close(run.said(prompts), want)
-        restored = [r["restored_tokens"]["dram"] for r in run.prefix.facts()["requests"]]
-        assert restored[0] == 0 and restored[3] == 192 and run.prefix.facts()["failures"] == 0
+            close(run.said(prompts, anew), want)
+        facts = run.session.prefix.facts()
+        assert [sum(r["restored_tokens"].values()) for r in facts["requests"]] == [0, 64, 64, 192, 64, 0, 96] and facts["failures"] == 0
+        assert facts["restored_tokens"]["dram" if anew else "vram"] == 480
 
 
 @cards
@@ -97,11 +100,11 @@ def test_a_page_that_is_damaged_is_computed_again_in_every_layer(
 ) -> None:
     with running(card, split(checkpoint, 3), checkpoint, None) as run:
         wanted = run.said([STEM])
-        view = run.engine.page_memory.view
-        nbytes = len(view) // run.prefix.facts()["dram_pages"]
+        view = run.session.engine.page_memory.view
+        nbytes = len(view) // run.session.prefix.facts()["dram_pages"]
         view[page * nbytes + 77] ^= 4  # slots are taken in order
-        close(run.said([STEM]), wanted)
-        assert run.tokens_from()["dram"] == page * PAGE and run.prefix.facts()["failures"] == 1
-        close(run.said([STEM]), wanted)
-        assert run.tokens_from()["dram"] == 192 and run.prefix.facts()["failures"] == 1
+        close(run.said([STEM], anew=True), wanted)
+        assert run.tokens_from()["dram"] == page * PAGE and run.session.prefix.facts()["failures"] == 1
+        close(run.said([STEM], anew=True), wanted)
+        assert run.tokens_from()["dram"] == 192 and run.session.prefix.facts()["failures"] == 1
     assert capfd.readouterr().err.count("checksum") == 1

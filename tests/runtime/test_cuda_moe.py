@@ -13,18 +13,19 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Expert
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.memory.cuda import open_cuda
-from penstock.runtime.model.attention import attend_without_masks
 from penstock.runtime.store.decoder import decoder_layers
 from tests.runtime.sessions import opened
+from tests.runtime.steppers import said
 from tests.runtime.whole_experts import take_over
 from tests.support import decisions, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 
-BATCH = Batch(prompts=[list(range(3, 43)), list(range(50, 90)), [7]], max_new_tokens=24, capacity=128, chunk_tokens=16)
+BATCH = Batch(prompts=[list(range(3, 43)), list(range(50, 90)), [7]], max_new_tokens=24, chunk_tokens=16)
 CASES = {"few, all": (0.0, 1.0), "few, few": (0.0, 0.0), "half, half": (0.5, 0.5), "all, none": (1.0, -1.0), "all, all": (1.0, 1.0)}
 
 
@@ -41,7 +42,7 @@ def streamed(checkpoint: Path, plan: Plan) -> tuple[Generation, dict]:
     device = torch.device("cuda", 0)
     with opened(plan, checkpoint, open_cuda(plan, device), device) as session:
         session.load(BATCH)
-        made = generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), device), keep_logits=True)
+        made = session.generate(BATCH, Sampler(Sampling(), device), keep_logits=True)
         return made, session.engine.facts()["experts"]
 
 
@@ -49,9 +50,8 @@ def whole(checkpoint: Path) -> Generation:
     """The unstreamed model, its experts computed by the same function: transformers' own kernels for them round in another order."""
     device = torch.device("cuda", 0)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device).eval()
-    attend_without_masks(model, device)
     take_over(model, WholeExperts(decoder_layers(model)))
-    return generate(Sequences(model, device, BATCH, lambda: None), BATCH, Sampler(Sampling(), device), keep_logits=True)
+    return said(model, BATCH, device)
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])

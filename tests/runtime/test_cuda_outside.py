@@ -11,7 +11,8 @@ import torch
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.memory.cuda import open_cuda
 from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny, workload
@@ -19,7 +20,7 @@ from tests.support import decisions, plan_for, save_tiny, workload
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 
 LAYERS = 6
-EQUAL = Batch(prompts=[list(range(3, 43)), list(range(50, 90))], max_new_tokens=24, capacity=128, chunk_tokens=1 << 20)
+EQUAL = Batch(prompts=[list(range(3, 43)), list(range(50, 90))], max_new_tokens=24, chunk_tokens=1 << 20)
 UNEQUAL = replace(EQUAL, prompts=[list(range(3, 40)), list(range(50, 91)), [7]], chunk_tokens=9)
 CASES = {"all in DRAM": (0, 6, 0), "half in DRAM": (3, 3, 0), "all tiers": (2, 2, 2), "all on SSD": (0, 0, 6), "one in DRAM": (5, 1, 0)}
 
@@ -36,8 +37,8 @@ def _said(checkpoint: Path, layers: tuple[int, int, int], batches: list[Batch]) 
     copier = open_cuda(plan, device)
     with opened(plan, checkpoint, copier, device) as session:
         session.load(max(batches, key=lambda b: len(b.prompts)))
-        made = [generate(session.sequences(b), b, Sampler(Sampling(), device), keep_logits=True) for b in batches]
-    return [(m.tokens, m.logits) for m in made]
+        made = [session.generate(b, Sampler(Sampling(), device), keep_logits=True) for b in batches]
+    return [(m.tokens, [one.logits for one in m.passes]) for m in made]
 
 
 @pytest.mark.parametrize(("model_type", "window"), [("llama", None), ("mistral", 16), ("gemma2", 16), ("qwen3", None)])

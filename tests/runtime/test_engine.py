@@ -11,13 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from tests.runtime.sessions import opened
+from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
-BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=6, capacity=64, chunk_tokens=1 << 20)
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=6, chunk_tokens=1 << 20)
 TIED = ("gemma2", "gemma3_text", "llama")
 MODELS = [("llama", False), ("qwen3", False), ("mistral", False), ("mixtral", False), ("qwen3_moe", False), *((m, True) for m in TIED)]
 
@@ -37,18 +39,14 @@ THREE_TIERS = {
 }
 
 
-def _generate(sequences: Sequences, batch: Batch) -> Generation:
-    return generate(sequences, batch, Sampler(Sampling(), CPU), keep_logits=True)
-
-
 def _run(session: Session, batch: Batch = BATCH) -> Generation:
     session.load(batch)
-    return _generate(session.sequences(batch), batch)
+    return session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True)
 
 
 def _expect(checkpoint: Path, batch: Batch = BATCH) -> Generation:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
-    return _generate(Sequences(model, CPU, batch, lambda: None), batch)
+    return said(model, batch)
 
 
 def _same(got, want) -> None:

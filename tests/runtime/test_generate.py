@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate, pad_left
-from penstock.runtime.kv.batch.contiguous import KvBuffers
+from penstock.runtime.engine.generate import Batch, Generation, generate, shares
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
+from tests.runtime.steppers import unstreamed
 from tests.support import save_tiny
 
 CPU = torch.device("cpu")
@@ -20,36 +26,85 @@ PROMPTS = [[5, 9, 200, 31, 7, 80, 81, 82, 83], [17, 250], [40]]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
-    """In float32: passes of other shapes then differ by rounding alone, far below the gaps between logits."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
+    """In float32: passes of other shapes then differ by rounding alone, far below the gaps between logits. Computed by transformers."""
     checkpoint: Path = save_tiny(tmp_path_factory.mktemp("model"), layers=3)
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
+@pytest.fixture(scope="module")
+def model(alone: nn.Module) -> nn.Module:
+    """The same, computed in steps."""
+    return deepcopy(alone)
+
+
 def batch(prompts: list[list[int]] = PROMPTS, new: int = 6, chunk: int = 1 << 20, stop: frozenset[int] = frozenset()) -> Batch:
-    return Batch(prompts, new, capacity=64, chunk_tokens=chunk, stop_ids=stop)
+    return Batch(prompts, new, chunk_tokens=chunk, stop_ids=stop)
 
 
 def run(model: nn.Module, of: Batch, sampling: Sampling | None = None, **options) -> Generation:
-    sampler = Sampler(sampling or Sampling(), CPU)
-    return generate(Sequences(model, CPU, of, lambda: None), of, sampler, keep_logits=True, **options)
+    return generate(unstreamed(model), of, Sampler(sampling or Sampling(), CPU), keep_logits=True, **options)
 
 
-def test_a_batch_says_what_each_prompt_says_alone(model: nn.Module) -> None:
+def test_a_batch_says_what_each_prompt_says_alone(model: nn.Module, alone: nn.Module) -> None:
     together = run(model, batch())
     assert together.tokens == [run(model, batch([p])).tokens[0] for p in PROMPTS]
-    ids, mask = pad_left(PROMPTS, 0)
-    want = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    assert together.tokens == want[:, ids.shape[1] :].tolist()
+    whole = [alone.generate(torch.tensor([p]), max_new_tokens=6, do_sample=False)[0].tolist() for p in PROMPTS]
+    assert [p + said for p, said in zip(PROMPTS, together.tokens, strict=True)] == whole
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 8, 9])
 def test_prefill_in_chunks_is_prefill_at_once(model: nn.Module, chunk: int) -> None:
-    """Also where a chunk is nothing but padding for the shorter prompts."""
+    """Also where a pass has nothing for the shorter prompts."""
     whole, cut = run(model, batch()), run(model, batch(chunk=chunk))
     assert cut.tokens == whole.tokens
-    for a, b in zip(cut.logits, whole.logits, strict=True):
-        assert torch.allclose(a, b, atol=1e-4)
+    for number in range(len(PROMPTS)):
+        for a, b in zip(of_sequence(cut, number), of_sequence(whole, number), strict=True):
+            assert torch.allclose(a, b, atol=1e-4)
+
+
+def of_sequence(made: Generation, number: int) -> list[torch.Tensor]:
+    """Its logits [vocab], pass by pass."""
+    rows = (zip((row.sequence for row in each.step.rows if row.wanted), each.logits, strict=True) for each in made.passes)
+    return [logits for each in rows for sequence, logits in each if sequence == number]
+
+
+@pytest.mark.parametrize("chunk", [16, 40, 4096])
+def test_unequal_prompts_cost_their_own_tokens(model: nn.Module, chunk: int) -> None:
+    prompts = [list(range(16)), [k % 300 for k in range(2048)]]
+    made = run(model, batch(prompts, new=1, chunk=chunk))
+    assert sum(each.step.tokens for each in made.passes) == 16 + 2048
+    assert len(made.passes) == -(-(16 + 2048) // (2 * chunk)), "a pass has fewer tokens than it may"
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 80))
+def test_a_pass_is_shared_so_that_no_token_of_it_is_idle(left: list[int], tokens: int) -> None:
+    parts = shares(left, tokens)
+    assert all(0 <= n <= has for n, has in zip(parts, left, strict=True))
+    assert sum(parts) <= max(tokens, 1) and (any(parts) or not any(left))
+    assert sum(parts) > min(sum(left), tokens) - len(left)
+    cut = [n for n, has in zip(parts, left, strict=True) if n < has]
+    assert all(n <= min(cut) + 1 for n in parts) if cut else True
+
+
+def test_a_sequence_that_has_ended_is_computed_no_more(model: nn.Module) -> None:
+    made = run(model, replace(batch(new=8), limits=[2, 8, 4]))
+    assert [[row.sequence for row in each.step.rows] for each in made.passes[1:]] == [[0, 1, 2], [1, 2], [1, 2], [1], [1], [1], [1]]
+
+
+def test_all_pages_are_free_when_a_batch_is_over_or_broken_off(model: nn.Module) -> None:
+    stepper = unstreamed(model)
+    generate(stepper, batch(), Sampler(Sampling(), CPU))
+    assert stepper.pool.pages.free == stepper.pool.pages.slots
+
+    def broken(*_: object) -> None:
+        assert stepper.pool.pages.free < stepper.pool.pages.slots
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(stepper, batch(), Sampler(Sampling(), CPU), progress=broken)
+    assert stepper.pool.pages.free == stepper.pool.pages.slots
 
 
 def test_a_stop_token_ends_its_own_sequence_and_is_left_out(model: nn.Module) -> None:
@@ -76,7 +131,7 @@ def test_what_was_said_so_far_may_end_a_sequence(model: nn.Module) -> None:
 def test_progress_counts_prompt_tokens_and_steps(model: nn.Module) -> None:
     seen: list[tuple[str, int, int]] = []
     run(model, batch(new=3, chunk=4), progress=lambda *at: seen.append(at))
-    assert seen == [("prefill", 4, 9), ("prefill", 8, 9), ("prefill", 9, 9), ("decode", 1, 3), ("decode", 2, 3), ("decode", 3, 3)]
+    assert seen == [("prefill", 12, 12), ("decode", 1, 3), ("decode", 2, 3), ("decode", 3, 3)]
 
 
 def test_the_same_seed_repeats_itself_and_another_does_not(model: nn.Module) -> None:
@@ -135,27 +190,50 @@ class Kept:
     """A prefix cache that restores nothing and remembers what it was told to keep."""
 
     def __init__(self) -> None:
-        self.sequences: list[list[list[int]]] = []
+        self.kept: list[list[tuple[int, list[int]]]] = []
 
-    def restore(self, prompts: Sequence[Sequence[int]], pairs: object) -> int:
-        return 0
-
-    def confirm(self) -> int:
-        return 0
-
-    def keep(self, sequences: Sequence[Sequence[int]]) -> None:
-        self.sequences.append([list(s) for s in sequences])
-
-    def advance(self, *_: object) -> None:
+    def restore(self, sequences: Sequence[KvSequence]) -> None:
         pass
 
-    def finish(self, *_: object) -> None:
+    def confirm(self) -> None:
+        pass
+
+    def keep(self, sequences: Sequence[KvSequence]) -> None:
+        self.kept.append([(s.number, s.tokens[: s.cached]) for s in sequences])
+
+    def advance(self) -> None:
+        pass
+
+    def finish(self) -> None:
         pass
 
 
 def test_at_the_end_replies_are_kept_as_far_as_they_were_fed(model: nn.Module) -> None:
     of, kept = replace(batch(new=4), keep_replies=[True, False, True], limits=[4, 4, 1]), Kept()
-    buffers = KvBuffers(model.config, of.capacity)
-    Sequences(model, CPU, of, lambda: None, buffers).prefill()
-    said = generate(Sequences(model, CPU, of, lambda: None, buffers, kept), of, Sampler(Sampling(), CPU)).tokens
-    assert kept.sequences == [PROMPTS, [PROMPTS[0] + said[0][:3], PROMPTS[1], PROMPTS[2]]]
+    said = generate(unstreamed(model), of, Sampler(Sampling(), CPU), kept).tokens
+    assert kept.kept == [list(enumerate(PROMPTS)), [(0, PROMPTS[0] + said[0][:3]), (2, PROMPTS[2])]]
+
+
+class Restored(Kept):
+    """Restores ``tokens`` of the first sequence, wrongly, and says so when it is asked."""
+
+    def __init__(self, stepper: Stepper, tokens: int):
+        super().__init__()
+        self._stepper, self._tokens = stepper, tokens
+
+    def restore(self, sequences: Sequence[KvSequence]) -> None:
+        self._first = sequences[0]
+        self._first.hold(self._stepper.pool.pages, self._tokens)
+        self._first.cached = self._tokens
+        for buffer in self._stepper.pool.buffers().values():
+            buffer.zero_()
+
+    def confirm(self) -> None:
+        self._first.cached = 0
+
+
+def test_what_was_restored_wrongly_is_computed_once_more(model: nn.Module) -> None:
+    of = batch([[k % 300 for k in range(40)], PROMPTS[1]])
+    stepper = unstreamed(model)
+    want = generate(stepper, of, Sampler(Sampling(), CPU)).tokens
+    assert generate(stepper, of, Sampler(Sampling(), CPU), Restored(stepper, 16)).tokens == want

@@ -16,8 +16,9 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
-from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import open_session
 from penstock.runtime.memory import free_memory as memory
 from penstock.runtime.memory.arena import Arena
@@ -35,7 +36,7 @@ from tests.support import decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
-BATCH = Batch(prompts=[[5, 9, 200]], max_new_tokens=3, capacity=64, chunk_tokens=1 << 20)
+BATCH = Batch(prompts=[[5, 9, 200]], max_new_tokens=3, chunk_tokens=1 << 20)
 
 GEOMETRIES = [*itertools.product(("llama", "qwen3", "mixtral", "qwen3_moe"), (False,)), ("llama", True), ("gemma3_text", True)]
 TWO_TIERS = [
@@ -194,6 +195,6 @@ def test_reading_may_begin_before_there_is_a_card(checkpoint: Path, gpu: bool, m
         with open_session(plan, checkpoint, Card(copier, CPU), read_at_once=early) as session:
             assert order == (["read", "card"] if early else ["card"])
             session.load(BATCH)
-            results.append(generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU), keep_logits=True))
+            results.append(session.generate(BATCH, Sampler(Sampling(), CPU), keep_logits=True))
     assert not gpu or not copier.held
     assert all(torch.equal(a, b) for a, b in zip(results[0].logits, results[1].logits, strict=True))

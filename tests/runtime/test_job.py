@@ -57,7 +57,7 @@ def test_requests_come_in_the_plans_batches(plan: Plan, tmp_path: Path) -> None:
     assert [len(b.prompts) for b in batches] == [4, 2]
     assert [p for b in batches for p in b.prompts] == [r.ids for r in made.requests]
     assert made.first == batches[0]
-    assert {(b.capacity, b.chunk_tokens, b.max_new_tokens, b.pad, b.stop_ids) for b in batches} == {(48, 16, 10, 0, frozenset())}
+    assert made.capacity_tokens == 48 and {(b.chunk_tokens, b.max_new_tokens, b.stop_ids) for b in batches} == {(16, 10, frozenset())}
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
@@ -167,7 +167,7 @@ def test_later_turns_are_continuations_without_the_mark_of_a_beginning() -> None
     words = Tokenizer(WordLevel({"<s>": 0, "?": 1, "one": 2, "two": 3}, unk_token="?"))
     words.pre_tokenizer = Whitespace()
     words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=words), frozenset(), 0, 4)
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=words), frozenset(), 4)
     requests = [Asked("a line", text, 1, talk) for text, talk in (("one", "a"), ("two", None), ("two one", "a"), ("two", "b"))]
     assert ids_of([*requests, Asked("a line", (3, 3), 1)], vocabulary) == [(0, 2), (0, 3), (3, 2), (0, 3), (3, 3)]
     with pytest.raises(UserError, match="a line: the prompt '' has no tokens"):

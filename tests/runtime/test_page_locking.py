@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.memory import arena as arena_module
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import split_copy
@@ -108,7 +109,7 @@ def test_a_copy_is_cut_at_the_borders_of_locked_pieces_and_nowhere_else(start: i
     assert len(parts) == 1 + sum(start < cut < start + nbytes for cut in cuts)
 
 
-BATCH = Batch(prompts=[[5, 9, 200], [17, 250]], max_new_tokens=4, capacity=64, chunk_tokens=1 << 20)
+BATCH = Batch(prompts=[[5, 9, 200], [17, 250]], max_new_tokens=4, chunk_tokens=1 << 20)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
@@ -119,7 +120,7 @@ def test_without_page_locking_logits_are_the_same(tmp_path: Path, model_type: st
     for copier in (LockingCopier(), LockingCopier(0), LockingCopier(1300 * KIB)):
         with opened(plan_for(store, decisions(gpu=True), gpu=True), store, copier) as session:
             session.load(BATCH)
-            results.append(generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU), keep_logits=True))
+            results.append(session.generate(BATCH, Sampler(Sampling(), CPU), keep_logits=True))
             facts = session.engine.facts()["arena"]
         assert not copier.held
         assert bool(facts["refused"]) == bool(copier.refusals) == (facts["page_locked_bytes"] < facts["bytes"])

@@ -22,7 +22,8 @@ from penstock.planner.simulate.act import Acted, Options, Simulation
 from penstock.planner.verbs.simulate_verb import simulate_verb
 from penstock.runtime.asked.run_schema import ExpertsConfig
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.kv.batch.spill import SpillHome
 from tests.runtime.running import Desk, desk
 from tests.runtime.sessions import opened
@@ -37,10 +38,10 @@ def run(plan: Plan, wrap: bool, copier: HostCopier | None = None) -> Engine:
     work, batch = plan.workload, plan.decisions.batch
     with opened(plan, Path(plan.model.checkpoint), copier, wrap_around=wrap, keep_log=True) as session:
         prompts = [list(range(5, 5 + work.prompt_tokens))] * batch
-        asked = Batch(prompts, work.new_tokens, work.max_tokens, plan.decisions.prefill_chunk_tokens)
+        asked = Batch(prompts, work.new_tokens, plan.decisions.prefill_chunk_tokens)
         session.load(asked)
         for _ in range(work.requests // batch):
-            generate(session.sequences(asked), asked, Sampler(Sampling(), CPU))
+            session.generate(asked, Sampler(Sampling(), CPU))
         return session.engine
 
 

@@ -18,7 +18,8 @@ import torch
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
 from penstock.planner.common.timeline.timeline_picture import draw
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch, Sampler, Sampling, generate
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.moving.ledger import SPANS_KEPT, Ledger
 from penstock.runtime.told.stage_clock import StageClock
 from tests.runtime.running import Desk, desk
@@ -26,7 +27,7 @@ from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
-BATCH = Batch(prompts=[[5, 9, 200, 31, 7]], max_new_tokens=4, capacity=64, chunk_tokens=1 << 20)
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7]], max_new_tokens=4, chunk_tokens=1 << 20)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -65,7 +66,7 @@ def executed(checkpoint: Path, gpu: bool) -> Iterator[Engine]:
         session.load(BATCH)
         engine = session.engine
         engine.pool._preadv = slow
-        generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU))
+        session.generate(BATCH, Sampler(Sampling(), CPU))
         engine.stop()
         engine.pool.close()
         yield engine
@@ -112,7 +113,7 @@ def test_waits_lie_between_the_work_of_their_track_and_add_up(checkpoint: Path, 
 def test_without_tracing_nothing_is_kept(checkpoint: Path) -> None:
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
         session.load(BATCH)
-        generate(session.sequences(BATCH), BATCH, Sampler(Sampling(), CPU))
+        session.generate(BATCH, Sampler(Sampling(), CPU))
         engine = session.engine
         assert engine.ledger.spans == [] and engine.ledger.dropped == 0
         assert engine.stage_totals()[COMPUTE][1] > 0

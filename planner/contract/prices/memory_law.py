@@ -162,8 +162,8 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     The largest of three phases of a decoder layer, each beside the embeddings, which transformers keep alive, and the residual: a norm
     in float32; attention with rotary temporaries, K and V of one layer repeated over the query heads and the mask; the gated FFN
     with gate, up and product. From the forward passes of ``transformers`` v5 with SDPA attention; with an 8B geometry on an H100 the
-    peak was 61 MB for 512 tokens and 3910 MB for 32768, whether in one sequence or in many. Only one sequence in one pass
-    needs no mask.
+    peak was 61 MB for 512 tokens and 3910 MB for 32768, whether in one sequence or in many. Only tokens behind others, a chunk of a
+    prompt, need a mask: a pass of whole prompts has none, since every row is computed by itself.
     """
     dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes
     chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
@@ -176,7 +176,7 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     ffn = 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
-    masked = batch > 1 or chunk_tokens < workload.prompt_tokens
+    masked = chunk_tokens < workload.prompt_tokens
     mask = chunk_tokens * workload.max_tokens * (1 + dtype) if masked else 0
     logits = model.vocab * (dtype + f32)
     return batch * (max(chunk_tokens * max(norm, ffn), chunk_tokens * attention + one_layer_kv + mask) + logits)

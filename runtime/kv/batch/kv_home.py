@@ -7,11 +7,12 @@ from typing import Protocol
 
 import torch
 
+from penstock.runtime.kv.batch.living_rows import Spans
 from penstock.runtime.memory.device import CopyDevice, Event
 
 
 class KvHome(Protocol):
-    """K and V of some layers, each in one buffer (uint8). A layer is taken, its new rows are written, and it is given back, pass
+    """K and V of some layers, each in one buffer (uint8). A layer is taken, its new tokens are written, and it is given back, pass
     after pass; layers are taken in the order of a pass, by one thread."""
 
     def there(self, layer: int) -> bool:
@@ -20,9 +21,8 @@ class KvHome(Protocol):
     def take(self, layer: int) -> torch.Tensor:
         """The layer's buffer, as it was given back. Blocks until it is there."""
 
-    def give_back(self, layer: int, first: int, last: int, wanted: int, after: Event | None) -> None:
-        """Bytes ``first`` to ``last`` are new, once ``after`` has happened; the next visit reads nothing before byte ``wanted``. Never
-        blocks."""
+    def give_back(self, layer: int, new: Spans, wanted: Spans, after: Event | None) -> None:
+        """Bytes ``new`` are new, once ``after`` has happened; the next visit reads those of ``wanted``. Never blocks."""
 
     def close(self) -> None:
         """Nobody takes anything any more. Returns when the buffers are still."""
@@ -46,7 +46,7 @@ class DramHome:
             self._device.host_waits(after)
         return self._regions[layer]
 
-    def give_back(self, layer: int, first: int, last: int, wanted: int, after: Event | None) -> None:
+    def give_back(self, layer: int, new: Spans, wanted: Spans, after: Event | None) -> None:
         self._written[layer] = after
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""The layers whose KV a plan keeps outside the compute device, in an engine: their memory, and a stream of them for each batch."""
+"""The layers whose KV a plan keeps outside the compute device, in an engine: their memory, and the stream that they pass through."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -15,109 +16,160 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import kv_layer_bytes
-from penstock.runtime.engine.host_side import HostSide
-from penstock.runtime.kv.batch.contiguous import windows
-from penstock.runtime.kv.batch.kv_block import Pair
 from penstock.runtime.kv.batch.kv_home import DramHome, KvHome
-from penstock.runtime.kv.batch.kv_rows import Rows
+from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_scratch import Scratch
+from penstock.runtime.kv.batch.kv_windows import windows
+from penstock.runtime.kv.batch.living_rows import LivingRows
 from penstock.runtime.kv.batch.spill import SpillHome
-from penstock.runtime.kv.batch.streamed_kv import HostKv, KvStream, RehearsedKv, RingKv, StreamedPlace
+from penstock.runtime.kv.batch.streamed_kv import HostKv, KvStream, RehearsedKv, RingKv
+from penstock.runtime.kv.batch.token_shape import TokenShape
+from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice
-from penstock.runtime.store.decoder import decoder_layers
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.reading.reader import Reads
 
 
-def _nothing_lies_there(layer: int, _batch: int) -> Pair:
-    raise RuntimeError(f"KV of layer {layer} cannot be looked at now")
+class KvHost(Protocol):
+    """What of an engine's DRAM side KV needs."""
+
+    arena: Arena
+    pool: Reads
+    ledger: Ledger
+    kv_places: Sequence[tuple[int, int]]
+    """(offset, bytes) in the arena of each buffer for one layer: of the layers that lie in DRAM, then those that the SSD's pass through."""
+
+
+class OutsidePlace:
+    """One layer outside: a ``KvPlace``."""
+
+    def __init__(self, outside: OutsideKv, layer: int):
+        self._outside, self._layer = outside, layer
+        self._token_bytes = 0
+
+    def enter(self, shape: TokenShape) -> torch.Tensor:
+        self._token_bytes = shape.nbytes
+        return self._outside.fitted(self._outside.stream.enter(self._layer, shape.nbytes), self._layer, shape.nbytes)
+
+    def written(self) -> None:
+        self._outside.stream.written(self._layer, self._token_bytes)
+
+    def leave(self) -> None:
+        self._outside.stream.leave(self._layer, self._token_bytes)
+
+    def forget(self, sequence: int) -> None:
+        self._outside.living.forget(sequence)
 
 
 class OutsideKv:
     """``slots`` are VRAM for one layer's KV each, none without a GPU. With a scratch file for the SSD's layers in ``directory``, taken at
-    once: UserError where there is no room. One batch at a time: a new one ends the one before."""
+    once: UserError where there is no room."""
 
-    def __init__(self, plan: Plan, host: HostSide, slots: list[torch.Tensor], copier: CopyDevice | None, model: nn.Module, directory: Path):
-        tiers = kv_tiers(plan.model.layers, plan.decisions.kv)
+    def __init__(self, plan: Plan, host: KvHost, slots: list[torch.Tensor], copier: CopyDevice | None, model: nn.Module, directory: Path):
+        tiers, kv = kv_tiers(plan.model.layers, plan.decisions.kv), plan.decisions.kv
         own = Tier.dram if copier is None else Tier.vram
-        self._in_dram = [i for i, tier in enumerate(tiers) if tier is Tier.dram and own is Tier.vram]
+        in_dram = [i for i, tier in enumerate(tiers) if tier is Tier.dram and own is Tier.vram]
         self._on_ssd = [i for i, tier in enumerate(tiers) if tier is Tier.ssd]
-        self.layers = sorted(self._in_dram + self._on_ssd)
-        self._plan, self._host, self.slots = plan, host, slots
+        self.layers = sorted(in_dram + self._on_ssd)
+        self._copies, self._host, self.slots = plan.decisions.weights.h2d, host, slots
         self._device = copier.twin() if copier is not None and self.layers else None
-        self._bytes = align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
-        self._windows = windows(model.config)
-        self._rows: dict[int, Rows] = {}
-        self._homes: Mapping[int, KvHome] = {}
+        self._nbytes = kv_layer_bytes(plan.model, kv)
+        self._tokens = kv.pages // plan.model.layers * kv.page_tokens
+        self._token_bytes: dict[int, int] = {}
+        """Of the layers that were rehearsed."""
         self._stack = ExitStack()
+        self._pool: KvPool | None = None
         self._stream: KvStream | None = None
+        seen = windows(model.config)
+        self.living = LivingRows(kv.page_tokens, seen)
+        self.regions: dict[int, torch.Tensor] = {}
+        """Where the layers in DRAM lie, uint8."""
         if not self.layers:
             return
-        strange = next((i for i in self.layers if i not in self._windows), None)
+        strange = next((i for i in self.layers if i not in seen), None)
         if strange is not None:
             raise UserError(f"kv: layer {strange} of the model keeps no keys and values that could move; set workload.kv_spill=false")
-        places = [host.arena.slice(at, size) for at, size in host.kv_places]
-        self._regions, self._passing = dict(zip(self._in_dram, places, strict=False)), places[len(self._in_dram) :]
-        self._views = [host.arena.view[at : at + size] for at, size in host.kv_places[len(self._in_dram) :]]
+        places = [host.arena.slice(at, self._nbytes) for at, _ in host.kv_places]
+        views = [host.arena.view[at : at + size] for at, size in host.kv_places]
+        self.regions = dict(zip(in_dram, places, strict=False))
+        self._passing = list(zip(places, views, strict=True))[len(in_dram) :]
+        self._home = DramHome(self.regions, self._device) if in_dram else None
         self._scratch: Scratch | None = None
         if self._on_ssd:
-            self._scratch = Scratch(directory, len(self._on_ssd) * self._bytes)
+            self._scratch = Scratch(directory, len(self._on_ssd) * align_up(self._nbytes))
             self._stack.callback(self._scratch.close)
-        layers = decoder_layers(model)
-        for i in self.layers:
-            layers[i].self_attn.register_forward_hook(lambda *_, i=i: self._stream.leave(i))
 
-    def rehearse(self, capacity: int) -> Mapping[int, StreamedPlace]:
-        """Places for a rehearsal with ``capacity`` tokens a sequence; none when every layer is computed with where it lies."""
-        if not self.layers:
-            return {}
-        return self._open(RehearsedKv((self.slots or self._passing)[0], capacity, self._rows))
+    @property
+    def stream(self) -> KvStream:
+        """What layers pass through now."""
+        if self._stream is None:
+            raise RuntimeError("no pass over KV outside VRAM is in progress")
+        return self._stream
 
-    def begin(self, batch: int, capacity: int) -> Mapping[int, StreamedPlace]:
-        """Places for ``batch`` sequences, once a rehearsal has shown their shape."""
-        if not self.layers:
-            return {}
+    def rehearse(self) -> Mapping[int, OutsidePlace]:
+        """Places for a rehearsal; none when every layer is computed with where it lies."""
+        if self.layers:
+            self._pool, self._stream = None, RehearsedKv((self.slots or [slot for slot, _ in self._passing])[0])
+        return self._places
+
+    def begin(self, pool: KvPool) -> Mapping[int, OutsidePlace]:
+        """Places for what ``pool`` computes from now on, once a rehearsal has shown the layers' shapes."""
         self.end()
-        rows = {layer: rows.for_batch(batch) for layer, rows in self._rows.items()}
-        homes: dict[int, KvHome] = {}
-        self._homes = homes
-        if self._in_dram:
-            homes |= dict.fromkeys(self._in_dram, DramHome(self._regions, self._device))
-        if self._on_ssd:
-            passing = list(zip(self._passing, self._views, strict=True))
-            spilled = SpillHome(self._on_ssd, self._bytes, passing, self._host.pool, self._scratch, self._device, self._host.ledger)
-            homes |= dict.fromkeys(self._on_ssd, spilled)
-        if self._device is None:
-            return self._open(HostKv(homes[self.layers[0]], self._windows))
-        copies = self._plan.decisions.weights.h2d
-        stream = RingKv(homes, self._windows, rows, self.slots, self._device, copies.chunk_bytes, copies.in_flight, self._host.ledger)
-
-        def between(layer: int, sequences: int) -> Pair:
-            if sequences != batch:
-                raise RuntimeError(f"KV of {batch} sequences lies there, not of {sequences}")
-            return rows[layer].pair(homes[layer].take(layer), capacity)
-
-        return self._open(stream, between)
+        self._pool = pool
+        return self._places
 
     def begin_pass(self) -> None:
-        """A pass of the batch begins."""
-        if self._stream is not None:
-            self._stream.begin_pass()
+        """The pool's step comes next. Where its rows read what the stream does not bring, that begins anew."""
+        if not self.layers:
+            return
+        if self._pool is not None:
+            if not self.living.follow(self._pool.step):
+                self._end_stream()
+            if self._stream is None:
+                self._stream = self._open()
+            self.living.compute()
+        self.stream.begin_pass()
 
     def settle(self) -> None:
         """Block until what lies in DRAM between passes is as computed. From any thread."""
-        for layer in self._in_dram:
-            self._homes[layer].take(layer)
+        for layer in self.regions:
+            self._home.take(layer)
 
     def end(self) -> None:
         """Nothing moves any more until the next :meth:`begin`."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        self._end_stream()
+        self._pool = None
 
     def close(self) -> None:
         """Give the scratch file back. Safe to call twice."""
         self.end()
         self._stack.close()
 
-    def _open(self, stream: KvStream, between: Callable[[int, int], Pair] = _nothing_lies_there) -> Mapping[int, StreamedPlace]:
-        self._stream = stream
-        return {layer: StreamedPlace(stream, layer, between) for layer in self.layers}
+    def fitted(self, buffer: torch.Tensor, layer: int, token_bytes: int) -> torch.Tensor:
+        """What of ``buffer`` the pool's tokens take. RuntimeError where that is more than was planned for."""
+        self._token_bytes[layer] = token_bytes
+        if self._tokens * token_bytes > self._nbytes:
+            raise RuntimeError(f"KV of layer {layer}: {self._tokens} tokens of {token_bytes} bytes, planned are {self._nbytes}")
+        return buffer[: self._tokens * token_bytes]
+
+    @property
+    def _places(self) -> Mapping[int, OutsidePlace]:
+        return {layer: OutsidePlace(self, layer) for layer in self.layers}
+
+    def _open(self) -> KvStream:
+        wanted = {layer: self.living.wanted(layer, self._token_bytes[layer]) for layer in self.layers}
+        homes: dict[int, KvHome] = dict.fromkeys(self.regions, self._home)
+        if self._scratch is not None:
+            first = {layer: wanted[layer] for layer in self._on_ssd}
+            nbytes, host = align_up(self._nbytes), self._host
+            spilled = SpillHome(first, nbytes, self._passing, host.pool, self._scratch, self._device, host.ledger)
+            homes |= dict.fromkeys(self._on_ssd, spilled)
+        if self._device is None:
+            return HostKv(homes[self.layers[0]], self.living)
+        ledger, (chunk, flying) = self._host.ledger, (self._copies.chunk_bytes, self._copies.in_flight)
+        return RingKv(homes, wanted, self.living, self.slots, self._device, chunk, flying, ledger)
+
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()

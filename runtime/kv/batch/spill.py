@@ -1,10 +1,10 @@
-"""KV that lies on the SSD between visits: read ahead into DRAM slots, new rows written behind."""
+"""KV that lies on the SSD between visits: read ahead into DRAM slots, new tokens written behind."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from penstock.planner.common.measures import align_down, align_up
 from penstock.planner.common.timeline.spans import SSD_WRITE
 from penstock.planner.contract.policy.rolling import RollingPolicy
 from penstock.runtime.kv.batch.kv_scratch import Scratch
+from penstock.runtime.kv.batch.living_rows import Spans, united
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.dram_cache import LayerCache
 from penstock.runtime.moving.ledger import Ledger
@@ -29,23 +30,23 @@ Slot = tuple[torch.Tensor, memoryview]
 class _Written(NamedTuple):
     layer: int
     slot: int
-    first: int
-    last: int
-    wanted: int
+    new: Spans
+    wanted: Spans
     after: Event | None
 
 
 class SpillHome:
-    """``layers`` in ``scratch``, each ``layer_bytes`` (a multiple of 4096), for one batch. ``slots`` of DRAM hold the layers on their way,
-    each from when its read begins until its new rows are written; with a slot for each layer nothing is read again.
+    """Layers in ``scratch``, each ``layer_bytes`` (a multiple of 4096), of whose buffers the first visits read ``wanted``. ``slots`` of
+    DRAM hold the layers on their way, each from when its read begins until its new tokens are written; with a slot for each layer
+    nothing is read again.
 
-    A layer is read again only when its rows of the pass before were written. ``device`` is None where rows are there when they are
+    A layer is read again only when its tokens of the pass before were written. ``device`` is None where tokens are there when they are
     given back.
     """
 
     def __init__(
         self,
-        layers: Sequence[int],
+        wanted: Mapping[int, Spans],
         layer_bytes: int,
         slots: Sequence[Slot],
         reads: Reads,
@@ -53,17 +54,17 @@ class SpillHome:
         device: CopyDevice | None,
         ledger: Ledger,
     ):
-        self._at = {layer: i * layer_bytes for i, layer in enumerate(layers)}
+        self._at = {layer: i * layer_bytes for i, layer in enumerate(wanted)}
         self._slots, self._reads, self._scratch, self._device, self._ledger = slots, reads, scratch, device, ledger
-        self._held: dict[int, range] = dict.fromkeys(layers, range(0))
-        """Bytes of each layer that its next visit reads, in whole pages."""
+        self._held = {layer: _in_blocks(parts) for layer, parts in wanted.items()}
+        """Bytes of each layer that its next visit reads, in whole blocks of 4096."""
         self._taken: dict[int, int] = {}
         self._later: dict[int, Callable[[], None]] = {}
         self._lock = threading.Condition()
         self._reading = 0
         self._error: BaseException | None = None
         count = len(slots)
-        policy = RollingPolicy(tuple(layers), max(1, count - 1), count, count - 1)
+        policy = RollingPolicy(tuple(wanted), max(1, count - 1), count, count - 1)
         self._cache = LayerCache(policy, count, self._read)
         self._cache.preload(wait=False)
         self._queue: SimpleQueue[_Written | None] = SimpleQueue()
@@ -86,8 +87,8 @@ class SpillHome:
             self._taken[layer] = slot
         return self._slots[slot][0]
 
-    def give_back(self, layer: int, first: int, last: int, wanted: int, after: Event | None) -> None:
-        self._queue.put(_Written(layer, self._taken[layer], first, last, wanted, after))
+    def give_back(self, layer: int, new: Spans, wanted: Spans, after: Event | None) -> None:
+        self._queue.put(_Written(layer, self._taken[layer], new, wanted, after))
 
     def close(self) -> None:
         self._queue.put(None)
@@ -115,8 +116,8 @@ class SpillHome:
                 self._reading -= 1
                 self._lock.notify_all()
 
-        extent = Extent(self._scratch.path, self._at[layer] + held.start, len(held), held.start)
-        self._reads.read((extent,), self._slots[slot][1], over, f"kv.{layer}")
+        extents = tuple(Extent(self._scratch.path, self._at[layer] + begin, end - begin, begin) for begin, end in held)
+        self._reads.read(extents, self._slots[slot][1], over, f"kv.{layer}")
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -128,7 +129,7 @@ class SpillHome:
                     self._cache.close()
             with self._lock:
                 del self._taken[item.layer]
-                self._held[item.layer] = range(align_down(item.wanted), align_up(item.last))
+                self._held[item.layer] = _in_blocks(item.wanted)
                 later = self._later.pop(item.layer, None)
                 self._lock.notify_all()
             self._cache.release(item.layer)
@@ -138,15 +139,20 @@ class SpillHome:
     def _write(self, item: _Written) -> None:
         if item.after is not None and self._device is not None:
             self._device.host_waits(item.after)
-        first, last = align_down(item.first), align_up(item.last)
-        begun = time.perf_counter()
+        blocks, begun = _in_blocks(item.new), time.perf_counter()
         try:
-            self._scratch.write(self._slots[item.slot][1][first:last], self._at[item.layer] + first)
+            for first, last in blocks:
+                self._scratch.write(self._slots[item.slot][1][first:last], self._at[item.layer] + first)
         except OSError as error:
             why = f"KV of layer {item.layer} could not be written ({error.strerror})"
             raise UserError(f"{why}; check the disk of kv.scratch_dir") from error
-        self._ledger.add(SSD_WRITE, f"kv.{item.layer}", begun, time.perf_counter(), last - first)
+        self._ledger.add(SSD_WRITE, f"kv.{item.layer}", begun, time.perf_counter(), sum(last - first for first, last in blocks))
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _in_blocks(parts: Spans) -> Spans:
+    """``parts`` in whole blocks. What shares a block with tokens that live, lives as well or is written before it is read."""
+    return united((align_down(first), align_up(last)) for first, last in parts)

@@ -1,19 +1,17 @@
-"""KV of layers that a plan keeps outside VRAM: in ahead of a layer's attention, its new rows out behind it."""
+"""KV of layers that a plan keeps outside VRAM: in ahead of a layer's attention, its new tokens out behind it."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
 from penstock.planner.common.timeline.spans import D2H, KV
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.kv.batch.contiguous import first_seen
-from penstock.runtime.kv.batch.kv_block import Pair
 from penstock.runtime.kv.batch.kv_home import KvHome
-from penstock.runtime.kv.batch.kv_rows import Rows
+from penstock.runtime.kv.batch.living_rows import LivingRows, Spans
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment, cut
 from penstock.runtime.moving.ledger import Ledger
@@ -21,42 +19,22 @@ from penstock.runtime.moving.ring import VramRing
 
 
 class KvStream(Protocol):
-    """What a layer outside VRAM, or on its way, writes to: one batch, or a rehearsal."""
+    """Layers outside VRAM on their way to where they are computed with; see ``KvPlace``. A layer's tokens take ``token_bytes`` each."""
 
     def begin_pass(self) -> None: ...
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
-        """See ``KvPlace``."""
+    def enter(self, layer: int, token_bytes: int) -> torch.Tensor: ...
 
-    def pretend(self, layer: int, tokens: int) -> None: ...
+    def written(self, layer: int, token_bytes: int) -> None: ...
 
-    def leave(self, layer: int) -> None:
-        """Everything that reads what :meth:`append` gave was issued. Nothing when the layer was not visited."""
+    def leave(self, layer: int, token_bytes: int) -> None: ...
 
     def close(self) -> None:
-        """The batch is over."""
-
-
-class StreamedPlace:
-    """One layer of a ``KvStream`` as its cache layer sees it. ``between`` gives K and V of ``batch`` sequences between passes."""
-
-    def __init__(self, stream: KvStream, layer: int, between: Callable[[int, int], Pair]):
-        self._stream = stream
-        self._layer = layer
-        self._between = between
-
-    def append(self, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
-        return self._stream.append(self._layer, keys, values, start)
-
-    def pretend(self, tokens: int) -> None:
-        self._stream.pretend(self._layer, tokens)
-
-    def pair(self, batch: int) -> Pair:
-        return self._between(self._layer, batch)
+        """Nothing moves any more; what was computed lies where it belongs."""
 
 
 class _Stored(NamedTuple):
-    """Rows on their way out: the events before and behind their copy."""
+    """Tokens on their way out: the events before and behind their copies."""
 
     unit: Unit
     begun: Event
@@ -67,66 +45,52 @@ class _Stored(NamedTuple):
 class RingKv:
     """On a GPU: layers pass through ``slots`` of VRAM, each of which fits a whole layer, ``device``'s copy streams beside the weights'.
 
-    ``homes`` say where each layer lies otherwise, ``windows`` how much of it attention sees. A layer's bytes come in as soon as a
-    slot is free, since its visit in the pass before must be over: ``slots`` less than layers. ``rows`` of earlier batches, or of a
-    rehearsal, are needed where tokens lie there before the first pass.
+    ``homes`` say where each layer lies otherwise, ``wanted`` what the first visits read. A layer's bytes come in as soon as a slot is
+    free, since its visit in the pass before must be over: ``slots`` less than layers.
     """
 
     def __init__(
         self,
         homes: Mapping[int, KvHome],
-        windows: Mapping[int, int | None],
-        rows: dict[int, Rows],
+        wanted: Mapping[int, Spans],
+        living: LivingRows,
         slots: Sequence[torch.Tensor],
         device: CopyDevice,
         chunk_bytes: int,
         in_flight: int,
         ledger: Ledger,
     ):
-        self._homes, self._windows, self._rows, self._slots = homes, windows, rows, slots
-        self._device, self._chunk_bytes, self._in_flight, self._ledger = device, chunk_bytes, in_flight, ledger
+        self._homes, self._wanted, self._living = homes, dict(wanted), living
+        self._device, self._chunk_bytes, self._ledger = device, chunk_bytes, ledger
         self._out = device.lane()
-        self._tokens = dict.fromkeys(homes, 0)
         self._at: dict[int, torch.Tensor] = {}
-        self._open: tuple[int, int, int, Event] | None = None
+        self._buffer: torch.Tensor | None = None
+        self._new: Spans = ()
         self._storing: deque[_Stored] = deque()
         self._stored_s = 0.0
-        self._ring: VramRing | None = None
+        units = [Unit("kv", layer) for layer in sorted(homes)]
+        distance = min(len(slots), len(units) - 1)
+        self._ring = VramRing(units, self._pieces, {"kv": slots}, self, device, distance, in_flight, ledger, track=KV)
+        self._ring.start()
 
     def begin_pass(self) -> None:
-        """The first one starts the copies: until then tokens may be brought by other means."""
-        if self._ring is None:
-            units = [Unit("kv", layer) for layer in sorted(self._homes)]
-            distance = min(len(self._slots), len(units) - 1)
-            slots, copies = {"kv": self._slots}, (distance, self._in_flight, self._ledger)
-            self._ring = VramRing(units, self._pieces, slots, self, self._device, *copies, track=KV)
-            self._ring.start()
         self._ring.begin_pass()
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
-        _, buffer = self._ring.enter(Unit("kv", layer))
-        rows = self._rows[layer] = Rows.of(keys, values)
-        end = start + keys.shape[-2]
-        pair = rows.append(buffer, keys, values, start)
-        first, last = start * rows.nbytes, end * rows.nbytes
-        written = self._device.compute_event()
-        self._out.waits(written)
-        self._out.copy([(self._at[layer][first:last], buffer[first:last])])
+    def enter(self, layer: int, token_bytes: int) -> torch.Tensor:
+        _, self._buffer = self._ring.enter(Unit("kv", layer))
+        return self._buffer
+
+    def written(self, layer: int, token_bytes: int) -> None:
+        self._new = self._living.new(token_bytes)
+        computed = self._device.compute_event()
+        self._out.waits(computed)
+        self._out.copy((self._at[layer][first:last], self._buffer[first:last]) for first, last in self._new)
         stored = self._out.event()
-        self._storing.append(_Stored(Unit("kv", layer), written, stored, last - first))
-        self._tokens[layer] = end
-        self._open = layer, first, last, stored
-        return pair
+        self._storing.append(_Stored(Unit("kv", layer), computed, stored, sum(last - first for first, last in self._new)))
 
-    def pretend(self, layer: int, tokens: int) -> None:
-        self._tokens[layer] = tokens
-
-    def leave(self, layer: int) -> None:
-        if self._open is None or self._open[0] != layer:
-            return
-        _, first, last, stored = self._open
-        self._open = None
-        self._homes[layer].give_back(layer, first, last, self._seen(layer).src, stored)
+    def leave(self, layer: int, token_bytes: int) -> None:
+        self._wanted[layer] = self._living.wanted(layer, token_bytes)
+        self._homes[layer].give_back(layer, self._new, self._wanted[layer], self._storing[-1].end)
         self._out.waits(self._device.compute_event())
         self._ring.leave(Unit("kv", layer), self._out.event())
         self._book()
@@ -135,8 +99,8 @@ class RingKv:
         """Stop the copies; those that are queued finish first."""
         for home in set(self._homes.values()):
             home.close()
-        if self._ring is not None:
-            self._ring.close()
+        self._ring.close()
+        self._device.host_waits(self._device.compute_event())  # kernels that read the slots
         for stored in self._storing:
             self._device.host_waits(stored.end)
         self._book()
@@ -149,18 +113,11 @@ class RingKv:
         return held.data_ptr(), held
 
     def release(self, unit: Unit) -> None:
-        """A layer is given back when its new rows are on their way."""
+        """A layer is given back when its new tokens are on their way."""
 
     def _pieces(self, unit: Unit) -> Sequence[Segment]:
-        return tuple(cut([self._seen(unit.layer)], self._chunk_bytes))
-
-    def _seen(self, layer: int) -> Segment:
-        """What the layer's next visit reads of the tokens before it."""
-        tokens = self._tokens[layer]
-        if not tokens:
-            return Segment(0, 0, 0)
-        row, first = self._rows[layer].nbytes, first_seen(tokens, self._windows[layer])
-        return Segment(first * row, first * row, (tokens - first) * row)
+        wanted = [Segment(first, first, last - first) for first, last in self._wanted[unit.layer]]
+        return tuple(cut(wanted or [Segment(0, 0, 0)], self._chunk_bytes))
 
     def _book(self) -> None:
         while self._storing and self._device.done(self._storing[0].end):
@@ -174,55 +131,41 @@ class RingKv:
 class HostKv:
     """Without a GPU: layers of ``home`` are computed with where it holds them."""
 
-    def __init__(self, home: KvHome, windows: Mapping[int, int | None]):
-        self._home = home
-        self._windows = windows
-        self._open: tuple[int, int, int, int] | None = None
+    def __init__(self, home: KvHome, living: LivingRows):
+        self._home, self._living = home, living
 
     def begin_pass(self) -> None:
         """Nothing to do: layers are read ahead of their turn all the time."""
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
-        rows, end = Rows.of(keys, values), start + keys.shape[-2]
-        pair = rows.append(self._home.take(layer), keys, values, start)
-        self._open = layer, start * rows.nbytes, end * rows.nbytes, first_seen(end, self._windows[layer]) * rows.nbytes
-        return pair
+    def enter(self, layer: int, token_bytes: int) -> torch.Tensor:
+        return self._home.take(layer)
 
-    def pretend(self, layer: int, tokens: int) -> None:
-        if tokens:
-            raise RuntimeError("KV on the SSD comes from computing alone")
+    def written(self, layer: int, token_bytes: int) -> None:
+        """Tokens are written back when the layer is left."""
 
-    def leave(self, layer: int) -> None:
-        if self._open is not None and self._open[0] == layer:
-            self._home.give_back(*self._open, None)
-            self._open = None
+    def leave(self, layer: int, token_bytes: int) -> None:
+        self._home.give_back(layer, self._living.new(token_bytes), self._living.wanted(layer, token_bytes), None)
 
     def close(self) -> None:
         self._home.close()
 
 
 class RehearsedKv:
-    """Every layer in the same ``slot``, whatever lies there, and nothing moves. Notes the shape of each layer's ``rows``; RuntimeError
-    where ``capacity`` tokens are more than was planned for."""
+    """Every layer in the same ``slot``, whatever lies there, and nothing moves."""
 
-    def __init__(self, slot: torch.Tensor, capacity: int, rows: dict[int, Rows]):
+    def __init__(self, slot: torch.Tensor):
         self._slot = slot
-        self._capacity = capacity
-        self._rows = rows
 
     def begin_pass(self) -> None:
         """Nothing moves."""
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor, start: int) -> Pair:
-        rows = self._rows[layer] = Rows.of(keys, values)
-        if self._capacity * rows.nbytes > self._slot.numel():
-            raise RuntimeError(f"KV of layer {layer}: {self._capacity} tokens of {rows.nbytes} bytes, planned are {self._slot.numel()}")
-        return rows.append(self._slot, keys, values, start)
+    def enter(self, layer: int, token_bytes: int) -> torch.Tensor:
+        return self._slot
 
-    def pretend(self, layer: int, tokens: int) -> None:
+    def written(self, layer: int, token_bytes: int) -> None:
         """Whatever lies there serves."""
 
-    def leave(self, layer: int) -> None:
+    def leave(self, layer: int, token_bytes: int) -> None:
         """Nothing was held."""
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, PACK_MANIFEST, parse_object, read_bytes, read_checkpoint
 from penstock.runtime.kv.disk.page_keys import namespace
 
-LAYOUT = "layer: K then V, each heads x tokens x dim; 1"
+LAYOUT = "layer: token after token, of each K then V, both heads x dim; 2"
 """Order of bytes in a layer's block, and the version of it."""
 SAMPLES = 256
 """Places of each file of a checkpoint that its digest reads."""

@@ -35,8 +35,9 @@ def needed_gbps(plan: Plan, batch: int, length: int, tries: int = 32) -> float:
     page = plan.decisions.kv.page_tokens
     pages = (length - 1) // page
     model = Worth(plan, FASTEST_GBPS)
-    whole_s = model.prefill_s(batch, length, 0)
-    saved = {k: whole_s - model.prefill_s(batch, length, k * page) for k in range(pages, 0, -max(1, -(-pages // tries)))}
+    lengths = [length] * batch
+    whole_s = model.prefill_s(lengths, [0] * batch)
+    saved = {k: whole_s - model.prefill_s(lengths, [k * page] * batch) for k in range(pages, 0, -max(1, -(-pages // tries)))}
 
     def pays(gbps: float) -> bool:
         worth = Worth(plan, gbps)

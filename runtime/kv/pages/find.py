@@ -8,27 +8,23 @@ from typing import NamedTuple
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.runtime.kv.pages.page_tiers import Tiers
-from penstock.runtime.kv.pages.prompt_pages import Page, Tokens, distinct
+from penstock.runtime.kv.pages.prompt_pages import Tokens
 from penstock.runtime.kv.pages.worth import Worth
 
 
 class Found(NamedTuple):
-    pages: list[Page]
-    """What the prompts begin with, as far as it is there without a gap, in the order of its rows."""
+    keys: list[Sequence[bytes]]
+    """What each prompt begins with, as far as it is there without a gap. The last token of a prompt is always computed."""
     tiers: dict[bytes, Tier]
-    tokens: list[int]
-    """Of each prompt, in such pages. The last token of a prompt is always computed."""
-    start: int
-    """First row that must be computed when all pages are restored."""
+    """Where each page lies."""
 
 
-def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]], pads: Sequence[int]) -> Found:
+def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]]) -> Found:
     """``keys`` are those of the prompts' full pages. A few microseconds a page."""
-    size = tiers.shape.page_tokens
     where: dict[bytes, Tier] = {}
     there: list[Sequence[bytes]] = []
     for prompt, own in zip(prompts, keys, strict=True):
-        own = own[: (len(prompt) - 1) // size]
+        own = own[: (len(prompt) - 1) // tiers.shape.page_tokens]
         for i, key in enumerate(own):
             tier = where.get(key) or tiers.nearest(key)
             if tier is None:
@@ -36,23 +32,26 @@ def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]], pads
                 break
             where[key] = tier
         there.append(own)
-    tokens = [len(own) * size for own in there]
-    start = min(pad + n for pad, n in zip(pads, tokens, strict=True))
-    return Found(distinct(there, pads, size), where, tokens, start)
+    return Found(there, where)
 
 
-def choose(found: Found, worth: Worth, batch: int, length: int) -> int:
-    """The row to begin computing at that is predicted to be fastest: 0, or where the pages of the nearest tier end, of the two nearest, of
-    all three."""
-    nearest: set[Tier] = set()
-    fastest, least_s = 0, worth.prefill_s(batch, length, 0)
-    for tier in Tier:
+def choose(found: Found, worth: Worth, lengths: Sequence[int], page_tokens: int) -> list[Sequence[bytes]]:
+    """The pages of each prompt, of so many tokens, with which the batch is predicted to be fastest: those that VRAM has, which cost
+    nothing, or those of the two nearest tiers, or all."""
+    nearest = {Tier.vram}
+    fastest = _within(found, nearest)
+    least_s = worth.prefill_s(lengths, [len(own) * page_tokens for own in fastest])
+    for tier in (Tier.dram, Tier.ssd):
         nearest.add(tier)
-        farther = (page.first_row for page in found.pages if found.tiers[page.key] not in nearest)
-        start = min(found.start, next(farther, found.start))
-        if start > fastest:
-            pages = Counter(found.tiers[page.key] for page in found.pages if page.first_row < start)
-            seconds = worth.restore_s(pages) + worth.prefill_s(batch, length, start)
+        wanted = _within(found, nearest)
+        brought = Counter(found.tiers[key] for key in {key for own in wanted for key in own})
+        if wanted != fastest:
+            seconds = worth.restore_s(brought) + worth.prefill_s(lengths, [len(own) * page_tokens for own in wanted])
             if seconds < least_s:
-                fastest, least_s = start, seconds
+                fastest, least_s = wanted, seconds
     return fastest
+
+
+def _within(found: Found, tiers: set[Tier]) -> list[Sequence[bytes]]:
+    """Of each prompt the pages before the first one that lies elsewhere."""
+    return [own[: next((i for i, key in enumerate(own) if found.tiers[key] not in tiers), len(own))] for own in found.keys]

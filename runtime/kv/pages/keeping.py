@@ -54,7 +54,7 @@ def read_gbps(cfg: ReuseConfig) -> float:
 
 def _refuse_strange(model: nn.Module) -> None:
     """UserError where a layer keeps something else than keys and values."""
-    from penstock.runtime.kv.batch.contiguous import windows
+    from penstock.runtime.kv.batch.kv_windows import windows
 
     layers = windows(model.config)
     strange = next((i for i in range(model.config.get_text_config(decoder=True).num_hidden_layers) if i not in layers), None)

@@ -1,4 +1,4 @@
-"""Pages on their way from their tiers to the rows of a batch."""
+"""Pages on their way from their tiers to slots of the pool."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.runtime.kv.disk.disk_pages import Warn
 from penstock.runtime.kv.pages.page_ahead import ReadAhead
 from penstock.runtime.kv.pages.page_tiers import Tiers
-from penstock.runtime.kv.pages.prompt_pages import Page
+from penstock.runtime.kv.pages.prompt_pages import Page, in_order
 from penstock.runtime.kv.pages.reuse_facts import Totals
-from penstock.runtime.kv.pages.strips import Strips, scatter
 from penstock.runtime.memory.device import Event
 
 
 class Brought(NamedTuple):
-    start: int
-    """Where computing begins: earlier than planned where a page was not to be had."""
+    slots: dict[bytes, int]
+    """Where each page lies in the pool; the first page of a sequence that is missing here, and all behind it, could not be had."""
     tiers: dict[bytes, Tier]
-    """Where each page came from."""
+    """Where each came from."""
 
 
 class _Copied(NamedTuple):
@@ -33,83 +32,84 @@ class _Copied(NamedTuple):
 
 
 class Restore:
-    """Brings pages: those in VRAM are written to their rows at once, those in DRAM copied as fast as the link takes them while other
-    threads compare their checksums, those on disk read and checked by ``readers``, several ahead, so that disk and link work side by
-    side. A card may compute with pages of DRAM before their checks are over: ``confirm`` waits for these."""
+    """Brings pages: those in the pool are there, those in DRAM are copied as fast as the link takes them while other threads compare their
+    checksums, those on disk are read and checked by ``readers``, several ahead, so that disk and link work side by side. A card may
+    compute with pages of DRAM before their checks are over: ``confirm`` waits for these."""
 
     def __init__(self, tiers: Tiers, readers: ThreadPoolExecutor, depth: int, checks: ThreadPoolExecutor, totals: Totals, warn: Warn):
-        self._tiers, self._slots = tiers, tiers.dram.slots
+        self._tiers, self._dram = tiers, tiers.dram.slots
         self._readers, self._depth, self._checks = readers, depth, checks
         self._totals, self._warn = totals, warn
         self._copied: deque[_Copied] = deque()
-        self._unsure: list[tuple[Page, Future[bool]]] = []
-        self._wanted: Sequence[Page] = ()
+        self._unsure: list[tuple[bytes, Future[bool]]] = []
+        self._pages: dict[bytes, Page] = {}
 
-    def bring(self, wanted: Sequence[Page], where: dict[bytes, Tier], start: int, strips: Strips) -> Brought:
-        """Bring ``wanted``, all pages that begin before the row ``start``, which lay ``where`` a moment ago; then ``confirm``. On a card
-        copies may still be under way, ordered before what is launched next."""
-        card = self._tiers.card
-        moved = {page.key: Tier.vram for page in wanted if where[page.key] is Tier.vram}
-        if moved:
-            card.show([page for page in wanted if page.key in moved], strips)
-        far = [page for page in wanted if page.key not in moved]
-        self._wanted = wanted
-        on_disk = (page.key for page in far if where[page.key] is Tier.ssd)
+    def bring(self, wanted: Sequence[Sequence[bytes]], where: dict[bytes, Tier]) -> Brought:
+        """Bring the first pages of each sequence, which lay ``where`` a moment ago; a page of several is brought once. Each slot has a
+        reference until ``confirm``. On a card copies may still be under way, ordered before what is launched next."""
+        pages, pool = list(in_order(wanted)), self._tiers.pool
+        moved: dict[bytes, Tier] = {}
+        for key, parent in pages:  # before any slot is taken, since that may push pages out
+            if where[key] is Tier.vram:
+                moved[key] = Tier.vram
+                self._pages[key] = Page(key, parent, self._tiers.kept.find(key))
+                pool.share([self._pages[key].slot])
+        far = [(key, parent) for key, parent in pages if key not in moved]
+        missing: set[bytes] = set()
+        on_disk = (key for key, _ in far if where[key] is Tier.ssd)
         ahead = ReadAhead(on_disk, self._tiers.disk, self._tiers.dram, self._readers, self._depth)
         try:
-            for page in far:
+            for key, parent in far:
                 self.release()
-                check, tier, slot = None, Tier.dram, self._slots.hold(page.key)
+                check, tier, slot = None, Tier.dram, None if parent in missing else self._dram.hold(key)
                 if slot is not None:
                     check = self._checks.submit(self._tiers.dram.is_sound, slot)
-                    self._unsure.append((page, check))
-                else:
-                    tier, slot = Tier.ssd, ahead.take(page.key, self._free_one)
+                    self._unsure.append((key, check))
+                elif parent not in missing:
+                    tier, slot = Tier.ssd, ahead.take(key, self._free_one)
                 if slot is None:
-                    start = min(start, page.first_row)
-                    break
-                moved[page.key] = tier
-                self._copied.append(_Copied(slot, self._place(page, slot, strips), check))
+                    missing.add(key)
+                    continue
+                moved[key] = tier
+                self._pages[key] = Page(key, parent, *pool.take(1))
+                self._copied.append(_Copied(slot, self._place(self._pages[key].slot, slot), check))
         finally:
             ahead.close()
-        if card is not None:
-            card.flush(strips)
-        return Brought(start, moved)
+        return Brought({key: page.slot for key, page in self._pages.items()}, moved)
 
-    def confirm(self, start: int) -> int:
-        """Wait until all that was brought is checked -> ``start``, or the first row of a page that is no good: it and what follows is to be
-        computed. Such pages are dropped; none was given to VRAM yet. A second call finds nothing left to check."""
-        bad = [page for page, check in self._unsure if not check.result()]
+    def confirm(self) -> set[bytes]:
+        """Wait until all that was brought is checked -> the pages that are no good: they and what follows them are to be computed. Those
+        are dropped, the others are kept. A second call finds nothing left to check."""
+        bad = {key for key, check in self._unsure if not check.result()}
         self._unsure.clear()
-        for page in bad:
-            self._refuse(page.key)
-        if self._tiers.card is not None:
-            self._tiers.card.confirm({page.key for page in bad})
+        for key in bad:
+            self._refuse(key)
         self.release()
-        for page in reversed(self._wanted):  # what a prefix begins with is of use to more prompts than what it ends with
+        pages, self._pages = self._pages, {}
+        for page in reversed(pages.values()):  # what a prefix begins with is of use to more prompts than what it ends with
+            if self._tiers.kept is not None and page.key not in bad:
+                self._tiers.kept.add(page)
             self._tiers.nearest(page.key)
-        self._wanted = ()
-        return min((start, *(page.first_row for page in bad)))
+        self._tiers.pool.release(page.slot for page in pages.values())
+        return bad
 
     def release(self, wait: bool = False) -> None:
-        """Give back the slots whose copies are over; with ``wait`` all."""
+        """Give back the slots of DRAM whose copies are over; with ``wait`` all."""
         while self._copied and (wait or self._is_over(self._copied[0])):
             self._free_one()
 
-    def _place(self, page: Page, slot: int, strips: Strips) -> Event | None:
-        """Write a page to its rows; on a card that is queued, and the slot is in use until the returned event."""
-        source = self._tiers.dram.tensor(slot)
-        if strips.on_host:
-            for row in page.rows:
-                scatter(strips.on_host, source[None], *row)
-        return self._tiers.card.bring(page, source, strips) if self._tiers.card is not None else None
+    def _place(self, slot: int, dram: int) -> Event | None:
+        """Write a record to its slot in the pool; on a card that is queued, and the slot of DRAM is in use until the returned event."""
+        record = self._tiers.dram.tensor(dram)
+        self._tiers.slots.fill_host(slot, record)
+        return self._tiers.card.bring(slot, record) if self._tiers.card is not None else None
 
     def _refuse(self, key: bytes) -> None:
         if not self._totals.failed_checks:
             line = "a page of KV in DRAM was not used, its checksum is wrong; it will be computed again"
             self._warn(f"{line} (told once, counted in the report)")
         self._totals.failed_checks += 1
-        self._slots.drop(key)
+        self._dram.drop(key)
 
     def _free_one(self) -> bool:
         if not self._copied:
@@ -119,7 +119,7 @@ class Restore:
             self._tiers.device.host_waits(over)
         if check is not None:
             check.result()
-        self._slots.release(slot)
+        self._dram.release(slot)
         return True
 
     def _is_over(self, copied: _Copied) -> bool:

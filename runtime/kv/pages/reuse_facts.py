@@ -20,11 +20,11 @@ class Reused:
     found_tokens: int
     """Leading tokens whose pages were found in some tier, the last token of a prompt apart."""
     restored_tokens: PerTier
-    """Those that were not computed, by the tier that they came from. A batch computes in step, so it begins where the sequence that needs
-    it earliest does."""
+    """Those that were not computed, by the tier that they came from."""
     computed_tokens: int
     restored_bytes: PerTier
-    """Of its pages. What several requests share is counted for each; the total counts it once."""
+    """Of its pages that were copied: none of VRAM's, which are shared. What several requests share is counted for each; the total counts it
+    once."""
     declined: bool
     """Some of the pages that were found were not brought, since computing is predicted to be faster."""
 
@@ -42,7 +42,7 @@ class Totals:
     captured: int = 0
     """Pages that were copied out of the running batch."""
     skipped: int = 0
-    """Pages that were not, because their batch was over."""
+    """Pages that were not, because their slots were wanted."""
     demoted: int = 0
     """Pages that were pushed out of VRAM and copied to DRAM."""
     failed_checks: int = 0
@@ -55,12 +55,15 @@ class Totals:
         nbytes: Counter[Tier] = Counter()
         for tier, count in parts:
             tokens[tier] += count
-            nbytes[tier] += self.page_bytes
+            nbytes[tier] += self._copied_bytes(tier)
         self.requests.append(Reused(found, _per_tier(tokens), prompt - tokens.total(), _per_tier(nbytes), declined))
 
     def moved(self, tiers: Iterable[Tier]) -> None:
         """Note where the pages of a batch came from."""
         self.pages.update(tiers)
+
+    def _copied_bytes(self, tier: Tier) -> int:
+        return 0 if tier is Tier.vram else self.page_bytes
 
     def facts(self, disk: Mapping[str, int] | None) -> dict[str, Any]:
         """With the disk's own counters, None without one."""
@@ -72,7 +75,7 @@ class Totals:
             "restored_tokens": restored,
             "computed_tokens": computed,
             "hit_rate": sum(restored.values()) / prompt if prompt else None,
-            "restored_bytes": _per_tier({tier: count * self.page_bytes for tier, count in self.pages.items()}),
+            "restored_bytes": _per_tier({tier: count * self._copied_bytes(tier) for tier, count in self.pages.items()}),
             "page_bytes": self.page_bytes,
             "restore_s": self.restore_s,
             "capture_s": self.capture_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.planner.common.measures import GB
@@ -31,8 +31,11 @@ class Worth:
         slowest = max(stages, key=stages.__getitem__)
         return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage not in (slowest, Stage.dram))
 
-    def prefill_s(self, batch: int, length: int, start: int) -> float:
-        """To compute tokens ``start`` to ``length`` of ``batch`` prompts."""
+    def prefill_s(self, lengths: Sequence[int], starts: Sequence[int]) -> float:
+        """To compute what of prompts of ``lengths`` tokens is behind their first ``starts``; unequal ones as the equal ones that have as
+        many tokens to compute behind a beginning."""
+        batch, length = len(lengths), max(lengths)
+        start = length - -(-(sum(lengths) - sum(starts)) // batch)
         if self._last is None or self._last[:2] != (batch, length):
             plan, work = self._plan, replace(self._plan.workload, batch=batch, prompt_tokens=length)
             self._last = batch, length, Prefill(plan.hardware, plan.model, work, replace(plan.decisions, batch=batch))

@@ -17,13 +17,14 @@ import torch
 import xxhash
 
 from penstock.planner.contract.plan.plan import Plan
-from penstock.runtime.kv.batch.contiguous import Pair
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
+from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.kv.disk.disk_pages import DiskReader
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.kv.pages.prefix import Prefix
-from penstock.runtime.kv.pages.prompt_pages import Tokens, pads_of
+from penstock.runtime.kv.pages.prompt_pages import Tokens
 from penstock.runtime.memory.arena import Arena
 from tests.runtime.fakes import FakeDevice, FakeEvent, FakeLane
 
@@ -32,25 +33,38 @@ SHAPE = PageShape(bytes(range(16)), TOKENS, LAYERS, 2 * HEADS * TOKENS * DIM * 2
 SPOILT = 12345
 
 
-def page_memory(page_bytes: int, dram: int, device: Any = None, bounce: int = 1, kept: int = 0) -> PageMemory:
-    """Pages of the arena and of what a test takes for VRAM, which begin as garbage."""
-    arena = Arena(dram * page_bytes)
+def page_memory(
+    shape: PageShape,
+    slots: int,
+    dram: int,
+    device: Any = None,
+    bounce: int = 1,
+    host_layers: Sequence[int] = (),
+) -> PageMemory:
+    """A pool, and pages of the arena and of what a test takes for VRAM, all of which begin as garbage."""
+    arena = Arena(dram * shape.payload_bytes)
     arena.tensor.fill_(77)
+    card = torch.full((shape.layers, slots * shape.layer_bytes), 77, dtype=torch.uint8)
+    buffers = {i: torch.full_like(card[i], 78) if i in host_layers else card[i] for i in range(shape.layers)}
+    pool = PagePool(slots, shape.page_tokens)
     if device is None:
-        return PageMemory(arena.view, arena.tensor)
-    vram = [torch.full((n, page_bytes), 77, dtype=torch.uint8) for n in (bounce, kept)]
-    return PageMemory(arena.view, arena.tensor, device, *vram)
+        return PageMemory(pool, buffers, arena.view, arena.tensor)
+    return PageMemory(pool, buffers, arena.view, arena.tensor, device, torch.full((bounce, shape.payload_bytes), 77, dtype=torch.uint8))
 
 
 class AsyncDevice(FakeDevice):
-    """A fake device that several threads wait for, and whose work is done by whoever waits. ``host_layers`` are not in its memory."""
+    """A fake device that several threads wait for, and whose work is done by whoever waits."""
 
-    def __init__(self, choose: Callable[[Sequence[str]], str], host_layers: Sequence[torch.Tensor] = ()):
+    def __init__(self, choose: Callable[[Sequence[str]], str]):
         super().__init__(choose)
         self._lock = threading.RLock()
-        self._on_host = {held.untyped_storage().data_ptr() for held in host_layers}
+        self._on_host: set[int] = set()
         self.must_not_wait: int | None = None
         """Thread for which waiting is a mistake."""
+
+    def leave_out(self, host_layers: Sequence[torch.Tensor]) -> None:
+        """These are not in its memory."""
+        self._on_host = {held.untyped_storage().data_ptr() for held in host_layers}
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() not in self._on_host
@@ -80,80 +94,90 @@ class AsyncDevice(FakeDevice):
 
 @functools.cache
 def row_of(tokens: tuple[int, ...]) -> torch.Tensor:
-    """KV of the last of ``tokens``: int16 [layers, 2, heads, dim]."""
+    """KV of the last of ``tokens``: int16 [layers, k and v of all heads]."""
     seed = xxhash.xxh3_64_intdigest(repr(tokens).encode()) >> 1
-    return torch.randint(-9999, 9999, (LAYERS, 2, HEADS, DIM), dtype=torch.int16, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(-9999, 9999, (LAYERS, 2 * HEADS * DIM), dtype=torch.int16, generator=torch.Generator().manual_seed(seed))
 
 
 def kv_of(tokens: Sequence[int]) -> torch.Tensor:
-    """int16 [layers, 2, heads, tokens, dim]"""
-    return torch.stack([row_of(tuple(tokens[: i + 1])) for i in range(len(tokens))], 3)
+    """int16 [layers, tokens, k and v of all heads]"""
+    return torch.stack([row_of(tuple(tokens[: i + 1])) for i in range(len(tokens))], 1)
 
 
 @dataclass
 class Served:
-    """A prefix cache over KV buffers of the test's own, and a model that computes KV there and judges what it finds restored.
+    """A prefix cache over a pool of the test's own, and a model that computes KV there and judges what it finds restored.
 
-    ``layers`` of ``pairs`` in ``host_layers`` are worked on at once, the others on ``device`` in the order of its compute stream.
+    Layers in ``host_layers`` are worked on at once, the others on ``device`` in the order of its compute stream.
     """
 
     prefix: Prefix
     memory: PageMemory
-    pairs: list[Pair]
     device: AsyncDevice | None = None
     host_layers: Sequence[int] = ()
 
-    def batch(self, prompts: Tokens, answers: Tokens = (), finish: bool = True) -> int:
-        """Restore ``prompts``, compute the rest and the ``answers``, keep everything -> the row that computing had to begin at. Like a run
-        this computes before checks are over, and again from there on where that was too soon."""
-        pairs = [tuple(held[: len(prompts)] for held in pair) for pair in self.pairs]
-        pads = pads_of(prompts)
-        sequences = [[*p, *a] for p, a in zip(prompts, answers or [[]] * len(prompts), strict=True)]
-        self._work(lambda held, i, side: held.fill_(SPOILT), pairs)
-        start = self.prefix.restore(prompts, pairs)
-        wrong: list[int] = []
+    def batch(self, prompts: Tokens, answers: Tokens = (), finish: bool = True) -> list[int]:
+        """Restore ``prompts``, compute the rest and the ``answers``, keep everything -> the tokens of each that were not computed. Like
+        a run this computes before checks are over, and again from there on where that was too soon."""
+        pool = self.memory.pool
+        sequences = [KvSequence.of(i, prompt) for i, prompt in enumerate(prompts)]
+        whole = [[*p, *a] for p, a in zip(prompts, answers or [[]] * len(prompts), strict=True)]
+        self.prefix.restore(sequences)
+        given = [s.cached for s in sequences]
+        wrong: list[tuple[int, int]] = []
+        for tokens, sequence in zip(whole, sequences, strict=True):
+            held = len(sequence.pages)
+            sequence.hold(pool, len(tokens))
+            self._work(partial(_write, pages=sequence.pages[held:], first=0, states=None))
 
-        def judge(held: torch.Tensor, i: int, side: int) -> None:
-            """Note the rows that are not as they should be when computing begins."""
-            for b, (prompt, pad) in enumerate(zip(prompts, pads, strict=True)):
-                assert not held[b, :, : min(pad, start)].any(), "padding is not zeros"
-                restored = prompt[: max(0, start - pad)]
-                if restored:
-                    differ = (held[b, :, pad:start] != kv_of(restored)[i, side]).any(-1).any(0)
-                    wrong.extend((pad + differ.nonzero().flatten()).tolist())
+        def judge(paged: torch.Tensor, i: int, number: int, pages: list[int], tokens: int) -> None:
+            """Note the tokens that are not as they should be when computing begins."""
+            if tokens:
+                differ = (paged[pages].flatten(0, 1)[:tokens] != kv_of(prompts[number][:tokens])[i]).any(-1)
+                wrong.extend((number, t) for t in differ.nonzero().flatten().tolist())
 
-        def compute(first_row: int, held: torch.Tensor, i: int, side: int) -> None:
-            for b, (tokens, pad) in enumerate(zip(sequences, pads, strict=True)):
-                first = max(0, first_row - pad)
-                held[b, :, pad + first : pad + len(tokens)] = kv_of(tokens)[i, side][:, first:]
+        for sequence, tokens in zip(sequences, given, strict=True):
+            self._work(partial(judge, number=sequence.number, pages=list(sequence.pages), tokens=tokens))
+        self._compute(whole, sequences)
+        self.prefix.confirm()
+        for tokens, sequence in zip(whole, sequences, strict=True):
+            sequence.hold(pool, len(tokens))
+        self._compute(whole, [s for s, tokens in zip(sequences, given, strict=True) if s.cached < tokens])
+        sound = [s.cached for s in sequences]
 
-        self._work(judge, pairs)
-        self._work(partial(compute, start), pairs)
-        sound = self.prefix.confirm()
-        if sound < start:
-            self._work(partial(compute, sound), pairs)
+        def conclude(paged: torch.Tensor, i: int) -> None:
+            assert all(t >= sound[number] for number, t in wrong), f"{wrong} are wrong, computing began at {sound}"
 
-        def conclude(held: torch.Tensor, i: int, side: int) -> None:
-            assert all(row >= sound for row in wrong), f"rows {wrong} are wrong, computing began at {sound}"
-
-        self._work(conclude, pairs)
-        self.prefix.keep(prompts)
+        self._work(conclude)
+        for sequence in sequences:
+            sequence.cached = len(sequence.tokens)
+        self.prefix.keep(sequences)
         with self.no_waiting():
-            self.prefix.advance(pairs)
+            self.prefix.advance()
         if self.device:
             self.device.step()
         with self.no_waiting():
-            self.prefix.advance(pairs)
+            self.prefix.advance()
+        for tokens, sequence in zip(whole, sequences, strict=True):
+            sequence.tokens, sequence.cached = tokens, len(tokens)
         self.prefix.keep(sequences)
         if finish:
-            self.prefix.finish(pairs)
+            self.prefix.finish()
+        for sequence in sequences:
+            sequence.release(pool)
         return sound
 
-    def _work(self, on: Callable[[torch.Tensor, int, int], object], pairs: Sequence[Pair]) -> None:
+    def _compute(self, whole: Tokens, sequences: Iterable[KvSequence]) -> None:
+        for sequence in sequences:
+            states = kv_of(whole[sequence.number])
+            self._work(partial(_write, pages=list(sequence.pages), first=sequence.cached, states=states))
+
+    def _work(self, on: Callable[[torch.Tensor, int], object]) -> None:
+        """``on`` gets each layer's pool, int16 [slots, tokens, k and v of all heads], and the layer."""
+
         def run(layers: Iterable[int]) -> None:
             for i in layers:
-                for side, held in enumerate(pairs[i]):
-                    on(held, i, side)
+                on(self.memory.buffers[i].view(torch.int16).view(-1, TOKENS, 2 * HEADS * DIM), i)
 
         run(self.host_layers)
         there = [i for i in range(LAYERS) if i not in self.host_layers]
@@ -172,6 +196,15 @@ class Served:
             self.device.must_not_wait = None
 
 
+def _write(paged: torch.Tensor, i: int, pages: list[int], first: int, states: torch.Tensor | None) -> None:
+    """``states`` of a sequence's tokens from ``first`` on in its ``pages``; spoil these without states."""
+    if states is None:
+        paged[pages] = SPOILT
+        return
+    for t in range(first, states.shape[1]):
+        paged[pages[t // TOKENS], t % TOKENS] = states[i, t]
+
+
 @contextmanager
 def served(
     plan: Plan,
@@ -180,19 +213,16 @@ def served(
     host_layers: Sequence[int] = (),
     dram: int = 32,
     bounce: int = 1,
-    kept: int = 0,
-    batch: int = 3,
-    capacity: int = 160,
+    slots: int = 30,
     read_only: bool = False,
     **options: Any,
 ) -> Iterator[Served]:
-    """Over ``dram`` pages of DRAM; with ``choose`` on a device of ``bounce`` and ``kept`` pages, without it on the CPU. A ``directory`` is
-    the disk, with ``read_only`` one that others write."""
-    card = torch.zeros(LAYERS, 2, batch, HEADS, capacity, DIM, dtype=torch.int16)
-    apart = {i: torch.zeros(2, capacity, batch, HEADS, DIM, dtype=torch.int16).permute(0, 2, 3, 1, 4) for i in host_layers}
-    pairs = [tuple(apart[i]) if i in apart else tuple(card[i]) for i in range(LAYERS)]
-    device = AsyncDevice(choose, list(apart.values())) if choose else None
-    memory = page_memory(SHAPE.payload_bytes, dram, device, bounce, kept)
+    """Over a pool of ``slots`` pages and ``dram`` pages of DRAM; with ``choose`` on a device with ``bounce`` pages, without it on the
+    CPU. A ``directory`` is the disk, with ``read_only`` one that others write."""
+    device = AsyncDevice(choose) if choose else None
+    memory = page_memory(SHAPE, slots, dram, device, bounce, host_layers if device else ())
+    if device:
+        device.leave_out([memory.buffers[i] for i in host_layers])
     options = {"read_gbps": 1e9, "readers": 3} | options
     with contextlib.ExitStack() as stack:
         disk = None
@@ -204,6 +234,7 @@ def served(
                 disk = DiskWriter(directory, SHAPE, 64 << 20, 1 << 20, queue_pages=dram, warn=lines.append)
             stack.enter_context(disk)
         prefix = stack.enter_context(contextlib.closing(Prefix(SHAPE, plan, memory, disk, **options)))
-        yield Served(prefix, memory, pairs, device, host_layers if device else ())
+        yield Served(prefix, memory, device, host_layers if device else ())
         if device:
             device.drain()
+    assert memory.pool.free == slots, "a page of the pool was held by nobody that lives"

@@ -17,13 +17,17 @@ from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Generation, generate
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
+from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.kv_windows import kinds
 from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
 
 CPU = torch.device("cpu")
-BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3, 4, 5]], max_new_tokens=9, capacity=64, chunk_tokens=1 << 20)
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3, 4, 5]], max_new_tokens=9, chunk_tokens=1 << 20)
 LONG = replace(BATCH, prompts=[list(range(3, 40)), list(range(50, 91))], chunk_tokens=7)
 A_LAYER = 16
 """Pages: 16 sequences of 64 tokens would fit."""
@@ -52,17 +56,18 @@ def _session(plan: Plan, checkpoint: Path, gpu: bool) -> AbstractContextManager[
 
 def _expect(checkpoint: Path, batch: Batch) -> Generation:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
-    return generate(Sequences(model, CPU, batch, lambda: None), batch, Sampler(Sampling(), CPU), keep_logits=True)
+    pool = KvPool(A_LAYER, 64, kinds(model.config), CPU)
+    return generate(Stepper(model, CPU, pool), batch, Sampler(Sampling(), CPU), keep_logits=True)
 
 
 def _check(session: Session, checkpoint: Path, *batches: Batch) -> None:
     session.load(batches[0])
     for batch in batches:
-        got = generate(session.sequences(batch), batch, Sampler(Sampling(), CPU), keep_logits=True)
+        got = session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True)
         want = _expect(checkpoint, batch)
         assert got.tokens == want.tokens
-        for a, b in zip(got.logits, want.logits, strict=True):
-            assert torch.equal(a, b)
+        for a, b in zip(got.passes, want.passes, strict=True):
+            assert torch.equal(a.logits, b.logits)
 
 
 @pytest.fixture(autouse=True)
@@ -101,10 +106,15 @@ def test_sliding_windows_stream(tmp_path: Path, model_type: str, gpu: bool) -> N
 def test_a_batch_broken_off_leaves_the_next_one_right(checkpoint: Path) -> None:
     with _session(_plan(checkpoint, (1, 2, 3), True), checkpoint, True) as session:
         session.load(LONG)
-        with torch.inference_mode():
-            session.sequences(LONG).prefill()
+
+        def break_off(phase: str, done: int, total: int) -> None:
+            if phase == "decode" and done == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            session.generate(LONG, Sampler(Sampling(), CPU), progress=break_off)
         for batch in (BATCH, LONG):
-            got = generate(session.sequences(batch), batch, Sampler(Sampling(), CPU))
+            got = session.generate(batch, Sampler(Sampling(), CPU))
             assert got.tokens == _expect(checkpoint, batch).tokens
 
 

@@ -51,9 +51,9 @@ def restoring_pays(plan: Plan, read_gbps: float) -> bool:
     batch, length = plan.decisions.batch, plan.workload.prompt_tokens
     starts = range(plan.decisions.kv.page_tokens, length, plan.decisions.kv.page_tokens)
     worth = Worth(plan, read_gbps)
-    whole_s = worth.prefill_s(batch, length, 0)
+    whole_s = worth.prefill_s([length] * batch, [0] * batch)
     pages = {start: {Tier.ssd: batch * start // plan.decisions.kv.page_tokens} for start in starts}
-    return any(worth.restore_s(pages[start]) < whole_s - worth.prefill_s(batch, length, start) for start in starts)
+    return any(worth.restore_s(pages[start]) < whole_s - worth.prefill_s([length] * batch, [start] * batch) for start in starts)
 
 
 @pytest.mark.parametrize("chunk", [16, 50, 64, 299, 1 << 20])

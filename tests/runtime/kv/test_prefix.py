@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,15 +17,19 @@ from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.plan.plan import Plan
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
-from penstock.runtime.kv.batch.contiguous import KvBuffers
+from penstock.runtime.engine.generate import Batch, Generation, generate
+from penstock.runtime.engine.rehearsal import rehearse
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.kv.disk.page_keys import page_keys
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
 from penstock.runtime.kv.disk.upkeep import verify
 from penstock.runtime.kv.pages.dram_pages import DramPages
-from penstock.runtime.kv.pages.page_slots import Slots
 from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.model.rows import Step
 from tests.runtime.kv.batches import page_memory
 from tests.support import GPU, HostCopier, decisions, machine, plan_for, save_tiny
 
@@ -38,38 +42,47 @@ ALIKE = [STEM, STEM[:40] + [3, 1, 4], STEM[:5]]
 
 @dataclass(frozen=True)
 class Case:
-    """On the CPU, or with ``kept`` pages of VRAM on a card that is the CPU."""
+    """On the CPU, or with ``slots`` pages of VRAM on a card that is the CPU."""
 
     model: nn.Module
     plan: Plan
     directory: Path | None
-    kept: int | None = None
+    slots: int | None = None
     namespace: bytes = bytes(16)
-    begin_pass: Callable[[], None] = lambda: None
+    begin_pass: Callable[[Step], None] = lambda step: None
 
     def run(self, *batches: Sequence[Sequence[int]], use: bool = True, chunk: int = 1 << 20) -> tuple[list[Generation], dict[str, Any]]:
-        """What is generated for each batch by fresh objects, in buffers that are full of NaN before it, and the reuse's own facts."""
+        """What is generated for each batch, and the reuse's own facts."""
         with ExitStack() as stack:
-            prefix = stack.enter_context(closing(self.prefix(stack))) if use else None
-            made = [self.generate(prompts, chunk, prefix) for prompts in batches]
-            return made, prefix.facts() if prefix else {}
+            kept = self.keeping(stack)
+            made = [kept.generate(prompts, chunk, use) for prompts in batches]
+            return made, kept.prefix.facts()
 
-    def prefix(self, stack: ExitStack) -> Prefix:
+    def keeping(self, stack: ExitStack) -> Keeping:
         shape = PageShape(self.namespace, PAGE, 3, PAGE * 2 * 2 * 16 * 4)
-        device = None if self.kept is None else HostCopier()
-        memory = page_memory(shape.payload_bytes, 32, device, 3, self.kept or 0)
+        device = None if self.slots is None else HostCopier()
+        pool = KvPool(self.slots or 3 * 6, PAGE, kinds(self.model.config), CPU)
+        stepper = Stepper(self.model, CPU, pool, self.begin_pass)
+        rehearse(stepper, Batch([[0]], 1, 1 << 20), 3)  # takes the pool's memory
+        for buffer in pool.buffers().values():
+            buffer.view(torch.float32).fill_(math.nan)
+        memory = page_memory(shape, pool.pages.slots, 32, device, 3)
+        memory = replace(memory, pool=pool.pages, buffers=pool.buffers())
         disk = stack.enter_context(DiskWriter(self.directory, shape, 64 << 20, 1 << 20, 32)) if self.directory else None
-        return Prefix(shape, self.plan, memory, disk, read_gbps=1e9, readers=3)
+        prefix = stack.enter_context(closing(Prefix(shape, self.plan, memory, disk, read_gbps=1e9, readers=3)))
+        return Keeping(stepper, prefix)
 
-    def generate(self, prompts: Sequence[Sequence[int]], chunk: int, prefix: Prefix | None) -> Generation:
-        batch = Batch(prompts, 6, capacity=96, chunk_tokens=chunk)
-        buffers = KvBuffers(self.model.config, batch.capacity)
-        with torch.inference_mode():
-            Sequences(self.model, CPU, batch, lambda: None, buffers).prefill()
-            for held in (held for pair in buffers.pairs(len(prompts)) for held in pair):
-                held.fill_(math.nan)
-        sequences = Sequences(self.model, CPU, batch, self.begin_pass, buffers, prefix)
-        return generate(sequences, batch, Sampler(Sampling(), CPU), keep_logits=True)
+
+class Keeping(NamedTuple):
+    """A model and the prefixes that it keeps."""
+
+    stepper: Stepper
+    prefix: Prefix
+
+    def generate(self, prompts: Sequence[Sequence[int]], chunk: int = 1 << 20, use: bool = True) -> Generation:
+        """Logits of each prompt's last token and of each step."""
+        batch = Batch(prompts, 6, chunk_tokens=chunk)
+        return generate(self.stepper, batch, Sampler(Sampling(), CPU), self.prefix if use else None, keep_logits=True)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +92,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Plan]:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval(), plan_for(checkpoint, decisions(batch=3))
 
 
-@pytest.fixture(params=[None, 0, 3], ids=["cpu", "card", "card with L1"])
+@pytest.fixture(params=[None, 18, 24], ids=["cpu", "card", "card with room"])
 def case(tiny: tuple[nn.Module, Plan], tmp_path: Path, request: pytest.FixtureRequest) -> Case:
     model, plan = tiny
     return Case(model, plan if request.param is None else on_card(plan), tmp_path / "kv", request.param)
@@ -93,9 +106,23 @@ def on_card(plan: Plan) -> Plan:
 
 
 def same(got: Generation, want: Generation) -> None:
+    """Passes over fewer tokens than those of ``want`` come to the same last logits of each sequence."""
     assert got.tokens == want.tokens
-    for a, b in zip(got.logits, want.logits, strict=True):
+    for a, b in zip(last_logits(got), last_logits(want), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def last_logits(made: Generation) -> list[torch.Tensor]:
+    """Of all prompts, then of each decode step, [sequences, vocab]."""
+    prompts: dict[int, torch.Tensor] = {}
+    steps = []
+    for one in made.passes:
+        if one.step.has_prompt:
+            logits = iter(one.logits)
+            prompts |= {row.sequence: next(logits) for row in one.step.rows if row.wanted}
+        else:
+            steps.append(one.logits)
+    return [torch.stack([prompts[number] for number in sorted(prompts)]), *steps]
 
 
 def of(facts: dict[str, Any]) -> list[int]:
@@ -120,18 +147,17 @@ def test_without_a_directory_the_process_restores_what_it_computed(case: Case) -
     (cold, warm), facts = replace(case, directory=None).run(ALIKE, ALIKE)
     same(cold, want)
     same(warm, want)
-    assert of(facts) == [0, 0, 0, 59, 32, 0] and facts["disk"] is None
+    assert of(facts) == [0, 0, 0, 64, 32, 0] and facts["disk"] is None
 
 
-def test_a_batch_begins_where_the_first_sequence_must_be_computed(case: Case) -> None:
-    """Rows 64, 27 + 32 and 65 + 0 of 70 are the first that each must compute."""
+def test_each_sequence_begins_where_its_own_pages_end(case: Case) -> None:
     case.run(ALIKE)
     _, facts = case.run(ALIKE)
     assert [r["found_tokens"] for r in facts["requests"]] == [64, 32, 0]
-    assert of(facts) == [59, 32, 0]
-    assert [r["computed_tokens"] for r in facts["requests"]] == [11, 11, 5]
-    assert facts["restored_tokens"] == {"vram": 0, "dram": 0, "ssd": 91} and facts["computed_tokens"] == 27
-    assert facts["hit_rate"] == 91 / 118
+    assert of(facts) == [64, 32, 0]
+    assert [r["computed_tokens"] for r in facts["requests"]] == [6, 11, 5]
+    assert facts["restored_tokens"] == {"vram": 0, "dram": 0, "ssd": 96} and facts["computed_tokens"] == 22
+    assert facts["hit_rate"] == 96 / 118
     assert facts["restored_bytes"]["ssd"] == 4 * 3 * 4096, "a page that two sequences begin with is read once"
     assert [r["restored_bytes"]["ssd"] for r in facts["requests"]] == [4 * 3 * 4096, 2 * 3 * 4096, 0]
 
@@ -150,7 +176,7 @@ def test_what_was_restored_is_continued_in_chunks(case: Case, chunk: int) -> Non
     (want,), _ = case.run(ALIKE, use=False)
     (_, warm), facts = case.run(ALIKE, ALIKE, chunk=chunk)
     same(warm, want)
-    assert sum(of(facts)) == 91
+    assert sum(of(facts)) == 96
 
 
 def test_a_longer_prompt_goes_on_from_a_shorter_ones_pages(case: Case) -> None:
@@ -185,14 +211,17 @@ def kept_bytes(prefix: Prefix, prompt: Sequence[int]) -> dict[str, bytes]:
     """What L1 and L2 would give for the pages of ``prompt``."""
     tiers, found = prefix._tiers, {}
     for i, key in enumerate(page_keys(bytes(16), prompt, PAGE)):
-        for name, slots, page in (("L1", tiers.card.slots, tiers.card._kept), ("L2", tiers.dram.slots, tiers.dram._tensor)):
-            slot = slots.find(key)
-            if slot is not None:
-                found[f"{name} {i}"] = page[slot].numpy().tobytes()
+        slot, place = tiers.kept.find(key), tiers.dram.slots.find(key)
+        if slot is not None:
+            record = torch.zeros(tiers.shape.payload_bytes, dtype=torch.uint8)
+            tiers.slots.pack(slot, record)
+            found[f"L1 {i}"] = record.numpy().tobytes()
+        if place is not None:
+            found[f"L2 {i}"] = tiers.dram.tensor(place).numpy().tobytes()
     return found
 
 
-@pytest.mark.parametrize(("kept", "bad", "sound"), [(0, 0, 0), (0, 2, 32), (0, 3, 48), (3, 0, 0)])
+@pytest.mark.parametrize(("bad", "sound"), [(0, 0), (2, 32), (3, 48)])
 @pytest.mark.parametrize("others", [[], ALIKE[1:]], ids=["one", "unequal"])
 def test_a_page_that_proves_bad_while_the_tail_is_computed_changes_nothing_that_is_said_or_kept(
     tiny: tuple[nn.Module, Plan],
@@ -200,60 +229,100 @@ def test_a_page_that_proves_bad_while_the_tail_is_computed_changes_nothing_that_
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     others: list[list[int]],
-    kept: int,
     bad: int,
     sound: int,
 ) -> None:
     """Chunks are pages, so that passes from a page's border on have the shapes of those of a run without reuse."""
     model, plan = tiny
     checks = LateChecks(monkeypatch)
-    case = Case(model, on_card(plan), None, kept, begin_pass=checks.begun.set)
+    case = Case(model, on_card(plan), None, 24, begin_pass=lambda step: checks.begun.set())
     first, longer = [STEM, *others], [[*STEM, *range(2, 22)], *others]
     (_, want), _ = case.run(first, longer, use=False, chunk=PAGE)
     honest: dict[str, bytes] = {}
     for flipped in (False, True):
         own = replace(case, directory=tmp_path / f"kv {flipped}")
         with ExitStack() as stack:
-            prefix = stack.enter_context(closing(own.prefix(stack)))
-            own.generate(first, PAGE, prefix)
+            kept = own.keeping(stack)
+            prefix = kept.prefix
+            kept.generate(first, PAGE)
             assert prefix.facts()["pages_written"] == 4
+            prefix.forget()
             if flipped:
                 key = page_keys(bytes(16), STEM, PAGE)[bad]
                 prefix._tiers.dram.view(prefix._tiers.dram.slots.find(key))[77] ^= 4
             checks.begun.clear()
-            got = own.generate(longer, PAGE, prefix)
+            got = kept.generate(longer, PAGE)
             facts = prefix.facts()
             assert got.tokens == want.tokens and facts["failures"] == flipped
             assert sum(facts["requests"][len(first)]["restored_tokens"].values()) == (sound if flipped else 64)
             there = kept_bytes(prefix, longer[0])
-            if flipped and (not others or not sound):  # else KV that was computed in a batch of other shapes goes before
-                assert all(torch.equal(a, b) for a, b in zip(got.logits, want.logits, strict=True)), "not the very same logits"
-                assert others or all(data == honest.get(name, data) for name, data in there.items()), "something bad was kept"
+            if flipped and not others:  # else KV that was computed beside other rows goes before
+                pairs = zip(last_logits(got), last_logits(want), strict=True)
+                assert all(torch.equal(a, b) for a, b in pairs), "not the very same logits"
+                assert all(data == honest.get(name, data) for name, data in there.items()), "something bad was kept"
             same(got, want)
-            assert {f"L2 {i}" for i in range(5)} <= set(there)
+            assert {f"L1 {i}" for i in range(5)} | {f"L2 {i}" for i in range(5)} <= set(there)
             honest = honest or there
-            same(own.generate(longer, PAGE, prefix), want)
+            same(kept.generate(longer, PAGE), want)
+            prefix.forget()
+            same(kept.generate(longer, PAGE), want)
             assert prefix.facts()["failures"] == flipped
         assert verify(own.directory).exit_status == 0
         (later,), facts = own.run(longer, chunk=PAGE)
         same(later, want)
-        assert facts["failures"] == 0 and facts["requests"][0]["restored_tokens"]["ssd"] == (79 if others else 80)
+        assert facts["failures"] == 0 and facts["requests"][0]["restored_tokens"]["ssd"] == 80
     assert capfd.readouterr().err.count("checksum") == 1
 
 
-def test_a_batch_that_breaks_off_before_its_pages_are_confirmed_leaves_nothing_unsure(
-    tiny: tuple[nn.Module, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_beside_one_whose_page_proves_bad_loses_nothing(tiny: tuple[nn.Module, Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan = tiny
-    case = Case(model, on_card(plan), None, kept=6)
+    checks, steps = LateChecks(monkeypatch), []
+    case = Case(model, on_card(plan), None, 24, begin_pass=lambda step: checks.begun.set() or steps.append(step))
+    prompts = [STEM, [8, 9, *STEM[:40]]]
     with ExitStack() as stack:
-        prefix = stack.enter_context(closing(case.prefix(stack)))
-        case.generate([STEM], PAGE, prefix)
-        prefix._tiers.dram.view(prefix._tiers.dram.slots.find(page_keys(bytes(16), STEM, PAGE)[1]))[9] ^= 1
-        prefix._tiers.card.slots = Slots(6)  # L1 has forgotten all
-        broken = replace(case, begin_pass=lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        kept = case.keeping(stack)
+        want = kept.generate(prompts)
+        kept.prefix.forget()
+        dram = kept.prefix._tiers.dram
+        dram.view(dram.slots.find(page_keys(bytes(16), STEM, PAGE)[1]))[3] ^= 1
+        steps.clear()
+        same(kept.generate(prompts), want)
+        assert of(kept.prefix.facts())[2:] == [16, 32]
+        assert [[(row.sequence, row.start) for row in step.rows] for step in steps[:2]] == [[(0, 64), (1, 32)], [(0, 16)]]
+
+
+def test_a_batch_that_breaks_off_before_its_pages_are_confirmed_leaves_nothing_unsure(tiny: tuple[nn.Module, Plan]) -> None:
+    model, plan = tiny
+    breaks = [False]
+
+    def begin_pass(step: Step) -> None:
+        if breaks[0]:
+            raise KeyboardInterrupt
+
+    with ExitStack() as stack:
+        kept = Case(model, on_card(plan), None, 24, begin_pass=begin_pass).keeping(stack)
+        want = kept.generate([STEM], PAGE)
+        kept.prefix.forget()
+        dram = kept.prefix._tiers.dram
+        dram.view(dram.slots.find(page_keys(bytes(16), STEM, PAGE)[1]))[9] ^= 1
+        breaks[0] = True
         with pytest.raises(KeyboardInterrupt):
-            broken.generate([STEM], PAGE, prefix)
-        (want,), _ = case.run([STEM], use=False, chunk=PAGE)
-        same(case.generate([STEM], PAGE, prefix), want)
-        assert prefix.facts()["failures"] == 1 and of(prefix.facts()) == [0, 16]
+            kept.generate([STEM], PAGE)
+        breaks[0] = False
+        same(kept.generate([STEM], PAGE), want)
+        assert kept.prefix.facts()["failures"] == 1 and of(kept.prefix.facts()) == [0, 16]
+
+
+def test_what_the_pool_keeps_is_shared_by_sequences_that_go_on_differently(tiny: tuple[nn.Module, Plan]) -> None:
+    """Each writes to pages of its own, where its own tokens begin."""
+    model, plan = tiny
+    prompts = [[*STEM[:64], i, i + 1] for i in range(3)]
+    with ExitStack() as stack:
+        kept = Case(model, on_card(plan), None, 24).keeping(stack)
+        want = kept.generate(prompts, use=False)
+        kept.generate([STEM])
+        before = kept_bytes(kept.prefix, STEM)
+        same(kept.generate(prompts), want)
+        facts = kept.prefix.facts()
+        assert of(facts)[1:] == [64] * 3 and facts["restored_tokens"]["vram"] == 3 * 64 and not any(facts["restored_bytes"].values())
+        assert kept_bytes(kept.prefix, STEM) == before, "a page that is shared was written to"

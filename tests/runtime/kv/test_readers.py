@@ -117,7 +117,9 @@ def test_pages_that_another_process_removed_meanwhile_are_computed_and_counted_o
         run.batch([STEM])
     with served(plan, tmp_path, choose, read_only=True) as run:
         assert nursery.wait(nursery.start("clear", directory=str(tmp_path))) == 0
-        assert [run.batch([STEM]), run.batch([STEM])] == [0, 96]
+        assert run.batch([STEM]) == [0]
+        run.prefix.forget()
+        assert run.batch([STEM]) == [96]
         facts = run.prefix.facts()
         assert facts["failures"] == 1 == facts["disk"]["failed_missing"] and facts["restored_tokens"]["dram"] == 96
 

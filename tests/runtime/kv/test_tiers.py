@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.page_record import checksum_of
-from tests.runtime.kv.batches import SHAPE, TOKENS, served
+from tests.runtime.kv.batches import SHAPE, TOKENS, Served, served
 from tests.runtime.kv.pages import flip
 from tests.support import decisions, machine, plan_for, save_tiny, workload
 
@@ -58,23 +61,23 @@ def tokens(facts: dict[str, Any], request: int = -1) -> tuple[int, int, int]:
 
 def test_without_a_card_pages_come_from_dram_and_in_a_later_run_from_disk(plan: Plan, tmp_path: Path) -> None:
     with served(plan, tmp_path / "kv") as run:
-        assert run.batch([STEM]) == 0
-        assert run.batch([STEM]) == 96
+        assert run.batch([STEM]) == [0]
+        assert run.batch([STEM]) == [96]
         facts = run.prefix.facts()
         assert tokens(facts) == (0, 96, 0) and facts["pages_captured"] == 6 == facts["pages_written"]
         assert facts["requests"][1]["restored_bytes"] == {"vram": 0, "dram": 6 * PAGE, "ssd": 0}
         assert facts["requests"][1]["computed_tokens"] == 4 and facts["disk"]["read_hits"] == 0
     with served(plan, tmp_path / "kv") as run:
-        assert run.batch([STEM]) == 96
+        assert run.batch([STEM]) == [96]
         facts = run.prefix.facts()
         assert tokens(facts) == (0, 0, 96) and facts["pages_captured"] == 0
-        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 96, 0), "what came from disk stays in DRAM"
+        assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (0, 96, 0), "what came from disk stays in DRAM"
         assert run.prefix.facts()["restored_bytes"] == {"vram": 0, "dram": 6 * PAGE, "ssd": 6 * PAGE}
 
 
 def test_without_a_directory_pages_live_in_memory(plan: Plan) -> None:
     with served(plan) as run:
-        assert [run.batch([STEM]), run.batch([STEM])] == [0, 96]
+        assert [run.batch([STEM]), run.batch([STEM])] == [[0], [96]]
         facts = run.prefix.facts()
         assert facts["disk"] is None and facts["pages_written"] == 0 == facts["failures"] and tokens(facts) == (0, 96, 0)
 
@@ -82,15 +85,54 @@ def test_without_a_directory_pages_live_in_memory(plan: Plan) -> None:
 @pytest.mark.parametrize("bounce", [1, 2, 5])
 @pytest.mark.parametrize("choose", [first, last])
 def test_a_card_restores_from_each_tier(card_plan: Plan, tmp_path: Path, choose: Callable, bounce: int) -> None:
-    with served(card_plan, tmp_path / "kv", choose, bounce=bounce, kept=6) as run:
-        assert [run.batch([STEM]), run.batch([STEM])] == [0, 96]
-        assert tokens(run.prefix.facts()) == (96, 0, 0)
     with served(card_plan, tmp_path / "kv", choose, bounce=bounce) as run:
-        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
-        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 96, 0)
-    with served(card_plan, tmp_path / "kv", choose, bounce=bounce, kept=6) as run:
-        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
-        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (96, 0, 0), "on its way it was put into VRAM"
+        assert [run.batch([STEM]), run.batch([STEM])] == [[0], [96]]
+        assert tokens(run.prefix.facts()) == (96, 0, 0)
+        run.prefix.forget()
+        assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (0, 96, 0)
+    with served(card_plan, tmp_path / "kv", choose, bounce=bounce) as run:
+        assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (0, 0, 96)
+        assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (96, 0, 0), "what was brought stays in the pool"
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes that torch writes inside."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        for tensor in (t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor)):
+            self.nbytes += 0 if func.is_view else tensor.nbytes
+        return out
+
+
+def test_a_hit_of_4096_tokens_in_vram_copies_no_byte(card_plan: Plan) -> None:
+    """Nor does any other sequence of the batch that begins alike; each goes on in a page of its own."""
+    stem = [i % 300 for i in range(4096)]
+    with served(card_plan, None, first, slots=270, dram=300) as run:
+        run.batch([[*stem, 5]])
+        run.device.drain()
+        sequences = [KvSequence.of(i, [*stem, i, 6, 7]) for i in range(3)]
+        with Copied() as copied:
+            run.prefix.restore(sequences)
+            run.prefix.confirm()
+            run.device.drain()
+        assert [s.cached for s in sequences] == [4096] * 3 and copied.nbytes == 0
+        assert sequences[0].pages == sequences[1].pages == sequences[2].pages and len(sequences[0].pages) == 256
+        for sequence in sequences:
+            sequence.hold(run.memory.pool, 4099)
+        assert len({s.pages[-1] for s in sequences} | set(sequences[0].pages[:-1])) == 256 + 3
+        assert run.prefix.facts()["restored_bytes"] == {"vram": 0, "dram": 0, "ssd": 0}
+        with Copied() as copied:
+            run.prefix.forget()
+            for sequence in sequences:
+                sequence.release(run.memory.pool)
+            run.prefix.restore(sequences[:1])
+            run.prefix.confirm()
+            run.device.drain()
+        assert copied.nbytes >= 256 * PAGE, "what comes from DRAM is counted"
+        sequences[0].release(run.memory.pool)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -98,7 +140,8 @@ def test_any_order_of_the_devices_work_gives_the_same_kv(card_plan: Plan, tmp_pa
     """Batches of unequal prompts that share beginnings, with few pages everywhere: every row is judged where it is computed with."""
     dice = random.Random(seed)
     directory = tmp_path / "kv" if seed % 2 else None
-    with served(card_plan, directory, at_random(seed), (), dice.randint(2, 12), dice.randint(1, 5), dice.randint(0, 6)) as run:
+    room = 3 * 8 + dice.randint(0, 6)
+    with served(card_plan, directory, at_random(seed), (), dice.randint(2, 12), dice.randint(1, 5), room) as run:
         for _ in range(6):
             stems = [dice.choice([STEM, OTHER]) for _ in range(dice.randint(1, 3))]
             prompts = [stem[: dice.randint(1, 100)] + [dice.randint(1, 3)] for stem in stems]
@@ -109,34 +152,65 @@ def test_any_order_of_the_devices_work_gives_the_same_kv(card_plan: Plan, tmp_pa
 
 @pytest.mark.parametrize("choose", [first, last])
 def test_pages_that_are_pushed_out_of_vram_go_to_dram(card_plan: Plan, choose: Callable) -> None:
-    """DRAM has fewer pages than VRAM and forgot the first one, which comes back to it when VRAM needs the room."""
-    with served(card_plan, None, choose, dram=4, kept=5) as run:
-        run.batch([STEM[: 5 * TOKENS + 1]])
-        run.batch([OTHER[: TOKENS + 1]])
-        assert run.prefix.facts()["pages_demoted"] == 1
-        assert run.batch([STEM[: 5 * TOKENS + 1]]) == 5 * TOKENS
+    """DRAM has fewer pages than the pool and forgot the first prompt, whose last page comes back to it when the pool needs the room."""
+    with served(card_plan, None, choose, (), dram=4, slots=10) as run:
+        push_out(run)
+        assert run.batch([STEM[: 5 * TOKENS + 1]]) == [5 * TOKENS]
         assert tokens(run.prefix.facts()) == (4 * TOKENS, TOKENS, 0)
+
+
+def push_out(run: Served) -> None:
+    run.batch([STEM[: 5 * TOKENS + 1]])
+    run.batch([OTHER[: 4 * TOKENS + 1]])
+    assert run.prefix.facts()["pages_demoted"] == 0
+    run.batch([[4] * (TOKENS + 1)])
+    assert run.prefix.facts()["pages_demoted"] == 1
+
+
+def test_pages_of_running_sequences_are_never_pushed_out(card_plan: Plan) -> None:
+    with served(card_plan, None, first, slots=7) as run:
+        run.batch([STEM[: 3 * TOKENS + 1]])
+        held = KvSequence.of(0, STEM[: 3 * TOKENS + 1])
+        run.prefix.restore([held])
+        run.prefix.confirm()
+        assert held.cached == 3 * TOKENS
+        run.memory.pool.take(4)
+        with pytest.raises(RuntimeError, match="1 pages of KV are wanted, 0 of 7 are free"):
+            run.memory.pool.take(1)
+        run.memory.pool.release(range(7))
 
 
 def test_restoring_from_dram_waits_for_no_copy(card_plan: Plan) -> None:
     with served(card_plan, None, first, bounce=2) as run:
         run.batch([STEM])
+        run.prefix.forget()
         run.device.drain()
+        sequence = KvSequence.of(0, STEM)
         with run.no_waiting():
-            assert run.prefix.restore([STEM], [tuple(held[:1] for held in pair) for pair in run.pairs]) == 96
+            run.prefix.restore([sequence])
+        run.prefix.confirm()
+        assert sequence.cached == 96
+        sequence.release(run.memory.pool)
 
 
 @pytest.mark.parametrize("host_layers", [(1,), (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_in_dram_take_their_part_of_each_page(card_plan: Plan, tmp_path: Path, host_layers: tuple[int, ...], seed: int) -> None:
     settled: list[bool] = []
-    for kept, start in ((0, 0), (6, 88)):
-        options = {"bounce": 3, "kept": kept, "settle": lambda: settled.append(True)}
+    for start in ([0, 0, 0], [96, 48, 48]):
+        options = {"bounce": 3, "settle": lambda: settled.append(True)}
         with served(card_plan, tmp_path / "kv", at_random(seed), host_layers, **options) as run:
             assert run.batch([STEM, OTHER[:50], STEM[:60]]) == start
-            assert run.batch([STEM]) == 96
-            assert tokens(run.prefix.facts()) == (0, 96, 0), "VRAM keeps only what belongs there whole"
+            run.prefix.forget()
+            assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (0, 96, 0)
+            assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (96, 0, 0)
     assert settled
+
+
+def test_layers_in_dram_leave_the_pool_with_their_page(card_plan: Plan) -> None:
+    with served(card_plan, None, at_random(7), (1,), dram=4, slots=10) as run:
+        push_out(run)
+        assert run.batch([STEM[: 5 * TOKENS + 1]]) == [5 * TOKENS] and run.prefix.facts()["failures"] == 0
 
 
 @pytest.mark.parametrize("choose", [None, first])
@@ -146,18 +220,19 @@ def test_a_page_is_hashed_once_each_time_it_enters_or_leaves_a_tier(
     hashed: list[str] = []
 
     def counting(module: str) -> Callable[[memoryview], int]:
-        return lambda payload: hashed.append(module.rpartition(".")[2]) or checksum_of(payload)
+        return lambda payload: hashed.append(module) or checksum_of(payload)
 
     for module in ("pages.capture", "pages.dram_pages", "disk.page_fetch"):
-        monkeypatch.setattr(f"penstock.runtime.kv.{module}.checksum_of", counting(module))
+        monkeypatch.setattr(f"penstock.runtime.kv.{module}.checksum_of", counting(module.partition(".")[2]))
     made = card_plan if choose else plan
     with served(made, tmp_path / "kv", choose) as run:
         run.batch([STEM])
         assert run.prefix.facts()["pages_written"] == 6 and hashed == ["capture"] * 6
     hashed.clear()
     with served(made, tmp_path / "kv", choose) as run:
-        assert run.batch([STEM]) == 96 and hashed == ["page_fetch"] * 6
-        assert run.batch([STEM]) == 96 and hashed == ["page_fetch"] * 6 + ["dram_pages"] * 6
+        assert run.batch([STEM]) == [96] and hashed == ["page_fetch"] * 6
+        run.prefix.forget()
+        assert run.batch([STEM]) == [96] and hashed == ["page_fetch"] * 6 + ["dram_pages"] * 6
 
 
 def test_what_came_from_disk_is_checked_when_dram_gives_it(plan: Plan, tmp_path: Path) -> None:
@@ -165,22 +240,23 @@ def test_what_came_from_disk_is_checked_when_dram_gives_it(plan: Plan, tmp_path:
         run.batch([STEM])
     lines: list[str] = []
     with served(plan, tmp_path / "kv", warn=lines.append, readers=1) as run:
-        assert run.batch([STEM]) == 96
+        assert run.batch([STEM]) == [96]
         run.memory.view[2 * PAGE + 77] ^= 4
-        assert run.batch([STEM]) == 32 and len(lines) == 1 and "checksum" in lines[0]
+        assert run.batch([STEM]) == [32] and len(lines) == 1 and "checksum" in lines[0]
 
 
 @pytest.mark.parametrize("choose", [None, first, last])
 def test_a_flipped_bit_in_dram_is_found_and_what_follows_is_computed(plan: Plan, card_plan: Plan, choose: Callable | None) -> None:
-    """Slots of DRAM are taken in order, so the third page lies in the third one. VRAM kept the first two."""
+    """Slots of DRAM are taken in order, so the third page lies in the third one."""
     lines: list[str] = []
-    with served(card_plan if choose else plan, None, choose, bounce=4, kept=2, warn=lines.append) as run:
-        run.batch([STEM[:33]])
+    with served(card_plan if choose else plan, None, choose, bounce=4, warn=lines.append) as run:
         run.batch([STEM])
+        run.prefix.forget()
         run.memory.view[2 * PAGE + 77] ^= 4
-        assert run.batch([STEM]) == 32
+        assert run.batch([STEM, OTHER, STEM[:20], STEM[:60]]) == [32, 0, 16, 32], "each sequence goes back to its own last good page"
         assert run.prefix.facts()["failures"] == 1 == len(lines) and "checksum" in lines[0]
-        assert run.batch([STEM]) == 96, "it was computed and kept anew"
+        run.prefix.forget()
+        assert run.batch([STEM]) == [96], "it was computed and kept anew"
         assert run.prefix.facts()["failures"] == 1 == len(lines)
 
 
@@ -190,18 +266,24 @@ def test_where_kv_lies_in_dram_nothing_is_computed_before_all_is_checked(
 ) -> None:
     with served(card_plan if choose else plan, None, choose, host_layers, bounce=4, warn=lambda line: None) as run:
         run.batch([STEM])
+        run.prefix.forget()
         run.memory.view[2 * PAGE + 77] ^= 4
-        assert run.prefix.restore([STEM], [tuple(held[:1] for held in pair) for pair in run.pairs]) == 32
-        assert run.prefix.confirm() == 32 and run.prefix.facts()["failures"] == 1
+        sequence = KvSequence.of(0, STEM)
+        run.prefix.restore([sequence])
+        assert sequence.cached == 32 and len(sequence.pages) == 2
+        run.prefix.confirm()
+        assert sequence.cached == 32 and run.prefix.facts()["failures"] == 1
+        sequence.release(run.memory.pool)
 
 
 def test_a_bad_page_does_not_stay_in_vram(card_plan: Plan) -> None:
-    with served(card_plan, None, first, bounce=4, kept=3, warn=lambda line: None) as run:
+    with served(card_plan, None, first, bounce=4, warn=lambda line: None) as run:
         run.batch([STEM[:33]])
-        run.batch([OTHER[:49]])  # what VRAM holds now
+        run.prefix.forget()
         run.memory.view[PAGE + 77] ^= 4
-        assert run.batch([STEM[:40]]) == 16
-        assert run.batch([STEM[:40]]) == 32
+        assert run.batch([STEM[:40]]) == [16]
+        assert run.batch([STEM[:40]]) == [32]
+        assert run.batch([STEM[:40]]) == [32] and tokens(run.prefix.facts()) == (32, 0, 0)
 
 
 @pytest.mark.parametrize("choose", [None, at_random(3)])
@@ -211,9 +293,9 @@ def test_a_damaged_page_on_disk_and_what_follows_are_computed(plan: Plan, card_p
         run.batch([STEM])
     flip(tmp_path / "kv" / "segment-00000000.kv", 2 * (4096 + PAGE) + 4096 + 9)
     with served(made, tmp_path / "kv", choose) as run:
-        assert run.batch([STEM]) == 32
+        assert run.batch([STEM]) == [32]
         assert run.prefix.facts()["failures"] == 1
-        assert run.batch([STEM]) == 96
+        assert run.batch([STEM]) == [96]
 
 
 def test_two_pages_of_dram_are_enough_for_any_prefix(card_plan: Plan, tmp_path: Path) -> None:
@@ -221,15 +303,15 @@ def test_two_pages_of_dram_are_enough_for_any_prefix(card_plan: Plan, tmp_path: 
         run.batch([STEM])
     for choose in (None, at_random(2)):
         with served(card_plan, tmp_path / "kv", choose, dram=2) as run:
-            assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
+            assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (0, 0, 96)
 
 
 def test_what_a_batch_answered_is_restored_by_the_next_turn(card_plan: Plan) -> None:
     answer = [[9] * 40, [8] * 20]
     with served(card_plan, None, at_random(5)) as run:
         run.batch([STEM[:50], OTHER[:30]], answer)
-        assert run.batch([STEM[:50] + answer[0] + [1, 2]]) == 80
-        assert run.batch([OTHER[:30] + answer[1] + [3]]) == 48
+        assert run.batch([STEM[:50] + answer[0] + [1, 2]]) == [80]
+        assert run.batch([OTHER[:30] + answer[1] + [3]]) == [48]
 
 
 def test_the_beginning_of_a_prefix_stays_longest(plan: Plan) -> None:
@@ -240,7 +322,7 @@ def test_the_beginning_of_a_prefix_stays_longest(plan: Plan) -> None:
         run.batch([OTHER[:3] + STEM[:40]])
         facts = run.prefix.facts()
         assert facts["failures"] == 0
-        assert run.batch([STEM]) == 64, "two pages made room: the last ones of the prefix that was used longest ago"
+        assert run.batch([STEM]) == [64], "two pages made room: the last ones of the prefix that was used longest ago"
 
 
 def test_pages_stay_where_computing_is_faster(plan: Plan, tmp_path: Path) -> None:
@@ -248,17 +330,17 @@ def test_pages_stay_where_computing_is_faster(plan: Plan, tmp_path: Path) -> Non
     with served(plan, tmp_path / "kv") as run:
         run.batch([STEM])
     with served(plan, tmp_path / "kv", read_gbps=1e-12) as run:
-        assert run.batch([STEM[:50]]) == 0
-        assert run.batch([STEM[:49] + OTHER]) == 48, "these three are in DRAM since the batch before"
-        assert run.batch([STEM]) == 48
+        assert run.batch([STEM[:50]]) == [0]
+        assert run.batch([STEM[:49] + OTHER]) == [48], "these three are in DRAM since the batch before"
+        assert run.batch([STEM]) == [48]
         facts = run.prefix.facts()
         assert [r["found_tokens"] for r in facts["requests"]] == [48, 48, 96]
         assert [r["declined"] for r in facts["requests"]] == [True, False, True] and facts["declined_requests"] == 2
         assert facts["disk"]["read_hits"] == 0
 
 
-def test_a_batch_that_ends_before_its_pages_are_copied_out_loses_them(card_plan: Plan) -> None:
-    with served(card_plan, None, first, bounce=1) as run:
+def test_pages_that_wait_to_be_copied_out_are_lost_when_their_slots_are_wanted(card_plan: Plan) -> None:
+    with served(card_plan, None, first, bounce=1, slots=7) as run:
         run.batch([STEM], finish=False)
         run.batch([OTHER], finish=False)
         facts = run.prefix.facts()
@@ -271,7 +353,7 @@ def test_what_is_queued_for_the_disk_is_written_before_memory_is_given_back(plan
         run.prefix.close()
         run.memory.tensor.zero_()
     with served(plan, tmp_path / "kv") as run:
-        assert run.batch([STEM]) == 96 and tokens(run.prefix.facts()) == (0, 0, 96)
+        assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (0, 0, 96)
 
 
 def test_beside_a_computing_card_pages_go_one_group_at_a_time_and_the_rest_at_the_end(
@@ -284,7 +366,7 @@ def test_beside_a_computing_card_pages_go_one_group_at_a_time_and_the_rest_at_th
         assert run.prefix.pending == 3, "a second group went at once"
         run.device.drain()
         now[0] += 60
-        run.prefix.advance(run.pairs)
+        run.prefix.advance()
         assert run.prefix.pending == 0
         run.batch([OTHER])
         assert run.prefix.pending == 0 and run.prefix.facts()["pages_captured"] == 12

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.given.hardware import Curve
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.kv.pages.find import Found, choose
-from penstock.runtime.kv.pages.prompt_pages import Page
 from penstock.runtime.kv.pages.worth import Worth
 from tests.support import GPU, decisions, machine, plan_for, save_tiny, workload
 
@@ -70,16 +68,16 @@ def test_a_pass_over_streamed_weights_is_saved_whole_or_not_at_all(plan: Plan) -
     """Where the link binds, a prefill of one pass takes as long for few tokens as for many."""
     slow = on_card(plan, h2d=Curve(((1, 1e-3),)))
     worth = Worth(slow, 3.0)
-    whole = worth.prefill_s(1, 64, 0)
-    assert whole == worth.prefill_s(1, 64, 48) > 0
+    whole = worth.prefill_s([64], [0])
+    assert whole == worth.prefill_s([64], [48]) > 0
     chunked = Worth(replace(slow, decisions=replace(slow.decisions, prefill_chunk_tokens=16)), 3.0)
-    passes = [chunked.prefill_s(1, 64, start) for start in (0, 16, 48)]
+    passes = [chunked.prefill_s([64], [start]) for start in (0, 16, 48)]
     assert passes == pytest.approx([4 * whole, 3 * whole, whole])
 
 
 def test_what_is_restored_is_not_computed(plan: Plan) -> None:
     worth = Worth(plan, 3.0)
-    assert worth.prefill_s(1, 64, 0) > worth.prefill_s(1, 64, 32) > worth.prefill_s(1, 64, 63) >= worth.prefill_s(1, 1, 0)
+    assert worth.prefill_s([64], [0]) > worth.prefill_s([64], [32]) > worth.prefill_s([64], [63]) >= worth.prefill_s([1], [0])
 
 
 class Rates(Worth):
@@ -89,42 +87,48 @@ class Rates(Worth):
         self._page = page_s
 
     def restore_s(self, pages: Mapping[Tier, int]) -> float:
-        return sum(self._page[tier] * count for tier, count in pages.items())
+        return sum(self._page[tier] * count for tier, count in pages.items() if tier is not Tier.vram)
 
-    def prefill_s(self, batch: int, length: int, start: int) -> float:
-        return length - start
+    def prefill_s(self, lengths: Sequence[int], starts: Sequence[int]) -> float:
+        return sum(lengths) - sum(starts)
+
+
+def chosen(prompts: Mapping[str, int], tiers: Mapping[str, Tier], page_s: Mapping[Tier, float]) -> list[int]:
+    """Pages of 16 tokens that each prompt gets, whose letters are its pages."""
+    found = Found([[letter.encode() for letter in name] for name in prompts], {letter.encode(): tier for letter, tier in tiers.items()})
+    return [len(own) for own in choose(found, Rates(page_s), list(prompts.values()), 16)]
 
 
 @pytest.mark.parametrize(
-    ("page_s", "start"),
+    ("page_s", "pages"),
     [
-        ({Tier.vram: 1, Tier.dram: 2, Tier.ssd: 3}, 80),
-        ({Tier.vram: 1, Tier.dram: 2, Tier.ssd: 17}, 64),
-        ({Tier.vram: 1, Tier.dram: 17, Tier.ssd: 3}, 80),
-        ({Tier.vram: 1, Tier.dram: 40, Tier.ssd: 40}, 32),
-        ({Tier.vram: 40, Tier.dram: 40, Tier.ssd: 40}, 0),
-        ({Tier.vram: 16, Tier.dram: 16, Tier.ssd: 16}, 0),
+        ({Tier.dram: 2, Tier.ssd: 3}, 5),
+        ({Tier.dram: 2, Tier.ssd: 17}, 4),
+        ({Tier.dram: 17, Tier.ssd: 3}, 5),
+        ({Tier.dram: 40, Tier.ssd: 40}, 2),
+        ({Tier.dram: 16, Tier.ssd: 16}, 2),
     ],
 )
-def test_as_much_is_restored_as_pays(page_s: Mapping[Tier, float], start: int) -> None:
-    """Pages of 16 tokens: two in VRAM, two in DRAM, one on disk, and 20 tokens more. A tie is computed."""
-    tiers = [Tier.vram, Tier.vram, Tier.dram, Tier.dram, Tier.ssd]
-    pages = [Page(bytes([i]), bytes(16), ((0, 16 * i),)) for i in range(5)]
-    found = Found(pages, {page.key: tier for page, tier in zip(pages, tiers, strict=True)}, [80], 80)
-    assert choose(found, Rates(page_s), 1, 100) == start
+def test_as_much_is_restored_as_pays(page_s: Mapping[Tier, float], pages: int) -> None:
+    """Two pages in VRAM, two in DRAM, one on disk, and 20 tokens more. VRAM's cost nothing; a tie of the others is computed."""
+    tiers = {"a": Tier.vram, "b": Tier.vram, "c": Tier.dram, "d": Tier.dram, "e": Tier.ssd}
+    assert chosen({"abcde": 100}, tiers, page_s) == [pages]
 
 
 def test_a_near_page_behind_a_far_one_is_of_no_use_alone() -> None:
-    tiers = [Tier.ssd, Tier.vram]
-    pages = [Page(bytes([i]), bytes(16), ((0, 16 * i),)) for i in range(2)]
-    found = Found(pages, {page.key: tier for page, tier in zip(pages, tiers, strict=True)}, [32], 32)
-    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 40}), 1, 40) == 0
-    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 20}), 1, 40) == 32
+    tiers = {"a": Tier.ssd, "b": Tier.vram}
+    assert chosen({"ab": 40}, tiers, {Tier.ssd: 40}) == [0]
+    assert chosen({"ab": 40}, tiers, {Tier.ssd: 20}) == [2]
 
 
-def test_a_batch_is_judged_by_the_rows_that_all_of_it_has(tmp_path: Path) -> None:
-    """The second sequence's first page, on disk, begins in row 8: with VRAM alone computing begins there."""
-    pages = [Page(b"a", bytes(16), ((0, 0),)), Page(b"b", bytes(16), ((1, 8),)), Page(b"c", b"a", ((0, 16),))]
-    found = Found(pages, {b"a": Tier.vram, b"b": Tier.ssd, b"c": Tier.vram}, [32, 16], 24)
-    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 30}), 2, 40) == 8
-    assert choose(found, Rates({Tier.vram: 1, Tier.ssd: 10}), 2, 40) == 24
+def test_each_prompt_gets_what_it_has_and_a_shared_page_is_brought_once() -> None:
+    tiers = {"a": Tier.vram, "b": Tier.dram, "c": Tier.ssd}
+    assert chosen({"ab": 40, "c": 40, "": 30}, tiers, {Tier.dram: 10, Tier.ssd: 17}) == [2, 0, 0]
+    assert chosen({"ab": 40, "c": 40, "": 30}, tiers, {Tier.dram: 10, Tier.ssd: 15}) == [2, 1, 0]
+    assert chosen({"b": 40, "bc": 40}, tiers, {Tier.dram: 31, Tier.ssd: 17}) == [1, 1], "16 tokens of each for 31 seconds"
+    assert chosen({"b": 40, "bc": 40}, tiers, {Tier.dram: 33, Tier.ssd: 17}) == [0, 0]
+
+
+def test_unequal_prompts_are_priced_by_the_tokens_that_are_left(plan: Plan) -> None:
+    worth = Worth(plan, 3.0)
+    assert worth.prefill_s([64, 32], [16, 0]) == worth.prefill_s([64, 64], [24, 24])

@@ -15,15 +15,17 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Expert
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.experts.routing import Phase
 from penstock.planner.contract.experts.routing_files import read_routings
-from penstock.runtime.engine.generate import Batch, Generation, Sampler, Sampling, Sequences, generate
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.experts import expert_forward as forward
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.sessions import opened
+from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for
 
 CPU = torch.device("cpu")
-BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=6, capacity=64, chunk_tokens=1 << 20)
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=6, chunk_tokens=1 << 20)
 CHUNK = 1 << 12
 SIZES = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -61,13 +63,13 @@ def run(
     plan = plan_for(checkpoint, decisions(gpu=gpu, batch=len(batch.prompts), experts=experts), gpu)
     with opened(plan, checkpoint, HostCopier() if gpu else None, record=record) as session:
         session.load(batch)
-        made = generate(session.sequences(batch), batch, Sampler(Sampling(), CPU), keep_logits=True)
+        made = session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True)
         return made, session.engine.facts()["experts"]
 
 
 def expect(checkpoint: Path, batch: Batch = BATCH) -> Generation:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
-    return generate(Sequences(model, CPU, batch, lambda: None), batch, Sampler(Sampling(), CPU), keep_logits=True)
+    return said(model, batch)
 
 
 def same(got: Generation, want: Generation) -> None:
@@ -138,7 +140,7 @@ def test_what_is_recorded_is_what_the_model_chose(tmp_path: Path) -> None:
 
 def test_experts_computed_with_rows_of_the_next_ones_say_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; a product of another height may round otherwise."""
-    batch = replace(BATCH, prompts=[list(range(3, 90)), list(range(50, 100))], capacity=128, chunk_tokens=32)
+    batch = replace(BATCH, prompts=[list(range(3, 90)), list(range(50, 100))], chunk_tokens=32)
     want, asked = expect(checkpoint, batch), []
 
     def height_of(hidden: torch.Tensor, prompt: bool) -> Callable[[int], int]:

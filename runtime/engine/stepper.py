@@ -1,0 +1,76 @@
+"""One pass over the weights for rows of any lengths: packed input in, the wanted logits out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.page_tables import PagedKernel
+from penstock.runtime.kv.batch.paged_attention import PagedAttention
+from penstock.runtime.kv.batch.row_cache import row_cache
+from penstock.runtime.kv.batch.row_positions import positions_by_row
+from penstock.runtime.kv.batch.row_states import RowStates
+from penstock.runtime.model.rows import Step
+
+
+class Stepper:
+    """``model`` over ``pool``, on ``device``. Knows no requests: whoever calls it says which tokens of which sequences come.
+
+    A pass costs its tokens' activations. ``begin_pass`` is told of each pass before it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        pool: KvPool,
+        begin_pass: Callable[[Step], None] = lambda step: None,
+        inputs: StepInputs | None = None,
+        kernel: PagedKernel | None = None,
+    ):
+        self.device, self.pool = device, pool
+        self._model, self._begin_pass = model, begin_pass
+        self._inputs = inputs or CopiedInputs(device)
+        self._attention = PagedAttention(model, device, pool, kernel)
+        self._states = RowStates(model, pool)
+        positions_by_row(model, lambda: pool.step)
+        self._cache = row_cache(model.config)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> torch.Tensor:
+        """Compute ``step`` -> the wanted logits [step.wanted, vocab] on the device, in the order of its rows."""
+        ids, positions, wanted = self._begin(step)
+        # an index, not a count: the product of a slice of the prompt with the LM head would copy the head
+        extra = {"logits_to_keep": wanted} if self._keeps else {}
+        out = self._model(input_ids=ids[None], position_ids=positions[None], past_key_values=self._cache, use_cache=True, **extra)
+        self.pool.end_pass()
+        return out.logits[0] if self._keeps else out.logits[0, wanted]
+
+    def pretend(self, sequence: int, tokens: int) -> None:
+        """So many tokens of ``sequence`` were computed, in a rehearsal: whatever lies there serves."""
+        self._states.pretend(sequence, tokens)
+
+    def forget(self, sequence: int) -> None:
+        """``sequence`` has ended."""
+        self._states.forget(sequence)
+        self.pool.forget(sequence)
+
+    def _begin(self, step: Step) -> tuple[torch.Tensor, ...]:
+        """The pass's token ids, positions and indices of wanted tokens, on the device."""
+        ids = [token for row in step.rows for token in row.tokens]
+        positions = [position for row in step.rows for position in range(row.start, row.end)]
+        wanted, first = [], 0
+        for row in step.rows:
+            first += len(row.tokens)
+            wanted += range(first - row.wanted, first)
+        numbers = self._inputs.put([*ids, *positions, *wanted])
+        self.pool.begin_pass(step)
+        self._attention.begin_pass(step, self._inputs.put)
+        self._begin_pass(step)
+        return numbers.split([len(ids), len(positions), len(wanted)])

@@ -1,0 +1,23 @@
+"""How much of a sequence each layer's attention sees."""
+
+from __future__ import annotations
+
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+
+def windows(config: PreTrainedConfig) -> dict[int, int | None]:
+    """Layer -> tokens of its sliding window, None for full attention; layers that keep something else are left out."""
+    layers = enumerate(DynamicCache(config=config).layers)
+    return {i: getattr(layer, "sliding_window", None) for i, layer in layers if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)}
+
+
+def kinds(config: PreTrainedConfig) -> dict[int, str]:
+    """The same layers with the names of their kinds; empty where a model has only one."""
+    named = getattr(config.get_text_config(decoder=True), "layer_types", None)
+    return {i: named[i] if named else "" for i in windows(config)}
+
+
+def first_seen(start: int, window: int | None) -> int:
+    """The first token that attention sees when token ``start`` comes next."""
+    return 0 if window is None else max(0, start - window + 1)

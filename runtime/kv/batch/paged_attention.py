@@ -1,0 +1,235 @@
+"""Attention of a packed input over the pages of the pool: registered with `transformers`, which calls it in every layer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention.bias import causal_lower_right
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from penstock.planner.common.errors import UserError
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.kv_windows import first_seen, kinds, windows
+from penstock.runtime.kv.batch.page_spans import spans
+from penstock.runtime.kv.batch.page_tables import PagedKernel, PageTables, Put, Traits, slots_of
+from penstock.runtime.kv.batch.row_groups import Loose, Rect, groups_of, packed
+from penstock.runtime.kv.batch.row_masks import MaskRequest, request_mask
+from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
+from penstock.runtime.model.rows import Step
+
+NAME = "penstock_rows"
+_RUNNER = "penstock_attention"
+_OWN = "penstock_own_attention"
+"""Attribute of a model: the implementation that it had."""
+_MOST_FLASH_DIM = 256
+"""Of a head, that FlashAttention takes."""
+_MOST_COPIES = 4
+"""Groups up to which new K and V are written by a strided copy each; beyond, by one indexed copy."""
+_SHORT = 16
+"""Tokens of a row up to which a kernel over page tables is no slower than FlashAttention, which reads as many keys."""
+Attention = Callable[..., tuple[torch.Tensor, Any]]
+
+
+def run_attention(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: MaskRequest | None, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """What `transformers` calls in place of a function of its own: [1, heads, tokens, dim] each -> [1, tokens, heads, dim]."""
+    return getattr(module, _RUNNER).attend(module, query, key, value, attention_mask, kwargs), None
+
+
+class AttentionByRows:
+    """Has a model's layers call what a :class:`PagedAttention` feeds them. A second time does nothing."""
+
+    def convert(self, model: PreTrainedModel) -> None:
+        """UserError where the model does not attend through `transformers`' interface."""
+        AttentionInterface.register(NAME, run_attention)
+        AttentionMaskInterface.register(NAME, request_mask)
+        own = model.config.get_text_config(decoder=True)._attn_implementation
+        if own == NAME:
+            return
+        setattr(model, _OWN, own)
+        model.set_attn_implementation(NAME)
+        if model.config.get_text_config(decoder=True)._attn_implementation != NAME:
+            raise UserError(f"{type(model).__name__} does not attend through transformers' AttentionInterface; such models cannot be run")
+
+
+class PagedAttention:
+    """Has ``model`` attend over ``pool``: writes a pass's new K and V to their pages, and reads all that each row sees.
+
+    Rows of equal lengths at equal distances are strided views of the pool, computed in one call as `transformers` computes a row alone.
+    Others are computed by ``kernel`` over page tables, where there is one that can, else one after the other, a row whose pages are not
+    adjacent from a copy of them. What `transformers` would compute with is asked for the model's own implementation (sdpa, eager).
+    """
+
+    def __init__(self, model: PreTrainedModel, device: torch.device, pool: KvPool, kernel: PagedKernel | None = None):
+        self._pool, self._kernel = pool, kernel
+        self._windows, self._kinds = windows(model.config), kinds(model.config)
+        AttentionByRows().convert(model)
+        own = self._implementation = getattr(model, _OWN)
+        self._make_mask = ALL_MASK_ATTENTION_FUNCTIONS[own]
+        config = model.config.get_text_config(decoder=True)
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        half = model.dtype in (torch.bfloat16, torch.float16)
+        self._flash = device.type == "cuda" and half and own == "sdpa" and dim <= _MOST_FLASH_DIM
+        self._groups: Sequence[Rect | Loose] = ()
+        self._slots: torch.Tensor | None = None
+        self._tabled: Sequence[Loose] = ()
+        self._tables: PageTables | None = None
+        self._masks: dict[tuple[MaskRequest, int, int, int], torch.Tensor | None] = {}
+        for module in model.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, _RUNNER, self)
+
+    def begin_pass(self, step: Step, put: Put) -> None:
+        """``step`` comes next; ``put`` brings numbers to the device."""
+        self._masks.clear()
+        page_tokens = self._pool.page_tokens
+        self._groups = groups_of(step, page_tokens)
+        self._slots = slots_of(step, page_tokens, put) if len(self._groups) > _MOST_COPIES else None
+        self._tabled = self._for_kernel(step) if self._kernel is not None else []
+        self._tables = PageTables.of(self._tabled, page_tokens, put) if self._tabled else None
+
+    def _for_kernel(self, step: Step) -> list[Loose]:
+        """Rows that a kernel over page tables computes sooner than calls of their own: those whose pages are not adjacent, and short ones,
+        where they are of several groups."""
+        short = [g for g in self._groups if isinstance(g, Loose) or g.tokens <= _SHORT]
+        if len(short) == 1 and isinstance(short[0], Rect):
+            return []
+        firsts = {token for g in short for token in ([g.first] if isinstance(g, Loose) else range(g.first, g.first + g.rows * g.tokens))}
+        return [at for at in packed(step) if at.first in firsts]
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        asked: MaskRequest,
+        more: dict[str, Any],
+    ) -> torch.Tensor:
+        """One layer of the pass in progress: [1, heads, tokens, dim] each -> [1, tokens, heads, dim]."""
+        if not isinstance(asked, MaskRequest):
+            raise UserError(f"{type(module).__name__} makes a mask of its own for its attention; such models cannot be run")
+        layer, shape = module.layer_idx, TokenShape.of(key, value)
+        self._pool.shapes[layer] = shape
+        place = self._pool.place(layer)
+        held = shape.pair(place.enter(shape))
+        self._write(held, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        place.written()
+        out = self._all(module, query, held, shape, asked, more)
+        place.leave()
+        return out
+
+    def _all(
+        self, module: nn.Module, query: torch.Tensor, held: Pair, shape: TokenShape, asked: MaskRequest, more: dict[str, Any]
+    ) -> torch.Tensor:
+        queries, groups, out = query[0].transpose(0, 1), self._groups, None
+        traits = self._traits(module.layer_idx, asked, more) if self._tables is not None else None
+        if traits is not None and self._kernel.takes(queries, shape):
+            out = query.new_empty(len(queries), queries.shape[1], shape.values[1])
+            self._kernel.attend(queries, held, self._tables, traits, out)
+            tabled = {at.first for at in self._tabled}
+            groups = [group for group in groups if group.first not in tabled]
+        if out is None and len(groups) == 1:
+            return self._one(module, query, groups[0], held, asked, more)[None]
+        out = query.new_empty(len(queries), queries.shape[1], shape.values[1]) if out is None else out
+        for group in groups:
+            made = self._one(module, query, group, held, asked, more)
+            out[group.first : group.first + len(made)] = made
+        return out[None]
+
+    def _one(
+        self, module: nn.Module, query: torch.Tensor, group: Rect | Loose, held: Pair, asked: MaskRequest, more: dict[str, Any]
+    ) -> torch.Tensor:
+        """One group's tokens [tokens, heads, dim]."""
+        rect, pair = (group, held) if isinstance(group, Rect) else self._gathered(group, held)
+        first = first_seen(rect.start, self._windows[module.layer_idx])
+        keys, values = (_seen(states, rect, first) for states in pair)
+        taken = query[0, :, rect.first : rect.first + rect.rows * rect.tokens]
+        queries = taken.unflatten(1, (rect.rows, rect.tokens)).transpose(0, 1)
+        return self._alone(module, queries, keys, values, self._mask(asked, rect, first), more).flatten(0, 1)
+
+    def _alone(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        more: dict[str, Any],
+    ) -> torch.Tensor:
+        """[rows, heads, tokens, dim] each -> [rows, tokens, heads, dim], as without a pool; on a card several tokens behind others go to
+        FlashAttention, where `transformers` would take a kernel that knows nothing of causality."""
+        tokens, keys = query.shape[2], key.shape[2]
+        if self._flash and mask is None and 1 < tokens < keys:
+            bias, grouped = causal_lower_right(tokens, keys), query.shape[1] != key.shape[1]
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=more.get("scaling"), enable_gqa=grouped)
+            return out.transpose(1, 2)
+        return self._own(module)(module, query, key, value, mask, **more)[0]
+
+    def _own(self, module: nn.Module) -> Attention:
+        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self._implementation, eager)
+
+    def _mask(self, asked: MaskRequest, rect: Rect, first: int) -> torch.Tensor | None:
+        if self._flash and asked.is_causal:
+            return None
+        key = (asked, rect.tokens, rect.start, first)
+        if key not in self._masks:
+            self._masks[key] = asked.for_row(self._make_mask, *key[1:])
+        return self._masks[key]
+
+    def _traits(self, layer: int, asked: MaskRequest, more: Mapping[str, Any]) -> Traits | None:
+        """What a kernel over page tables has to know of a layer; None where it could not compute the same."""
+        known = asked.is_causal or (asked.is_window and self._kinds[layer] != "chunked_attention")
+        if not known or more.get("position_bias") is not None or more.get("scaling") is None:
+            return None
+        return Traits(more["scaling"], self._windows[layer], more.get("softcap"), more.get("s_aux"), more.get("alibi_slopes"))
+
+    def _write(self, held: Pair, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """New states [tokens, heads, dim] to their places."""
+        for states, new in zip(held, (keys, values), strict=True):
+            if self._slots is not None:
+                states.index_copy_(0, self._slots, new)
+                continue
+            for group in self._groups:
+                if isinstance(group, Rect):
+                    taken = new[group.first : group.first + group.rows * group.tokens]
+                    _tokens(states, group, group.start).copy_(taken.unflatten(0, (group.rows, group.tokens)))
+                else:
+                    for at, begin, count in self._pieces(group, group.row.start):
+                        states[at : at + count] = new[group.first + begin : group.first + begin + count]
+
+    def _gathered(self, loose: Loose, held: Pair) -> tuple[Rect, Pair]:
+        """A copy of all that a row sees, in order."""
+        pieces = self._pieces(loose, 0)
+        pair = tuple(torch.cat([states[at : at + count] for at, _, count in pieces]) for states in held)
+        return Rect(loose.first, 1, len(loose.row.tokens), loose.row.start, 0, 0), pair
+
+    def _pieces(self, loose: Loose, first: int) -> list[tuple[int, int, int]]:
+        """Tokens ``first`` to the row's end: where each run of them lies in the pool, its first one counted from ``first``, and how
+        many."""
+        found, begin = [], 0
+        for start, end in spans(loose.row.pages, first, loose.row.end, self._pool.page_tokens, 1):
+            found.append((start, begin, end - start))
+            begin += end - start
+        return found
+
+
+def _tokens(states: torch.Tensor, rect: Rect, first: int) -> torch.Tensor:
+    """K or V [tokens, heads, dim] of the pool -> [rows, tokens, heads, dim] of ``rect`` from each row's token ``first`` to its end."""
+    token, head, dim = states.stride()
+    size = (rect.rows, rect.end - first, *states.shape[1:])
+    return states.as_strided(size, (rect.stride * token, token, head, dim), states.storage_offset() + (rect.base + first) * token)
+
+
+def _seen(states: torch.Tensor, rect: Rect, first: int) -> torch.Tensor:
+    """The same as attention takes it, [rows, heads, tokens, dim]."""
+    return _tokens(states, rect, first).transpose(1, 2)

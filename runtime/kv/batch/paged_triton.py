@@ -1,0 +1,176 @@
+"""Attention over page tables in Triton: decode rows of unequal lengths, and prompts' tails whose pages are not adjacent."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from penstock.runtime.kv.batch.page_tables import PageTables, Traits
+from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
+
+_MOST_DIM = 512
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_LEAST_KEYS = 256
+"""Of a split, at least: with fewer, merging costs more than the splits save."""
+_VARYING = ["table_row", "page_tokens", "window", "splits", "group"]
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _attend(
+    query, keys, values, out, parts, stats, firsts, starts, counts, pages, sinks, slopes,
+    q_token, q_head, k_token, k_head, v_token, v_head, o_token, o_head,
+    table_row, page_tokens, window, splits, group, scaling, softcap,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS_WIDE: tl.constexpr, VALUES_WIDE: tl.constexpr,
+    LINES: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """One row, one K head, some of its lines (a line is a token and one of the query heads of the group), some of its keys."""
+    row = tl.program_id(1)
+    head, split = tl.program_id(2) // splits, tl.program_id(2) % splits
+    first, start, count = tl.load(firsts + row), tl.load(starts + row), tl.load(counts + row)
+    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    if tl.program_id(0) * LINES < count * group:
+        token, query_head = line // group, head * group + line % group
+        valid = line < count * group
+        position = start + token
+        key_dims, value_dims = tl.arange(0, KEYS_WIDE), tl.arange(0, VALUES_WIDE)
+        at = (first + token) * q_token + query_head * q_head
+        q = tl.load(query + at[:, None] + key_dims[None, :], valid[:, None] & (key_dims < KEY_DIM)[None, :], 0.0)
+        begin = start * 0
+        if WINDOW:
+            begin = tl.maximum(begin, start + (tl.program_id(0) * LINES) // group - window + 1)
+        end = start + tl.minimum(count, (tl.program_id(0) * LINES + LINES - 1) // group + 1)
+        share = tl.cdiv(tl.cdiv(end - begin, splits), KEYS) * KEYS
+        begin += split * share
+        end = tl.minimum(end, begin + share)
+        most = tl.full([LINES], -1.0e30, tl.float32)
+        total = tl.zeros([LINES], tl.float32)
+        sums = tl.zeros([LINES, VALUES_WIDE], tl.float32)
+        slope = tl.load(slopes + query_head, valid, 0.0).to(tl.float32) if SLOPES else 0.0
+        for base in range(begin, end, KEYS):
+            key = base + tl.arange(0, KEYS)
+            inside = key < end
+            page = tl.load(pages + row * table_row + key // page_tokens, inside, 0)
+            slot = page * page_tokens + key % page_tokens
+            k = tl.load(
+                keys + (slot * k_token + head * k_head)[:, None] + key_dims[None, :], inside[:, None] & (key_dims < KEY_DIM)[None, :], 0.0
+            )
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            if SOFTCAP:
+                score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
+            if SLOPES:
+                score += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+            seen = inside[None, :] & (key[None, :] <= position[:, None])
+            if WINDOW:
+                seen = seen & (key[None, :] > position[:, None] - window)
+            score = tl.where(seen, score, float("-inf"))
+            higher = tl.maximum(most, tl.max(score, 1))
+            weight = tl.exp(score - higher[:, None])
+            shrunk = tl.exp(most - higher)
+            total = total * shrunk + tl.sum(weight, 1)
+            v = tl.load(
+                values + (slot * v_token + head * v_head)[:, None] + value_dims[None, :],
+                inside[:, None] & (value_dims < VALUE_DIM)[None, :],
+                0.0,
+            )
+            sums = sums * shrunk[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+            most = higher
+        stored = valid[:, None] & (value_dims < VALUE_DIM)[None, :]
+        if WHOLE:
+            if SINKS:
+                sink = tl.load(sinks + query_head, valid, 0.0).to(tl.float32)
+                higher = tl.maximum(most, sink)
+                total = total * tl.exp(most - higher) + tl.exp(sink - higher)
+                sums = sums * tl.exp(most - higher)[:, None]
+            made = sums / total[:, None]
+            place = (first + token) * o_token + query_head * o_head
+            tl.store(out + place[:, None] + value_dims[None, :], made.to(out.dtype.element_ty), stored)
+        else:
+            heads = group * (tl.num_programs(2) // splits)
+            place = ((first + token) * heads + query_head) * splits + split
+            tl.store(parts + place[:, None] * VALUE_DIM + value_dims[None, :], sums, stored)
+            tl.store(stats + place * 2, most, valid)
+            tl.store(stats + place * 2 + 1, total, valid)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _merge(
+    parts, stats, out, firsts, counts, sinks, splits, heads, o_token, o_head,
+    VALUE_DIM: tl.constexpr, VALUES_WIDE: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """One token of a row and one query head: its splits' sums as one."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    if tl.program_id(2) < tl.load(counts + row):
+        token = tl.load(firsts + row) + tl.program_id(2)
+        dims = tl.arange(0, VALUES_WIDE)
+        inside = dims < VALUE_DIM
+        place = (token * heads + head) * splits
+        most, total = token * 0.0 - 1.0e30, token * 0.0
+        sums = tl.zeros([VALUES_WIDE], tl.float32)
+        for split in range(splits):
+            here = tl.load(stats + (place + split) * 2)
+            higher = tl.maximum(most, here)
+            weight = tl.exp(here - higher)
+            shrunk = tl.exp(most - higher)
+            total = total * shrunk + tl.load(stats + (place + split) * 2 + 1) * weight
+            sums = sums * shrunk + tl.load(parts + (place + split) * VALUE_DIM + dims, inside, 0.0) * weight
+            most = higher
+        if SINKS:
+            sink = tl.load(sinks + head).to(tl.float32)
+            higher = tl.maximum(most, sink)
+            sums = sums * tl.exp(most - higher)
+            total = total * tl.exp(most - higher) + tl.exp(sink - higher)
+        tl.store(out + token * o_token + head * o_head + dims, (sums / total).to(out.dtype.element_ty), inside)
+
+
+class TritonKernel:
+    """For a card with so many ``processors``. A row's keys are split among several programs where rows and heads are fewer than those.
+
+    Costs, where keys are split: tokens * heads * splits * (dim + 2) * 4 bytes.
+    """
+
+    def __init__(self, processors: int):
+        self._processors = processors
+
+    def takes(self, query: torch.Tensor, shape: TokenShape) -> bool:
+        (heads, dim), (value_heads, value_dim) = shape.keys, shape.values
+        alike = query.dtype == shape.dtype and heads == value_heads and query.shape[1] % heads == 0
+        return alike and shape.dtype in _DTYPES and max(dim, value_dim) <= _MOST_DIM
+
+    def attend(self, query: torch.Tensor, held: Pair, tables: PageTables, traits: Traits, out: torch.Tensor) -> None:
+        keys, values = held
+        rows, heads, dim, value_dim = len(tables.counts), keys.shape[1], keys.shape[2], values.shape[2]
+        group = query.shape[1] // heads
+        wide, value_wide = (max(16, triton.next_power_of_2(d)) for d in (dim, value_dim))
+        lines, width = _tile(max(wide, value_wide), tables.most_tokens * group)
+        blocks = triton.cdiv(tables.most_tokens * group, lines)
+        splits = self.splits(blocks * rows * heads, min(tables.most_keys, (traits.window or tables.most_keys) + tables.most_tokens))
+        parts = stats = out
+        if splits > 1:
+            parts = torch.empty(len(query) * query.shape[1] * splits * value_dim, dtype=torch.float32, device=query.device)
+            stats = torch.empty(len(query) * query.shape[1] * splits * 2, dtype=torch.float32, device=query.device)
+        sinks, slopes = (out if given is None else given for given in (traits.sinks, traits.slopes))
+        _attend[(blocks, rows, heads * splits)](
+            query, keys, values, out, parts, stats, tables.firsts, tables.starts, tables.counts, tables.pages, sinks, slopes,
+            *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
+            tables.pages.stride(0), tables.page_tokens, traits.window or 0, splits, group, traits.scaling, traits.softcap or 0.0,
+            KEY_DIM=dim, VALUE_DIM=value_dim, KEYS_WIDE=wide, VALUES_WIDE=value_wide, LINES=lines, KEYS=width,
+            WINDOW=traits.window is not None, SOFTCAP=traits.softcap is not None, SINKS=traits.sinks is not None,
+            SLOPES=traits.slopes is not None, WHOLE=splits == 1, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        if splits > 1:
+            _merge[(rows, query.shape[1], tables.most_tokens)](
+                parts, stats, out, tables.firsts, tables.counts, sinks, splits, query.shape[1], *out.stride()[:2],
+                VALUE_DIM=value_dim, VALUES_WIDE=value_wide, SINKS=traits.sinks is not None,
+            )  # fmt: skip
+
+    def splits(self, programs: int, keys: int) -> int:
+        """How many parts each row's keys are cut into."""
+        return max(1, min(2 * self._processors // programs, keys // _LEAST_KEYS))
+
+
+def _tile(wide: int, lines: int) -> tuple[int, int]:
+    """Lines and keys of one product, so that its operands fit the processor's own memory."""
+    most = 64 if wide <= 128 else 32 if wide <= 256 else 16
+    return max(16, min(most, triton.next_power_of_2(lines))), most if wide <= 256 else 32

@@ -1,0 +1,83 @@
+"""Modules that mix along tokens otherwise than by attention over pages: called row by row, each with the state of its sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+
+from penstock.runtime.kv.batch.kv_pool import KvPool
+from penstock.runtime.kv.batch.kv_windows import windows
+from penstock.runtime.kv.batch.row_parts import cut, joined, own_forward
+from penstock.runtime.model.rows import Row, Step
+
+STATE = "past_key_values"
+"""The argument by which a module is given the state that it reads and writes."""
+
+
+class _Held(NamedTuple):
+    state: Any
+    tokens: int
+    """Of the sequence that have passed."""
+
+
+class RowByRow:
+    """Stands in for ``module``'s forward: for each row of the pass, the module computes that row's tokens [1, tokens, ...] with the state
+    of its sequence, as if the row were alone.
+
+    A state is made by ``fresh`` when a sequence begins, and lives until ``forget``. RuntimeError where a row does not go on from where its
+    sequence's state is: such a state cannot be taken back.
+    """
+
+    def __init__(self, module: nn.Module, step: Callable[[], Step], fresh: Callable[[], Any]):
+        self.inner, self._step, self._fresh = own_forward(module), step, fresh
+        self._held: dict[int, _Held] = {}
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        step = self._step()
+        parts, first = [], 0
+        for row in step.rows:
+            own = first, first + len(row.tokens), step.tokens
+            parts.append(self._one(row, cut(args, *own), {name: cut(value, *own) for name, value in kwargs.items()}))
+            first = own[1]
+        return joined(parts)
+
+    def pretend(self, sequence: int, tokens: int) -> None:
+        """Take a fresh state for that of so many tokens: a rehearsal."""
+        self._held[sequence] = _Held(self._fresh(), tokens)
+
+    def forget(self, sequence: int) -> None:
+        """The sequence has ended: its slot is free."""
+        self._held.pop(sequence, None)
+
+    def _one(self, row: Row, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        held = self._held.get(row.sequence) if row.start else None
+        if held is None:
+            held = _Held(self._fresh(), 0)
+        if held.tokens != row.start:
+            raise RuntimeError(f"sequence {row.sequence}: its state has seen {held.tokens} tokens, the row begins at {row.start}")
+        self._held[row.sequence] = _Held(held.state, row.end)
+        return self.inner(*args, **{**kwargs, STATE: held.state})
+
+
+class RowStates:
+    """The states of all layers of ``model`` that keep something else than K and V: a cache of `transformers` for each sequence."""
+
+    def __init__(self, model: PreTrainedModel, pool: KvPool):
+        with_pages = windows(model.config)
+        numbered = [m for m in model.modules() if getattr(m, "layer_idx", None) not in (None, *with_pages)]
+        modules = [m for m in numbered if not any(inner is not m and inner in numbered for inner in m.modules())]
+        self._layers = [RowByRow(module, lambda: pool.step, lambda: DynamicCache(config=model.config)) for module in modules]
+
+    def pretend(self, sequence: int, tokens: int) -> None:
+        """So many tokens of it have passed, in a rehearsal."""
+        for layer in self._layers:
+            layer.pretend(sequence, tokens)
+
+    def forget(self, sequence: int) -> None:
+        """The sequence has ended."""
+        for layer in self._layers:
+            layer.forget(sequence)

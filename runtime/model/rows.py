@@ -1,0 +1,59 @@
+"""What one pass over the weights computes: rows, each some tokens of one sequence. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RowKind(StrEnum):
+    """What a row's tokens are."""
+
+    prompt = "prompt"
+    decode = "decode"
+    """The token that was chosen last."""
+    verify = "verify"
+    """That token and drafts behind it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens of one sequence that are computed in one pass."""
+
+    sequence: int
+    """Number of the sequence, unique among those that live."""
+    tokens: tuple[int, ...]
+    start: int
+    """Tokens of the sequence before these; their K and V lie in ``pages``."""
+    pages: tuple[int, ...]
+    """Pages of the pool that the sequence holds, in its order: token t lies in ``pages[t // page_tokens]``."""
+    kind: RowKind
+    wanted: int = 1
+    """Last tokens whose logits are wanted."""
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence after the pass."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of one pass, packed one after the other."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Token rows that the pass computes."""
+        return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def wanted(self) -> int:
+        """Logits that the pass gives."""
+        return sum(row.wanted for row in self.rows)
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether some of the rows are of prompts; expert policies treat such a pass as one."""
+        return any(row.kind is RowKind.prompt for row in self.rows)
