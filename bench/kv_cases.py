@@ -45,7 +45,7 @@ def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, 
 
     pages = prefix_tokens // rig.shape.page_tokens
     start, nbytes = pages * rig.shape.page_tokens, pages * rig.shape.payload_bytes
-    host, warm = LaunchRate(rig), {tier: Samples() for tier in RATES}
+    host, warm = LaunchRate(rig), {str(tier): Samples() for tier in Tier}
 
     def restored(cache: Prefix, tier: str) -> None:
         warm[tier].ttft_s.append(_restored(rig, cache, fresh(), tier))
@@ -55,12 +55,14 @@ def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, 
         samples = warm[tier]
         samples.tail_s.append(rig.generate(fresh(), Pretended(start)).prefill_s)
         samples.layer_launch_s.append(median(host.samples(LAUNCHES)))
-        samples.tier_gbps.append(RATES[tier](rig, nbytes))
+        if tier in RATES:
+            samples.tier_gbps.append(RATES[tier](rig, nbytes))
 
     with rig.prefix() as cache:
         cold = [rig.generate(prompts[0], cache).prefill_s]
         rig.disk.flush()
         for _ in prompts:
+            cache.forget()
             restored(cache, "dram")
             beside("dram")
         skipped = cache.facts()["pages_skipped"]
@@ -69,8 +71,8 @@ def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, 
         with rig.prefix() as cache:
             restored(cache, "ssd")
         beside("ssd")
-    if rig.engine.page_memory.kept is not None and len(rig.engine.page_memory.kept) >= pages:
-        with rig.prefix(kept=True) as cache:
+    if rig.engine.card is not None:
+        with rig.prefix() as cache:
             rig.generate(prompts[0], cache)
             for _ in prompts:
                 restored(cache, "vram")
@@ -81,16 +83,17 @@ def measured_ttft(rig: Rig, prefix_tokens: int, tail_tokens: int, repeats: int, 
         now, parts = warm[name], {Tier(name): pages}
         launching = replace(rig.plan, hardware=replace(rig.plan.hardware, layer_launch_s=now.median("layer_launch_s")))
         by_these = Worth(launching, read_gbps)
-        foreseen_s = by_probe.restore_s(parts) + by_probe.prefill_s(1, len(prompts[0]), start)
+        length, gbps = len(prompts[0]), now.median("tier_gbps") if now.tier_gbps else None
+        foreseen_s = by_probe.restore_s(parts) + by_probe.prefill_s([length], [start])
         tiers[name] = {
             "ttft_s": now.median("ttft_s"),
             "tail_s": now.median("tail_s"),
-            "tier_gbps": now.median("tier_gbps"),
+            "tier_gbps": gbps,
             "layer_launch_s": now.median("layer_launch_s"),
-            "bound_s": nbytes / GB / now.median("tier_gbps") + now.median("tail_s"),
-            "predicted_s": by_these.restore_s(parts) + by_these.prefill_s(1, len(prompts[0]), start),
+            "bound_s": (nbytes / GB / gbps if gbps else 0.0) + now.median("tail_s"),
+            "predicted_s": by_these.restore_s(parts) + by_these.prefill_s([length], [start]),
             "predicted_by_probe_s": foreseen_s,
-            "would_restore": foreseen_s < by_probe.prefill_s(1, len(prompts[0]), 0),
+            "would_restore": foreseen_s < by_probe.prefill_s([length], [0]),
             "each": asdict(now),
         }
     return {

@@ -32,18 +32,6 @@ def link_gbps(rig: Rig, nbytes: int) -> float:
     return _gbps(nbytes, copy)
 
 
-def card_gbps(rig: Rig, nbytes: int) -> float:
-    """Whole pages within VRAM."""
-    memory, size = rig.engine.page_memory, rig.shape.payload_bytes
-
-    def copy() -> None:
-        for i in range(nbytes // size):
-            memory.bounce[i % len(memory.bounce)].copy_(memory.kept[i])
-        memory.device.host_waits(memory.device.compute_event())
-
-    return _gbps(nbytes, copy)
-
-
 def disk_gbps(rig: Rig, nbytes: int) -> float:
     """Pages of the directory into the arena by as many threads as restoring uses, without a look at them."""
     files, size, record = SegmentFiles(rig.disk.directory), rig.shape.payload_bytes, rig.shape.record_bytes
@@ -65,8 +53,8 @@ def disk_gbps(rig: Rig, nbytes: int) -> float:
 
 LAUNCHES = 8
 """Steps of ``LaunchRate`` beside a sample."""
-RATES: dict[str, Callable[[Rig, int], float]] = {"vram": card_gbps, "dram": link_gbps, "ssd": disk_gbps}
-"""Tier -> the rate at which it gives pages, GB/s."""
+RATES: dict[str, Callable[[Rig, int], float]] = {"dram": link_gbps, "ssd": disk_gbps}
+"""Tier -> the rate at which it gives pages, GB/s; VRAM's are shared, not given."""
 
 
 class LaunchRate:

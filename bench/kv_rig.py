@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from penstock.runtime.kv.batch.contiguous import Pair
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import ReuseConfig
@@ -17,10 +15,10 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
 from penstock.runtime.kv.pages.prefix import Prefix
-from penstock.runtime.kv.pages.prompt_pages import Tokens
 from penstock.runtime.memory.cuda import open_cuda
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.ground import OpenCard
@@ -30,21 +28,25 @@ ANY_RATE = 1e9
 
 
 class Pretended:
-    """In place of a prefix cache: rows before ``start`` count as restored, whatever lies there."""
+    """In place of a prefix cache: tokens before ``start`` count as restored, whatever lies there."""
 
     def __init__(self, start: int):
         self._start = start
 
-    def restore(self, prompts: Tokens, pairs: Sequence[Pair]) -> int:
-        return self._start
+    def restore(self, sequences: Sequence[KvSequence]) -> None:
+        for sequence in sequences:
+            sequence.cached = self._start
 
-    def confirm(self) -> int:
-        return self._start
+    def confirm(self) -> None:
+        """Whatever lies there serves."""
 
-    def keep(self, sequences: Tokens) -> None:
+    def keep(self, sequences: Sequence[KvSequence]) -> None:
         """Nothing is kept."""
 
-    advance = finish = keep
+    def advance(self) -> None:
+        """Nothing is kept."""
+
+    finish = advance
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,18 @@ class Rig:
         return self.plan.decisions.weights.ssd.queue_depth
 
     def batch(self, prompt: Sequence[int], new_tokens: int = 1) -> Batch:
-        return Batch([prompt], new_tokens, self.plan.workload.max_tokens, self.plan.decisions.prefill_chunk_tokens)
+        return Batch([prompt], new_tokens, self.plan.decisions.prefill_chunk_tokens)
 
-    def generate(self, prompt: Sequence[int], prefix: Any, new_tokens: int = 1, progress: Callable | None = None) -> Generation:
+    def generate(
+        self, prompt: Sequence[int], prefix: PrefixCache | None, new_tokens: int = 1, progress: Callable | None = None
+    ) -> Generation:
         batch = self.batch(prompt, new_tokens)
-        return generate(self.engine.sequences(batch, prefix), batch, Sampler(Sampling(), self.device), progress=progress)
+        return generate(self.engine.stepper, batch, Sampler(Sampling(), self.device), prefix, progress=progress)
 
     @contextmanager
-    def prefix(self, kept: bool = False, disk: bool = True) -> Iterator[Prefix]:
-        """A cache with nothing in memory; with ``kept`` pages stay in VRAM."""
+    def prefix(self, disk: bool = True) -> Iterator[Prefix]:
+        """A cache with nothing in memory."""
         memory = self.engine.page_memory
-        if memory.kept is not None and not kept:
-            memory = replace(memory, kept=memory.kept[:0])
         with closing(Prefix(self.shape, self.plan, memory, self.disk if disk else None, ANY_RATE, self.readers)) as prefix:
             yield prefix
 
