@@ -46,12 +46,8 @@ class KeptSet:
         return -(-prefix_pages * self.whole // self.prefix_pages) if prefix_pages else 0
 
     def moved(self, batch: int) -> float:
-        """Pages that a batch moves per page kept in a tier: one that several sequences begin with is moved once."""
-        return min(batch, self.prefixes) * self.copied(1)
-
-    def copied(self, batch: int) -> float:
-        """Pages that a batch writes into its sequences' KV per page kept."""
-        return batch * self.prefix_pages / self.whole if self.whole else 0.0
+        """Pages that a batch asks for per page kept in a tier: one that several sequences begin with is brought once, and they share it."""
+        return min(batch, self.prefixes) * self.prefix_pages / self.whole if self.whole else 0.0
 
 
 def kept_set(workload: Workload, page_tokens: int) -> KeptSet:
@@ -72,26 +68,27 @@ class Restoring:
     h2d_gbps: float
     """Each page one copy. Infinite without a GPU, where pages are where they are computed with."""
     copy_gbps: float
-    """From where pages arrive into the sequences' KV."""
+    """From where pages arrive into the pool's slots."""
     bus_gbps: float
     """Through the host's memory; infinite where it is not known."""
     on_card: bool
 
-    def stages(self, pages: Mapping[Tier, float], copies: float) -> dict[Stage, float]:
-        """Seconds of each stage to move ``pages``, counted by the nearest tier that has them, and write ``copies`` of them."""
+    def stages(self, pages: Mapping[Tier, float]) -> dict[Stage, float]:
+        """Seconds of each stage to bring ``pages``, counted by the nearest tier that has them. Those that VRAM has are shared: they cost
+        nothing."""
         page_gb = self.page_bytes / GB
         ssd, outside = pages.get(Tier.ssd, 0), pages.get(Tier.ssd, 0) + pages.get(Tier.dram, 0)
-        passed = ssd + (outside if self.on_card else 2 * copies)
+        passed = ssd + (outside if self.on_card else 2 * outside)
         return {
             Stage.ssd: ssd * page_gb / self.ssd_gbps,
             Stage.dram: passed * page_gb / self.bus_gbps,
             Stage.h2d: outside * page_gb / self.h2d_gbps,
-            Stage.compute: copies * page_gb / self.copy_gbps,
+            Stage.compute: outside * page_gb / self.copy_gbps,
         }
 
-    def seconds(self, pages: Mapping[Tier, float], copies: float) -> float:
+    def seconds(self, pages: Mapping[Tier, float]) -> float:
         """Of the slowest stage."""
-        return max(self.stages(pages, copies).values())
+        return max(self.stages(pages).values())
 
 
 def restoring(hardware: HardwareProfile, model: ModelSpec, page_tokens: int, queue_depth: int) -> Restoring:
@@ -125,8 +122,7 @@ def expected(prefill: Prefill) -> tuple[int, float]:
     if not start:
         return 0, 0.0
     rates = restoring(prefill.hardware, prefill.model, kv.page_tokens, prefill.decisions.weights.ssd.queue_depth)
-    moved = {tier: n * kept.moved(batch) for tier, n in pages.items()}
-    restore_s = rates.seconds(moved, sum(pages.values()) * kept.copied(batch))
+    restore_s = rates.seconds({tier: n * kept.moved(batch) for tier, n in pages.items()})
     return (start, restore_s) if restore_s < saved_s(prefill, start) else (0, 0.0)
 
 
@@ -144,7 +140,7 @@ def pays(prefill: Prefill, tier: Tier, pages: int) -> bool:
         return False
     rates = restoring(prefill.hardware, prefill.model, page_tokens, decisions.weights.ssd.queue_depth)
     different = min(decisions.batch, kept_set(prefill.workload, page_tokens).prefixes or decisions.batch)
-    return rates.seconds({tier: pages * different}, pages * decisions.batch) < saved_s(prefill, pages * page_tokens)
+    return rates.seconds({tier: pages * different}) < saved_s(prefill, pages * page_tokens)
 
 
 @dataclass(frozen=True)

@@ -76,20 +76,18 @@ class KeptTerms:
         """The slowest stage's seconds: each is in proportion to the pages of its tiers."""
         program, batch = self._program, self._problem.batch
         bits, choices = ssd
-        moved, copied = self.set.moved(batch), self.set.copied(batch)
+        moved = self.set.moved(batch)
         one = [self._rates(c.queue_depth) for c in choices]
-        ssd_s = [rates.stages({Tier.ssd: moved}, 0)[Stage.ssd] for rates in one]
-        link_t = one[0].stages({Tier.dram: moved}, 0)[Stage.h2d] * ticks_per_s
-        copy_t = one[0].stages({}, copied)[Stage.compute] * ticks_per_s
+        ssd_s = [rates.stages({Tier.ssd: moved})[Stage.ssd] for rates in one]
+        outside_t = max(one[0].stages({Tier.dram: moved})[stage] for stage in (Stage.h2d, Stage.compute)) * ticks_per_s
         self.restore_t = program.amount("restore_t")
         read_t = program.weighted("kept_read", bits, self.tiers[Tier.ssd], most, [s * ticks_per_s for s in ssd_s])
         program.add(self.restore_t >= read_t)
-        program.add(self.restore_t >= (self.tiers[Tier.dram] + self.tiers[Tier.ssd]) * link_t)
+        program.add(self.restore_t >= (self.tiers[Tier.dram] + self.tiers[Tier.ssd]) * outside_t)
         hardware = self._problem.hardware
         if hardware.bus_may_bind(hardware.ssd_peak_gbps, hardware.gpu.h2d.peak if hardware.gpu else 2 * hardware.dram_copy_gbps):
-            bus_t = {tier: one[0].stages({tier: moved}, copied)[Stage.dram] * ticks_per_s for tier in Tier}
+            bus_t = {tier: one[0].stages({tier: moved})[Stage.dram] * ticks_per_s for tier in Tier}
             program.add(self.restore_t >= pulp.lpSum(self.tiers[tier] * bus_t[tier] for tier in Tier))
-        program.add(self.restore_t >= self.pages * copy_t)
 
     def _rates(self, queue_depth: int) -> Restoring:
         return restoring(self._problem.hardware, self._problem.model, self._page.page_tokens, queue_depth)

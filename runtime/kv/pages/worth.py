@@ -42,7 +42,7 @@ class Worth:
         return self._last[2].seconds(start)
 
     def _stages(self, pages: Mapping[Tier, int]) -> dict[str, float]:
-        on_card = self._rates.stages(pages, sum(pages.values()))
-        outside = sum(pages.values()) * self._rates.page_bytes / GB / self._plan.hardware.dram_copy_gbps
+        on_card = self._rates.stages(pages)
+        outside = (pages.get(Tier.dram, 0) + pages.get(Tier.ssd, 0)) * self._rates.page_bytes / GB / self._plan.hardware.dram_copy_gbps
         share = {Stage.ssd: 1.0, Stage.dram: 1.0, Stage.h2d: 1 - self._apart, Stage.compute: 1 - self._apart}
         return {str(stage): seconds * share[stage] for stage, seconds in on_card.items()} | {"copies in DRAM": self._apart * outside}
