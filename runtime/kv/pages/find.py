@@ -37,19 +37,14 @@ def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]]) -> F
 
 def choose(found: Found, worth: Worth, lengths: Sequence[int], page_tokens: int) -> list[Sequence[bytes]]:
     """The pages of each prompt, of so many tokens, with which the batch is predicted to be fastest: those that VRAM has, which cost
-    nothing, or those of the two nearest tiers, or all."""
-    nearest = {Tier.vram}
-    fastest = _within(found, nearest)
-    least_s = worth.prefill_s(lengths, [len(own) * page_tokens for own in fastest])
-    for tier in (Tier.dram, Tier.ssd):
-        nearest.add(tier)
-        wanted = _within(found, nearest)
+    nothing, or those of the two nearest tiers, or all. Nothing is predicted where VRAM has all that was found."""
+
+    def seconds(wanted: Sequence[Sequence[bytes]]) -> float:
         brought = Counter(found.tiers[key] for key in {key for own in wanted for key in own})
-        if wanted != fastest:
-            seconds = worth.restore_s(brought) + worth.prefill_s(lengths, [len(own) * page_tokens for own in wanted])
-            if seconds < least_s:
-                fastest, least_s = wanted, seconds
-    return fastest
+        return worth.restore_s(brought) + worth.prefill_s(lengths, [len(own) * page_tokens for own in wanted])
+
+    options = [_within(found, tiers) for tiers in ({Tier.vram}, {Tier.vram, Tier.dram}, set(Tier))]
+    return options[0] if options[0] == options[-1] else min(options, key=seconds)
 
 
 def _within(found: Found, tiers: set[Tier]) -> list[Sequence[bytes]]:

@@ -26,8 +26,8 @@ class Worth:
     def restore_s(self, pages: Mapping[Tier, int]) -> float:
         """To bring so many pages of each tier to where they are computed with. Stages work side by side, so it is the slowest one's time,
         and one page's in the others, which nothing hides; but for the bus, which works while they do."""
-        farthest = [tier for tier in Tier if pages.get(tier)][-1]
-        stages, first = self._stages(pages), self._stages({farthest: 1})
+        farthest = [tier for tier in Tier if pages.get(tier)][-1:]
+        stages, first = self._stages(pages), self._stages(dict.fromkeys(farthest, 1))
         slowest = max(stages, key=stages.__getitem__)
         return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage not in (slowest, Stage.dram))
 

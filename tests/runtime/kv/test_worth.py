@@ -43,6 +43,7 @@ def seconds(plan: Plan, pages: Mapping[Tier, int], read_gbps: float = 2.0) -> fl
 
 def test_a_card_takes_each_tier_at_its_own_rate(plan: Plan) -> None:
     card = on_card(plan)
+    assert seconds(card, {}) == seconds(card, {Tier.vram: 10}) == 0
     assert seconds(card, {Tier.vram: 10, Tier.dram: 10}) == seconds(card, {Tier.dram: 10}), "slots are shared"
     assert seconds(card, {Tier.dram: 10}) == pytest.approx(10 / 50 + 1 / 1000)
     assert seconds(card, {Tier.ssd: 10}) == pytest.approx(10 / 2 + 1 / 50 + 1 / 1000)
@@ -113,6 +114,11 @@ def test_as_much_is_restored_as_pays(page_s: Mapping[Tier, float], pages: int) -
     """Two pages in VRAM, two in DRAM, one on disk, and 20 tokens more. VRAM's cost nothing; a tie of the others is computed."""
     tiers = {"a": Tier.vram, "b": Tier.vram, "c": Tier.dram, "d": Tier.dram, "e": Tier.ssd}
     assert chosen({"abcde": 100}, tiers, page_s) == [pages]
+
+
+def test_nothing_is_predicted_for_what_vram_has_all_of() -> None:
+    found = Found([[b"a", b"b"]], {b"a": Tier.vram, b"b": Tier.vram})
+    assert choose(found, None, [100], 16) == [[b"a", b"b"]]
 
 
 def test_a_near_page_behind_a_far_one_is_of_no_use_alone() -> None:
