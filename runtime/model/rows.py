@@ -55,5 +55,5 @@ class Step:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether some of the rows are of prompts; expert policies treat such a pass as one."""
-        return any(row.kind is RowKind.prompt for row in self.rows)
+        """Whether expert policies treat the pass as one of prompts. A prompt's pass over one token counts as a step, as in a simulation."""
+        return any(row.kind is RowKind.prompt and len(row.tokens) > 1 for row in self.rows)

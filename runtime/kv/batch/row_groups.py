@@ -46,7 +46,8 @@ def packed(step: Step) -> list[Loose]:
 
 
 def groups_of(step: Step, page_tokens: int) -> list[Rect | Loose]:
-    """The rows of ``step`` in their order, equal neighbours in one group. Takes a microsecond or two a row, which a step waits for."""
+    """The rows of ``step`` in their order, equal neighbours in one group. Takes a microsecond or two a row: a step of a hundred waits
+    for it."""
     found: list[Rect | Loose] = []
     first, firsts, bases = 0, [], []
     alike: tuple[int, int] | None = None
