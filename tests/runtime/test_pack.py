@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing.context
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,39 +173,37 @@ def test_an_interrupted_replacement_leaves_no_store(checkpoint: Path, store: Pat
     assert (store / "notes.md").read_text() == "mine"
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from penstock.runtime.store import manifest
-from penstock.runtime.tools import pack
+def pack_and_die(source: Path, out: Path, point: int) -> None:
+    """Pack, and be killed at the ``point``-th block, at 100 before the manifest is written, at 101 before it takes its place."""
+    blocks = itertools.count(1)
 
-point = int(sys.argv[3])
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+    if point == 100:
+        pack_module._write_manifest = lambda out, m: die()
+    if point == 101:
+        os.replace = lambda a, b: die()
+    pack_checkpoint(source, out, None, True, lambda done, total: die() if next(blocks) == point else None)
 
-calls = 0
 
-def progress(done, total):
-    global calls
-    calls += 1
-    if calls == point:
-        die()
-
-if point == 100:
-    pack._write_manifest = lambda out, m: die()
-if point == 101:
-    os.replace = lambda a, b: die()
-pack.pack_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), None, True, progress)
-"""
+@pytest.fixture(scope="module")
+def nursery() -> multiprocessing.context.ForkServerContext:
+    """Starts processes that have imported torch and the model's module once between them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "transformers.models.mixtral.modeling_mixtral"])
+    return context
 
 
 @pytest.mark.parametrize(("point", "over"), [(1, False), (3, False), (3, True), (100, True), (101, True)])
-def test_a_killed_pack_leaves_nothing_that_a_run_accepts(checkpoint: Path, store: Path, tmp_path: Path, point: int, over: bool) -> None:
+def test_a_killed_pack_leaves_nothing_that_a_run_accepts(
+    checkpoint: Path, store: Path, tmp_path: Path, nursery: multiprocessing.context.ForkServerContext, point: int, over: bool
+) -> None:
     out = store if over else tmp_path / "new"
-    command = [sys.executable, "-c", KILLED, str(checkpoint), str(out), str(point)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=HANGS_S)
-    assert done.returncode == -signal.SIGKILL
+    process = nursery.Process(target=pack_and_die, args=(checkpoint, out, point))
+    process.start()
+    process.join(HANGS_S)
+    assert process.exitcode == -signal.SIGKILL
     assert out.exists() and not accepted(out, checkpoint)
     pack_checkpoint(checkpoint, out, None, False, quiet)
     assert accepted(out, checkpoint)
