@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pulp
 
@@ -25,6 +27,8 @@ from penstock.planner.contract.prices.memory_law import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.menu import MENUS
+
+T = TypeVar("T")
 
 
 def decisions_of(program: Formulation) -> Decisions:
@@ -78,7 +82,7 @@ def _kept(program: Formulation) -> KvReuse:
     return KvReuse(vram, dram, kept_file_bytes(program.problem.model, program.page.page_tokens, files))
 
 
-def _taken(bits: list[pulp.LpVariable], choices: list) -> object:
+def _taken(bits: Sequence[pulp.LpVariable], choices: Sequence[T]) -> T:
     return next(choice for bit, choice in zip(bits, choices, strict=True) if bit.value() > 0.5)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pulp
 
@@ -82,7 +83,7 @@ def shortages(problem: Problem, only: Collection[Tier] = tuple(Tier)) -> dict[Ti
 
 def raised(problem: Problem, short_of: dict[Tier, int]) -> Mend:
     """More hardware, in whole MB."""
-    sizes = {f"{tier}_bytes": math.ceil((capacity(problem.hardware, tier) + n) / MB) * MB for tier, n in short_of.items()}
+    sizes: dict[str, Any] = {f"{tier}_bytes": math.ceil((capacity(problem.hardware, tier) + n) / MB) * MB for tier, n in short_of.items()}
     change = "raise to " + " ".join(f"hardware.{key}={size / GB:.3f}GB" for key, size in sizes.items())
     return Mend(change, replace(problem, hardware=replace(problem.hardware, **sizes)))
 

@@ -27,7 +27,7 @@ class Vocabulary:
         """Decoded text; ids separated by spaces without a tokenizer."""
         if self.tokenizer is None:
             return " ".join(map(str, ids))
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:

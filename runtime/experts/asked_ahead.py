@@ -31,7 +31,7 @@ class RouterAhead:
 
     def __init__(self, layers: nn.ModuleList):
         found = dict(layers_with_experts(layers))
-        self._routers = [_router(layers[layer].mlp) for layer in found]
+        self._routers = [_router(layers[layer].get_submodule("mlp")) for layer in found]
         self._place = {layer: place for place, layer in enumerate(found)}
         (self._count,) = {module.num_experts for module in found.values()}
         self._reach = reach(len(found), self._count)
@@ -44,7 +44,7 @@ class RouterAhead:
             self._weights = hidden.new_zeros(len(self._routers) * count, hidden.shape[-1])
         if place not in self._taken:
             self._taken.add(place)
-            self._weights[place * count : (place + 1) * count] = self._routers[place].weight
+            self._weights[place * count : (place + 1) * count] = self._routers[place].get_parameter("weight")
         if place + 1 == len(self._routers):
             return None
         coming = self._weights[(place + 1) * count : (place + 1 + self._reach) * count]
@@ -84,6 +84,6 @@ def make_ahead(needed: AheadScores | None, layers: nn.ModuleList) -> Ahead | Non
 
 def _router(block: nn.Module) -> nn.Module:
     gate = getattr(block, "gate", None)
-    if not isinstance(getattr(gate, "weight", None), nn.Parameter):
+    if not isinstance(gate, nn.Module) or not isinstance(getattr(gate, "weight", None), nn.Parameter):
         raise UserError(f"{type(block).__name__} has no router named gate; use another experts.policy than lookahead")
     return gate

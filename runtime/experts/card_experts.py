@@ -144,11 +144,11 @@ class CardExperts:
             self._dram.release(layer, expert)
         while coming.far:
             self._clock.pause()
-            expert = self._bring_part(layer, coming)
-            if expert is not None:
-                yield self._ready(layer, expert)
-                self._used(layer, expert)
-                self._dram.release(layer, expert)
+            arrived = self._bring_part(layer, coming)
+            if arrived is not None:
+                yield self._ready(layer, arrived)
+                self._used(layer, arrived)
+                self._dram.release(layer, arrived)
         self.settle()
 
     def _start(self, layer: int, coming: _Misses) -> None:
@@ -190,7 +190,7 @@ class CardExperts:
 
     def _ready(self, layer: int, expert: int) -> Arrived:
         """``expert`` for kernels that are issued from now on, which wait until it has arrived."""
-        slot = self._cache.slot(layer, expert)
+        slot = self._slot(layer, expert)
         arrival = self._copies.arrival(slot)
         if arrival is not None and not self._device.done(arrival):
             self._clock.pause()
@@ -198,9 +198,14 @@ class CardExperts:
         self._clock.resume(arrival)
         return expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
 
+    def _slot(self, layer: int, expert: int) -> int:
+        slot = self._cache.slot(layer, expert)
+        assert slot is not None, "it was waited for"
+        return slot
+
     def _used(self, layer: int, expert: int) -> None:
         """What computes with ``expert`` is issued."""
-        self._copies.left(self._cache.slot(layer, expert))
+        self._copies.left(self._slot(layer, expert))
         for slot in self._cache.settle(layer, expert):
             self._cache.give_back(slot)
         self.fetch_ahead()
@@ -257,7 +262,9 @@ class CardExperts:
                 self._ahead.add(key)
                 dram_slot, source = self._dram.place(*key)
                 chunks = deque(cut(self._layouts[key].segments, self._most_bytes))
-                self._coming[key] = _Ahead(key, self._cache.take(*key), dram_slot, source, chunks)
+                slot = self._cache.take(*key)
+                assert slot is not None, "there was room ahead"
+                self._coming[key] = _Ahead(key, slot, dram_slot, source, chunks)
                 return self._coming[key]
         return None
 

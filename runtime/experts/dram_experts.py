@@ -121,6 +121,7 @@ class DramExperts:
     def place(self, layer: int, expert: int) -> tuple[int, torch.Tensor]:
         """(slot, its uint8 buffer) of an expert that is here or on its way."""
         slot = self._cache.slot(layer, expert)
+        assert slot is not None, "it has one while it is here or on its way"
         if slot not in self._buffers:
             self._buffers[slot] = self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
         return slot, self._buffers[slot]

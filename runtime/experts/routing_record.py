@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +18,7 @@ from penstock.runtime.experts.asked_ahead import CentroidsAhead, RouterAhead
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.store.expert_modules import layers_with_experts
 
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+_OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 class RoutingRecorder:

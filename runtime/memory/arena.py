@@ -160,6 +160,7 @@ class Arena:
         self.stop()
         self.wait()
         while self._pieces:
+            assert self._lock is not None, "it locked the pieces"
             self._lock.unlock(self._pieces.pop())
         self.locked_bytes = 0
         libc = ctypes.CDLL(None)

@@ -112,9 +112,10 @@ def process_vram_bytes(uuid: str, nvml: Any = None) -> int | None:
     """
     if nvml is None:
         try:
-            import pynvml as nvml
+            import pynvml
         except ImportError:
             return None
+        nvml = pynvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:

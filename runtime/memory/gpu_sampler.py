@@ -42,7 +42,7 @@ class GpuSampler:
     def __init__(self, device: torch.device, nvml: ModuleType | None = None, uuid: str | None = None):
         self.samples: list[Sample] = []
         self.why_absent: str | None = None
-        self._nvml = nvml
+        self._nvml: Any = nvml
         self._device = device
         self._uuid = uuid
         self._over = threading.Event()

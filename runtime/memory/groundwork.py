@@ -75,15 +75,15 @@ class Groundwork:
         begun = time.perf_counter()
         try:
             vram_bytes, card_bytes = cuda.free_vram(device)
-            self._free = replace(self._free, vram_bytes=vram_bytes, card_bytes=card_bytes)
+            self._free = replace(self._free or free_dram(), vram_bytes=vram_bytes, card_bytes=card_bytes)
             refuse_if_short(self._plan, self._free)
             self._seen.set()
             with cuda.told_when_vram_runs_out(self._plan, device):
-                self._copier = cuda.open_cuda(self._plan, device)
+                self._copier = cuda.open_cuda(self._plan, device)  # type: ignore[assignment]  # it takes its own events only
             self._open_s = time.perf_counter() - begun
-            self._arena.wait()
+            self._taken.wait()
             if isinstance(self._copier, PageLock) and not self._closed:
-                self._arena.lock_pages(self._copier)
+                self._taken.lock_pages(self._copier)
         except BaseException as error:  # raised where it is waited for
             self._error = error
         finally:
@@ -94,6 +94,8 @@ class Groundwork:
         if self._card is not None:
             self._seen.wait()
             self._raise()
+        if self._free is None:
+            raise RuntimeError("`with` comes first")
         return self._free
 
     @property
@@ -105,7 +107,13 @@ class Groundwork:
 
     def settle(self) -> None:
         """Wait until the plan's DRAM is resident."""
-        self._arena.wait()
+        self._taken.wait()
+
+    @property
+    def _taken(self) -> Arena:
+        if self._arena is None:
+            raise RuntimeError("`with` comes first")
+        return self._arena
 
     def arena(self, nbytes: int) -> Arena:
         """The arena, resident; another thread may still be page-locking it.
@@ -113,17 +121,17 @@ class Groundwork:
         ``nbytes`` is what the checkpoint really needs. If that exceeds the plan's figure, because units lie in many pieces, the arena is
         allocated again, and the start takes that much longer.
         """
-        if nbytes > self._arena.nbytes:
+        if nbytes > self._taken.nbytes:
             copier = self.copier()
-            self._arena.close()
+            self._taken.close()
             with uninterrupted():
                 self._arena = Arena(nbytes)
                 self._arena.begin()
             self._arena.wait()
             if isinstance(copier, PageLock):
                 self._arena.lock_pages(copier)
-        self._arena.wait()
-        return self._arena
+        self._taken.wait()
+        return self._taken
 
     def copier(self) -> CopyDevice | None:
         """The card with the arena page-locked; None without one. Raises what opening it raised."""
@@ -138,9 +146,9 @@ class Groundwork:
 
     def beside(self) -> dict[str, tuple[float, int]]:
         """What was done on other threads: seconds and bytes. To be asked once it is over."""
-        done = {"fault_in": (self._arena.fault_s, self._arena.nbytes)}
+        done = {"fault_in": (self._taken.fault_s, self._taken.nbytes)}
         if self._card is not None:
-            done |= {"page_lock": (self._arena.lock_s, self._arena.locked_bytes), "cuda": (self._open_s, 0)}
+            done |= {"page_lock": (self._taken.lock_s, self._taken.locked_bytes), "cuda": (self._open_s, 0)}
         return done
 
     def close(self) -> None:

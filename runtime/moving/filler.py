@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from penstock.planner.common.measures import ALIGN, align_down
-from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment, within
 from penstock.runtime.reading.blocks import pieces_of
 from penstock.runtime.reading.reader import Reads
@@ -106,8 +106,8 @@ class Filler:
     def run(self) -> None:
         """Returns when every byte lies in its place; kernels issued later see them."""
         piece_bytes = align_down(min(len(view) for view, _ in self._bounces)) - ALIGN
-        free = deque((view, tensor, None) for view, tensor in self._bounces)
-        under_way: deque = deque()
+        free: deque[tuple[memoryview, torch.Tensor, Event | None]] = deque((view, tensor, None) for view, tensor in self._bounces)
+        under_way: deque[tuple[Arrival, memoryview, torch.Tensor, Extent, Fill]] = deque()
 
         def retire() -> None:
             arrival, view, tensor, extent, fill = under_way.popleft()

@@ -128,7 +128,7 @@ class RingStream:
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived. Nothing where it
         does not already."""
-        if not self._paused:
+        if not self._paused and self._unit is not None:
             self._paused = True
             self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._device.compute_event()))
 

@@ -84,8 +84,7 @@ class ReadPool:
         self.meter = Meter()
         self.stalls = Stalls(usual_s)
         self._block_bytes = align_down(block_bytes)
-        self._map = mmap.mmap(-1, threads * self._block_bytes) if staging is None else None
-        whole = memoryview(self._map) if self._map is not None else staging.cast("B")
+        whole = memoryview(mmap.mmap(-1, threads * self._block_bytes)) if staging is None else staging.cast("B")
         self._staged_bytes = min(align_down(len(whole) // threads), self._block_bytes)
         if not self._staged_bytes or _address(whole) % ALIGN:
             raise UserError(f"staging_bytes={len(whole)}: {threads} threads need at least {threads * ALIGN} page-aligned bytes")

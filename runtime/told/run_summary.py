@@ -15,7 +15,7 @@ from penstock.planner.contract.prices.cost import Prediction
 from penstock.runtime.kv.pages.reuse_facts import told
 from penstock.runtime.told.account import table
 from penstock.runtime.told.calibrate import calibrated_line
-from penstock.runtime.told.run_report import FIGURES, WORKING, Outcome, busiest
+from penstock.runtime.told.run_report import FIGURES, WORKING, Outcome
 from penstock.runtime.told.stage_clock import StageClock
 
 WORTH_SAYING = 0.001
@@ -65,8 +65,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         console.print(f"rule broken at run time: {line}", style="bold red", markup=False)
     console.print(f"report: {path}", style="dim", soft_wrap=True)
     keys = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s")
-    line = {"report": str(path), **{k: report["measured"][k] for k in keys}, "ratio": report["ratio"]}
-    print(json.dumps(line | {"logits": outcome.logits, "rules_broken": outcome.rules_broken}, separators=(",", ":")))
+    last = {"report": str(path), **{k: report["measured"][k] for k in keys}, "ratio": report["ratio"]}
+    print(json.dumps(last | {"logits": outcome.logits, "rules_broken": outcome.rules_broken}, separators=(",", ":")))
 
 
 def _expert_line(tier: str, facts: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ def _standing_still(clock: StageClock) -> Iterator[str]:
     for phase in WORKING:
         stages = {name: use for name, use in clock.phases[phase].items() if use.busy_s}
         if stages:
-            slowest = busiest(stages)
+            slowest = max(stages, key=lambda name: stages[name].busy_s)
             share = stages[slowest].busy_s / clock.seconds[phase]
             waited = ", ".join(f"{name} {part:.1%}" for name, part in clock.waited(phase).items() if part >= WORTH_SAYING)
             yield f"{phase}: bound by {slowest}, busy {min(1.0, share):.1%} of it; waited for {waited or 'nothing'}"

@@ -152,7 +152,7 @@ class _Pool:
         generator = torch.Generator().manual_seed(seed)
         numbers = torch.empty(POOL_ELEMENTS).normal_(0, STANDARD_DEVIATION, generator=generator).to(dtype)
         one = bytes(torch.ones(1, dtype=dtype).view(torch.uint8).tolist())
-        return cls(seed, memoryview(numbers.view(torch.uint8).numpy()).cast("B"), one, dtype.itemsize)
+        return cls(seed, numbers.view(torch.uint8).numpy().data.cast("B"), one, dtype.itemsize)
 
     def pieces(self, tensor: _Tensor) -> Iterator[memoryview]:
         """The tensor's bytes, as slices of the pool."""
