@@ -1,4 +1,4 @@
-"""Every test sees an empty user configuration and none of the seeds' variables, whatever the machine has."""
+"""Every test sees an empty user configuration and none of WSM's variables, whatever the machine has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run writes of itself: the seeds' benchmark keys, and predicted against measured for every predicted figure."""
+"""What a run writes of itself: the keys of WSM's benchmark (docs/origins.md), and predicted against measured for every predicted figure."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _ratios(predicted: Prediction, measured: Mapping[str, Any]) -> dict[str, flo
 
 
 def _seeds_keys(outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The keys of the seeds' benchmark JSON: milliseconds, summed over batches, means over rounds."""
+    """The keys of WSM's benchmark JSON: milliseconds, summed over batches, means over rounds."""
     generations, rounds, job = outcome.generations, len(outcome.rounds), outcome.job
     prefill = sum(g.prefill_s for g in generations) / rounds
     first = sum(g.first_token_s for g in generations) / rounds

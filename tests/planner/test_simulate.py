@@ -1,4 +1,4 @@
-"""A plan acted out: no link is faster than its rate, repeats are exact, and the seeds' demonstrations show what they are about."""
+"""A plan acted out: no link is faster than its rate, repeats are exact, and the demonstrations show what they are about."""
 
 from __future__ import annotations
 

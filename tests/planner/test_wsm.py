@@ -1,4 +1,4 @@
-"""The seeds' environment variables mean what the seeds say."""
+"""WSM's environment variables mean what WSM's documents say."""
 
 from __future__ import annotations
 

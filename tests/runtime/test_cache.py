@@ -234,7 +234,7 @@ def test_the_verbose_lines_say_what_happened() -> None:
 
 
 def test_a_window_wider_than_the_cache_shows_as_evictions_inside_it() -> None:
-    """The rules forbid such a plan; the log shows the seeds' damage where one is forced past them."""
+    """The rules forbid such a plan; the log shows the damage that WSM's documents name where one is forced past them."""
     said: list[str] = []
     cache = LayerCache(RollingPolicy(tuple(range(8)), 3, 4, 6), 4, at_once, said.append)
     cache.preload(True)
