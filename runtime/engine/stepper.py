@@ -36,7 +36,7 @@ class Stepper:
         self.device, self.pool = device, pool
         self._model, self._begin_pass = model, begin_pass
         self._inputs = inputs or CopiedInputs(device)
-        self._attention = PagedAttention(model, device, pool, kernel)
+        self.attention = PagedAttention(model, device, pool, kernel)
         self._states = RowStates(model, pool)
         positions_by_row(model, lambda: pool.step)
         self._cache = row_cache(model.config)
@@ -45,11 +45,29 @@ class Stepper:
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
         """Compute ``step`` -> the wanted logits [step.wanted, vocab] on the device, in the order of its rows."""
-        ids, positions, wanted = self._begin(step)
+        logits = self.compute(*self.begin(step))
+        self.pool.end_pass()
+        return logits
+
+    def begin(self, step: Step) -> tuple[torch.Tensor, ...]:
+        """All that the host does before a pass -> its token ids, positions and indices of wanted tokens, on the device."""
+        ids = [token for row in step.rows for token in row.tokens]
+        positions = [position for row in step.rows for position in range(row.start, row.end)]
+        wanted, first = [], 0
+        for row in step.rows:
+            first += len(row.tokens)
+            wanted += range(first - row.wanted, first)
+        numbers = self._inputs.put([*ids, *positions, *wanted])
+        self.pool.begin_pass(step)
+        self.attention.begin_pass(step, self._inputs.put)
+        self._begin_pass(step)
+        return numbers.split([len(ids), len(positions), len(wanted)])
+
+    def compute(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """What the device does in the pass that was begun -> the wanted logits."""
         # an index, not a count: the product of a slice of the prompt with the LM head would copy the head
         extra = {"logits_to_keep": wanted} if self._keeps else {}
         out = self._model(input_ids=ids[None], position_ids=positions[None], past_key_values=self._cache, use_cache=True, **extra)
-        self.pool.end_pass()
         return out.logits[0] if self._keeps else out.logits[0, wanted]
 
     def pretend(self, sequence: int, tokens: int) -> None:
@@ -60,17 +78,3 @@ class Stepper:
         """``sequence`` has ended."""
         self._states.forget(sequence)
         self.pool.forget(sequence)
-
-    def _begin(self, step: Step) -> tuple[torch.Tensor, ...]:
-        """The pass's token ids, positions and indices of wanted tokens, on the device."""
-        ids = [token for row in step.rows for token in row.tokens]
-        positions = [position for row in step.rows for position in range(row.start, row.end)]
-        wanted, first = [], 0
-        for row in step.rows:
-            first += len(row.tokens)
-            wanted += range(first - row.wanted, first)
-        numbers = self._inputs.put([*ids, *positions, *wanted])
-        self.pool.begin_pass(step)
-        self._attention.begin_pass(step, self._inputs.put)
-        self._begin_pass(step)
-        return numbers.split([len(ids), len(positions), len(wanted)])
