@@ -21,7 +21,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.contract.plan.tier_fill import Fill, fills
 from penstock.planner.contract.prices.memory_law import dram_slot_bytes, unit_vram_bytes
-from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.prices.price import Resource
 
 INK, FAINT, PALE, LINE, FREE = "#1f2937", "#4b5563", "#f8fafc", "#94a3b8", "#ffffff"
 HOME = {Tier.vram: "#8ab4f0", Tier.dram: "#f6c177", Tier.ssd: "#8fcf9f"}
@@ -161,7 +161,7 @@ def moves(axes: Axes, plan: Plan, where: Where) -> None:
     p, w = plan.predicted, plan.decisions.weights
     ring, passing, kept = where[Tier.vram]["ring"], where[Tier.dram]["passing"], where[Tier.dram]["kept"]
     streamed = where[Tier.ssd]["streamed"]
-    h2d, ssd = p.decode_stages[Stage.h2d], p.decode_stages[Stage.ssd]
+    h2d, ssd = p.decode_stages[Resource.h2d], p.decode_stages[Resource.ssd]
     for begin in (sum(passing) / 2, kept[0] + 3.0):
         _arrow(axes, (begin, BOTTOM[Tier.dram] + HEIGHT), (min(begin, ring[1] - 1), BOTTOM[Tier.vram]), H2D)
     said = f"H2D: {show_bytes(p.h2d_bytes_per_token)} a token at {p.h2d_bytes_per_token / h2d / GB:.3g} GB/s: {show_seconds(h2d)}"

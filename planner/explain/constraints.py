@@ -11,7 +11,7 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.launches import issue_s
-from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.prices.price import computing_of
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
 from penstock.planner.render.stage_names import STAGES
@@ -63,7 +63,7 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
                 continue
             grip = Grip.binds if busy_s == slowest_s else Grip.needed if busy_s >= NEARLY * slowest_s else Grip.slack
             note = {Grip.binds: "the slowest", Grip.needed: "the slowest next", Grip.slack: "hidden behind others"}[grip]
-            if (phase, stage) == ("decode", Stage.compute) and launches_bind(plan):
+            if (phase, stage) == ("decode", computing_of(plan.hardware)) and launches_bind(plan):
                 note += ", launching kernels"
             yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {note}")
         fixed_s = plan.passes_s[phase]
@@ -81,7 +81,7 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
 def launches_bind(plan: Plan) -> bool:
     """Whether a decode step computes no faster than the host launches its kernels."""
     launched_s = issue_s(plan.hardware, plan.model, plan.decisions.batch)
-    return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.predicted.decode_stages[Stage.compute]
+    return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.predicted.decode_stages[computing_of(plan.hardware)]
 
 
 def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:

@@ -16,15 +16,15 @@ from dataclasses import replace
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.export.exported import Exported, Losses, Lost, Request, Target, json_text
 from penstock.planner.export.otherwise import (
     Step,
     expert_tiers,
-    h2d_s,
     head_streamed_bytes,
     kv_too_large,
+    moved_price,
     planned,
-    ssd_s,
     still_experts,
     tables_outside_bytes,
     weights_outside_bytes,
@@ -84,7 +84,7 @@ def _still(plan: Plan, step: Step) -> Step:
         return step
     moved, placement = still_experts(plan), plan.placement
     h2d, ssd = placement.h2d_bytes_per_pass + moved.outside_vram, placement.ssd_bytes_per_pass + moved.on_ssd
-    return replace(step, routed_s=0.0, ssd_s=ssd_s(plan, ssd), h2d_s=h2d_s(plan, h2d))
+    return replace(step.moving(moved_price(plan, ssd, h2d)), routed_s=0.0)
 
 
 def _more_bytes(plan: Plan) -> int:
@@ -94,7 +94,10 @@ def _more_bytes(plan: Plan) -> int:
 
 def _slower_h2d(plan: Plan, step: Step) -> Step | None:
     gpu = plan.hardware.gpu
-    return replace(step, h2d_s=step.h2d_s * gpu.h2d.peak / gpu.h2d_pageable_gbps) if gpu and gpu.h2d_pageable_gbps else None
+    if not gpu or not gpu.h2d_pageable_gbps:
+        return None
+    slower = step.bill.of(Resource.h2d) * (gpu.h2d.peak / gpu.h2d_pageable_gbps - 1)
+    return step.moving_more(Price({Resource.h2d: slower}))
 
 
 def _lost(plan: Plan, own: Step) -> Iterator[Lost]:
@@ -115,7 +118,7 @@ def _lost(plan: Plan, own: Step) -> Iterator[Lost]:
         yield Lost(
             f"LM head in {w.head_blocks} blocks, embedding rows looked up in {w.embedding}",
             "a module moves whole: what lies outside VRAM is copied for each token",
-            replace(own, h2d_s=own.h2d_s + h2d_s(plan, more)).tokens_per_s,
+            own.moving_more(moved_price(plan, 0, more)).tokens_per_s,
         )
     yield from _always(plan, own)
 
@@ -149,7 +152,7 @@ def _always(plan: Plan, own: Step) -> Iterator[Lost]:
 
 def _together(plan: Plan, own: Step) -> Step:
     step = _still(plan, own)
-    step = replace(step, overlapped=False, h2d_s=step.h2d_s + h2d_s(plan, _more_bytes(plan)))
+    step = replace(step.moving_more(moved_price(plan, 0, _more_bytes(plan))), overlapped=False)
     return _slower_h2d(plan, step) or step
 
 

@@ -14,40 +14,45 @@ from penstock.planner.contract.decided.placement import split
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import kv_page_bytes
-from penstock.planner.contract.prices.stages import Stage, ssd_gbps
+from penstock.planner.contract.prices.price import Place, Price, Resource
+from penstock.planner.contract.prices.price_table import PriceTable, passed
 from penstock.planner.contract.rules.broken import broken_rules
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one decode step's stages. ``routed_s`` is what a step takes at least since a layer's experts are known late, ``pass_s``
-    what it takes beyond every stage."""
+    """What one decode step costs. ``routed_s`` is what a step takes at least since a layer's experts are known late, ``pass_s`` what it
+    takes beyond every resource."""
 
     batch: int
-    ssd_s: float
-    h2d_s: float
-    d2h_s: float
-    compute_s: float
+    bill: Price
     routed_s: float
     pass_s: float
     overlapped: bool = True
 
     @property
     def seconds(self) -> float:
-        stages = (self.ssd_s, self.h2d_s, self.d2h_s, self.compute_s)
-        return max(self.routed_s, max(stages) if self.overlapped else sum(stages)) + self.pass_s
+        """Resources work side by side or one after the other; the bus works while they do."""
+        in_turn = sum(self.bill.without(Resource.dram).seconds.values())
+        return max(self.routed_s, self.bill.lasts() if self.overlapped else in_turn) + self.pass_s
 
     @property
     def tokens_per_s(self) -> float:
         return self.batch / self.seconds
 
+    def moving(self, weights: Price) -> Step:
+        """The same with other bytes on their way, in what order ever."""
+        return replace(self, bill=self.bill.without(Resource.ssd, Resource.h2d, Resource.dram) + weights)
+
+    def moving_more(self, weights: Price) -> Step:
+        return replace(self, bill=self.bill + weights)
+
 
 def planned(plan: Plan) -> Step:
     """The step that ``plan`` predicts."""
-    p, d = plan.predicted, plan.decisions
-    ssd_s, h2d_s, d2h_s, compute_s = (p.decode_stages[stage] for stage in (Stage.ssd, Stage.h2d, Stage.d2h, Stage.compute))
-    pass_s = plan.passes_s["decode"]
-    return Step(d.batch, ssd_s, h2d_s, d2h_s, compute_s, p.decode_s_per_token - pass_s if plan.model.experts else 0.0, pass_s)
+    p, pass_s = plan.predicted, plan.passes_s["decode"]
+    bill = Price({resource: p.decode_stages[resource] for resource in Resource})
+    return Step(plan.decisions.batch, bill, p.decode_s_per_token - pass_s if plan.model.experts else 0.0, pass_s)
 
 
 def decided(plan: Plan, decisions: Decisions) -> Plan | None:
@@ -57,16 +62,10 @@ def decided(plan: Plan, decisions: Decisions) -> Plan | None:
     return replace(plan, decisions=decisions, predicted=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 
-def ssd_s(plan: Plan, nbytes: float) -> float:
-    """Reading ``nbytes`` with the plan's blocks and depth."""
-    reads = plan.decisions.weights.ssd
-    return nbytes / ssd_gbps(plan.hardware, reads.block_bytes, reads.queue_depth) / GB
-
-
-def h2d_s(plan: Plan, nbytes: float, gbps: float | None = None) -> float:
-    """Copying ``nbytes`` at ``gbps``, or at the best rate of page-locked copies. 0 without a GPU."""
-    gpu = plan.hardware.gpu
-    return nbytes / (gbps or gpu.h2d.peak) / GB if gpu else 0.0
+def moved_price(plan: Plan, read_bytes: float, copied_bytes: float) -> Price:
+    """Reading with the plan's blocks and depth, and copying at the best rate of page-locked copies; no copies without a GPU."""
+    price, gpu = PriceTable.of(plan.hardware, plan.decisions).brought(read_bytes, Tier.ssd, Place.host), plan.hardware.gpu
+    return price + Price({Resource.h2d: copied_bytes / gpu.h2d.peak / GB}) + passed(plan.hardware, copied_bytes) if gpu else price
 
 
 def expert_tiers(plan: Plan) -> dict[int, Tier]:

@@ -13,7 +13,7 @@ from penstock.planner.contract.decided.decisions import ResidentUnits
 from penstock.planner.contract.decided.declared import FORCED
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.export.exported import Exported, Losses, Lost, Request, Target
-from penstock.planner.export.otherwise import decided, h2d_s, planned, ssd_s, still_experts
+from penstock.planner.export.otherwise import decided, moved_price, planned, still_experts
 
 NO_ROOM = "without units in VRAM it breaks a rule: DRAM's cache, or what the SSD gives it, is made for the others"
 """Why nothing is predicted of streaming every unit."""
@@ -98,12 +98,8 @@ def _lost(plan: Plan, values: Mapping[str, str], written: Mapping[str, str]) -> 
 def _experts_whole(plan: Plan) -> float:
     moved = still_experts(plan)
     step, placement = planned(plan), plan.placement
-    return replace(
-        step,
-        routed_s=0.0,
-        ssd_s=ssd_s(plan, placement.ssd_bytes_per_pass + moved.on_ssd),
-        h2d_s=h2d_s(plan, placement.h2d_bytes_per_pass + moved.outside_vram),
-    ).tokens_per_s
+    bill = moved_price(plan, placement.ssd_bytes_per_pass + moved.on_ssd, placement.h2d_bytes_per_pass + moved.outside_vram)
+    return replace(step.moving(bill), routed_s=0.0).tokens_per_s
 
 
 def _together(plan: Plan) -> float | None:

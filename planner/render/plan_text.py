@@ -10,7 +10,7 @@ from rich.text import Text
 from penstock.planner.common.console import print_head, print_line, print_table
 from penstock.planner.common.measures import GB, show_bytes, show_seconds
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.render.assumed import assumed
 from penstock.planner.render.decided import decided
 from penstock.planner.render.prediction_text import print_prediction
@@ -59,7 +59,7 @@ def _print_stages(plan: Plan, console: Console) -> None:
     print_head(console, "Ceilings", ", each stage alone")
     titles = f"  {'':<11} {'prefill':>10} {'decode/token':>13} {'tokens/s':>10} {'bytes/token':>12} {'GB/s':>7}"
     print_line(console, Text(titles, style="dim"))
-    moved = {Stage.ssd: predicted.ssd_bytes_per_token, Stage.h2d: predicted.h2d_bytes_per_token}
+    moved = {Resource.ssd: predicted.ssd_bytes_per_token, Resource.h2d: predicted.h2d_bytes_per_token}
     for stage, name in STAGES.items():
         prefill, decode = predicted.prefill_stages[stage], predicted.decode_stages[stage]
         if not prefill and not decode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.prices.price import Resource, computing_of
 
 ROUTERS = "routers"
 """The lane of what cannot overlap, since it is known only after a router."""
@@ -52,10 +52,10 @@ def lanes(plan: Plan) -> tuple[Lane, ...]:
     ssd = [(f"layer {i}", "layer", placement.layer_dram_bytes(i)) for i in placement.ssd_layers]
     h2d = [(str(unit), unit.kind, placement.unit_bytes(unit)) for unit in placement.streamed_units]
     work: dict[str, list[tuple[str, str, int]]] = {
-        Stage.ssd: [*ssd, ("KV and experts", "rest", p.ssd_bytes_per_token - sum(n for *_, n in ssd))],
-        Stage.h2d: [*h2d, ("KV and experts", "rest", p.h2d_bytes_per_token - sum(n for *_, n in h2d))],
-        Stage.d2h: [("KV", "rest", 1)],
-        Stage.compute: [(f"layer {i}", "layer", 1) for i in range(plan.model.layers)],
+        Resource.ssd: [*ssd, ("KV and experts", "rest", p.ssd_bytes_per_token - sum(n for *_, n in ssd))],
+        Resource.h2d: [*h2d, ("KV and experts", "rest", p.h2d_bytes_per_token - sum(n for *_, n in h2d))],
+        Resource.d2h: [("KV", "rest", 1)],
+        computing_of(plan.hardware): [(f"layer {i}", "layer", 1) for i in range(plan.model.layers)],
     }
     found = [Lane(stage, _in_turn(work[stage], 0.0, p.decode_stages[stage])) for stage in work if p.decode_stages[stage] > 0]
     slowest_s, explained_s = max(p.decode_stages.values()), p.decode_s_per_token - plan.passes_s["decode"]

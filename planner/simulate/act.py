@@ -15,7 +15,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.layer_slots import CacheStats
 from penstock.planner.contract.policy.turns import Turns
-from penstock.planner.contract.prices.stages import Traffic, h2d_gbps, ssd_gbps, traffic
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 from penstock.planner.simulate.bus_shares import bus_shares
 from penstock.planner.simulate.dram_lane import SimulatedDram
 from penstock.planner.simulate.events import Record
@@ -78,12 +79,12 @@ class Simulation:
         self._plan, self._options, self._progress = plan, options, progress
         self._placement = plan.placement
         self._units = tuple(unit for unit, _ in self._placement.units)
-        self._traffic: Traffic = traffic(plan.hardware, plan.model, plan.decisions)
+        self._moved = Moved.of(plan.hardware, plan.model, plan.decisions)
         self._record = Record(options.keep_spans)
         self._lanes = Lanes(bus_shares(plan), self._record.booked if options.keep_spans else None)
         self._dram = self._make_dram()
         self._feed = self._make_feed()
-        self._experts = SimulatedExperts(plan, self._traffic, self._lanes) if plan.model.experts else None
+        self._experts = SimulatedExperts(plan, self._moved, self._lanes) if plan.model.experts else None
         self._routers = routers or (DrawnRouters(plan.model.experts) if plan.model.experts else None)
         self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)} if plan.model.experts else {}
         self._sequences = 0
@@ -145,7 +146,7 @@ class Simulation:
         self._lanes.clear(*LANES)
         self._at, self._not_acted, self._sequences = 0, 0, batch
         self._runs = passes_of(self._plan, self._units, batch)
-        self._kv = open_kv(self._plan, self._traffic, batch, self._tokens, self._lanes, self._record)
+        self._kv = open_kv(self._plan, self._moved, batch, self._tokens, self._lanes, self._record)
         self._kv_layers = frozenset(self._kv.layers) if self._kv else frozenset()
         began = self._record.offset_ns
         for run in self._runs:

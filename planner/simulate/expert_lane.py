@@ -11,7 +11,8 @@ from penstock.planner.common.timeline.spans import EXPERTS, SSD
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.stages import Traffic
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.lanes import Lanes, Work, ns
 
 Key = tuple[int, int]
@@ -132,7 +133,7 @@ class SimulatedExperts:
     """Both tiers of a plan's experts; without a GPU compute takes them from DRAM. :meth:`visit`, then :meth:`ready` and :meth:`used` until
     ``waiting`` is empty."""
 
-    def __init__(self, plan: Plan, moved: Traffic, lanes: Lanes):
+    def __init__(self, plan: Plan, moved: Moved, lanes: Lanes):
         experts, made = plan.model.experts, plan.decisions.experts
         assert experts is not None and made is not None, "only a plan with routed experts is simulated so"
         pieces = -(-experts.expert_bytes // made.chunk_bytes)
@@ -156,8 +157,8 @@ class SimulatedExperts:
             return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, *arrived)
 
         vram, dram = expert_caches(experts, made, plan.hardware.gpu is not None)
-        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_h2d_s)
-        self.dram = tier(dram, SSD, moved.expert_ssd_s, self._in_dram)
+        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_copied.of(Resource.h2d))
+        self.dram = tier(dram, SSD, moved.expert_read.of(Resource.ssd), self._in_dram)
         for part in (self.dram, self.card) if self.card else (self.dram,):
             for layer in experts.layers:
                 for expert in range(experts.count):

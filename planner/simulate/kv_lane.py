@@ -15,7 +15,8 @@ from penstock.planner.contract.policy.layer_slots import Held, LayerSlots
 from penstock.planner.contract.policy.rolling import RollingPolicy
 from penstock.planner.contract.policy.turns import Turns
 from penstock.planner.contract.prices.memory_law import kv_ring_slots, kv_staging_slots
-from penstock.planner.contract.prices.stages import Traffic
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.events import Record
 from penstock.planner.simulate.lanes import Lanes, Work, ns
 from penstock.planner.simulate.ring_lane import SimulatedRing
@@ -39,12 +40,14 @@ class KvRates:
     d2h_s: float
 
     @classmethod
-    def of(cls, plan: Plan, moved: Traffic, batch: int) -> KvRates:
+    def of(cls, plan: Plan, moved: Moved, batch: int) -> KvRates:
         tiers = list(outside_kv(plan).values())
         share = batch / plan.decisions.batch / plan.workload.max_tokens
         all_, on_ssd = share / max(1, len(tiers)), share / max(1, tiers.count(Tier.ssd))
         nbytes = max(moved.kv_h2d_bytes * all_, moved.kv_ssd_bytes * on_ssd)
-        return cls(nbytes, moved.kv_ssd_s * on_ssd, moved.kv_write_s * on_ssd, moved.kv_h2d_s * all_, moved.kv_d2h_s * all_)
+        read, kv = moved.kv.read, moved.kv
+        ssd_s, write_s = read.of(Resource.ssd) * on_ssd, kv.written.of(Resource.ssd) * on_ssd
+        return cls(nbytes, ssd_s, write_s, read.of(Resource.h2d) * all_, kv.back.of(Resource.d2h) * all_)
 
 
 class SpilledKv:
@@ -234,7 +237,7 @@ class _Source:
         """Nothing."""
 
 
-def open_kv(plan: Plan, moved: Traffic, batch: int, tokens: Tokens, lanes: Lanes, record: Record) -> HostKv | CardKv | None:
+def open_kv(plan: Plan, moved: Moved, batch: int, tokens: Tokens, lanes: Lanes, record: Record) -> HostKv | CardKv | None:
     """The KV of a new batch, none of which was computed yet; None where all of it lies where it is computed with."""
     tiers = outside_kv(plan)
     if not tiers:

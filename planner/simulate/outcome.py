@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS, H2D, KV, SSD, Timeline
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.act import Acted
 from penstock.planner.simulate.lanes import LINKS, NS
 
@@ -41,29 +41,29 @@ class Told:
         record = self.acted.record
         prefill_s, steps = fmean(record.prefill_ns) / NS, record.step_ns
         decode_s = fmean(steps) / NS if steps else None
-        moved = {track: self.bytes("decode", track) / len(steps) if steps else None for track in (Stage.ssd, Stage.h2d)}
+        moved = {track: self.bytes("decode", track) / len(steps) if steps else None for track in (Resource.ssd, Resource.h2d)}
         return {
             "ttft_s": prefill_s,
             "prefill_s": prefill_s,
             "decode_s_per_token": decode_s,
             "decode_tokens_per_s": self.plan.decisions.batch / decode_s if decode_s else None,
-            "ssd_bytes_per_token": moved[Stage.ssd],
-            "h2d_bytes_per_token": moved[Stage.h2d],
+            "ssd_bytes_per_token": moved[Resource.ssd],
+            "h2d_bytes_per_token": moved[Resource.h2d],
         }
 
     def closed(self, name: str) -> float | None:
         """The closed form's figure, where it has one."""
         return None if self.bent else getattr(self.plan.predicted, name)
 
-    def bytes(self, phase: str, stage: Stage) -> int:
+    def bytes(self, phase: str, stage: Resource) -> int:
         """What ``stage`` brought in ``phase``; writes of KV apart."""
-        tracks = {Stage.ssd: (SSD,), Stage.h2d: (H2D, KV, EXPERTS)}[stage]
+        tracks = {Resource.ssd: (SSD,), Resource.h2d: (H2D, KV, EXPERTS)}[stage]
         return sum(self.acted.record.counts[f"{phase} {track} bytes"] for track in tracks)
 
     @property
     def read_bytes(self) -> int:
         """From the SSD, in all."""
-        return sum(self.bytes(phase, Stage.ssd) for phase in PHASES)
+        return sum(self.bytes(phase, Resource.ssd) for phase in PHASES)
 
     def seconds(self, phase: str) -> float:
         """Of all passes of ``phase``."""

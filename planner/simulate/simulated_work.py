@@ -11,8 +11,9 @@ from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.launches import OPERATIONS
+from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
-from penstock.planner.contract.prices.stages import Prefill, lookup_s, prefill_compute_s, step_compute_s, table_is_far
+from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, step_compute_s, table_is_far
 from penstock.planner.simulate.lanes import NS, ns
 
 PREFILL = "prefill"

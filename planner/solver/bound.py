@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import OVERHEADS, dram_workspace_bytes
+from penstock.planner.contract.prices.phase import decode_phase, units_computed
+from penstock.planner.contract.prices.price import Place, Price, Resource
+from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
 from penstock.planner.contract.prices.reuse import kept_set
-from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s
 from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
 from penstock.planner.solver.terms.problem import Problem
@@ -31,26 +35,26 @@ def bound_s(problem: Problem) -> float:
         dram -= working
     if min(vram, dram) < 0:
         return math.inf
-    fastest = max(c.gbps for c in ssd_menu(hardware, p.model, p.force))
+    blocks = head_blocks(model) if hardware.gpu else 1
+    reading = max(ssd_menu(hardware, model, p.force), key=lambda c: c.gbps)
+    table = PriceTable(hardware, reading.block_bytes, reading.queue_depth, 1)
     layers = sum(model.attn_bytes) + sum(model.ffn_bytes)
-    ssd_s = max(0, layers - vram - dram) / GB / fastest
-    h2d_s = 0.0
+    units = units_computed(hardware, model, blocks) + table.brought(max(0, layers - vram - dram), Tier.ssd, Place.host)
     if hardware.gpu:
-        h2d_s = max(0, layers + model.lm_head_bytes - vram) / GB * min(min(c.s_per_gb) for c in chunk_menu(hardware, model, p.force))
-    experts_ssd_s, experts_h2d_s = _experts_s(problem, vram, dram, fastest)
-    stream_s = max(ssd_s, h2d_s)
+        s_per_gb = min(min(c.s_per_gb) for c in chunk_menu(hardware, model, p.force))
+        units += Price({Resource.h2d: max(0, layers + model.lm_head_bytes - vram) / GB * s_per_gb})
     prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
-    prefill_s = min(max(c.compute_s, c.passes * stream_s) for c in passes)
-    step_s = max(ssd_s + experts_ssd_s, h2d_s + experts_h2d_s, decode_compute_s(hardware, model, p.workload, p.batch))
-    return prefill_weight * prefill_s + decode_weight * step_s
+    prefill_s = min(c.phase.bill(units, KvPrice(), 0).lasts() for c in passes)
+    step = decode_phase(hardware, model, p.workload, p.batch, blocks).bill(units + _experts(problem, table, vram, dram), KvPrice(), 0)
+    return prefill_weight * prefill_s + decode_weight * step.lasts()
 
 
-def _experts_s(problem: Problem, vram: int, dram: int, ssd_gbps: float) -> tuple[float, float]:
-    """Seconds of reading and copying the experts that a decode step misses with all of VRAM's and DRAM's bytes given to slots."""
-    experts, gpu = problem.model.experts, problem.hardware.gpu
+def _experts(problem: Problem, table: PriceTable, vram: int, dram: int) -> Price:
+    """Reading and copying the experts that a decode step misses with all of VRAM's and DRAM's bytes given to slots."""
+    experts = problem.model.experts
     if experts is None:
-        return 0.0, 0.0
+        return Price()
     slots = (min(experts.units, nbytes // experts.expert_bytes) / len(experts.layers) for nbytes in (vram, vram + dram))
-    missed_vram, missed_dram = (len(experts.layers) * visit(experts, problem.batch).missed(kept) for kept in slots)
-    h2d_s = missed_vram * expert_copy_s(gpu, experts, experts.expert_bytes) if gpu else 0.0
-    return missed_dram * experts.expert_bytes / GB / ssd_gbps, h2d_s
+    copied, read = (len(experts.layers) * visit(experts, problem.batch).missed(kept) for kept in slots)
+    nbytes = experts.expert_bytes
+    return table.brought(nbytes, Tier.ssd, Place.host) * read + table.brought(nbytes, Tier.dram, Place.ring, nbytes) * copied

@@ -12,6 +12,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.cost import objective_weights
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.answer import decisions_of
 from penstock.planner.solver.bound import bound_s
@@ -113,7 +114,7 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
         force = force.but(vram_slots=ring_menu(force)[0])
     plain = replace(q.workload, kv_spill=False)
     program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch))
-    copied, read = program.h2d_t + program.expert_h2d_t, program.ssd_t + program.expert_ssd_t
+    copied, read = program.each_pass.of(Resource.h2d), program.each_pass.of(Resource.ssd)
     for moved in (copied, read) if q.hardware.gpu else (read,):
         if not program.minimise(moved):
             return None
@@ -177,8 +178,8 @@ def _least_memory(program: Formulation) -> Decisions:
     memory = (p.hardware.vram_bytes + p.hardware.dram_bytes) / MB
     fastest = max(choice.gbps for choice in program.ssd_choices)
     load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
-    passes = pulp.lpSum(bit * (PREFERENCES.passes * c.passes) for bit, c in zip(program.pass_bits, program.pass_choices, strict=True))
-    links = program.ssd_t + program.h2d_t + program.expert_ssd_t + program.expert_h2d_t
+    passes = pulp.lpSum(bit * (PREFERENCES.passes * c.phase.passes) for bit, c in zip(program.pass_bits, program.pass_choices, strict=True))
+    links = program.each_pass.of(Resource.ssd) + program.each_pass.of(Resource.h2d)
     links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best
     streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)

@@ -12,14 +12,14 @@ from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.prices.cost import load_s, objective_weights, predict
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.memory_law import activation_bytes, dram_use, used_bytes, vram_use
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.stages import (
-    Stage,
     earlier_kv,
     elementwise_bytes_per_token,
     h2d_gbps,
     prefill_compute_s,
     ssd_gbps,
-    traffic,
     weight_pass_s,
     weight_read_s,
 )
@@ -43,7 +43,7 @@ def test_a_decode_step_reads_what_no_memory_keeps():
     rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     assert predicted.decode_stages["ssd"] == pytest.approx(streamed * 0.16 / rate)
     assert predicted.decode_s_per_token == max(predicted.decode_stages.values())
-    assert predicted.bottleneck_decode is Stage.ssd
+    assert predicted.bottleneck_decode is Resource.ssd
 
 
 def test_without_a_gpu_nothing_crosses_pcie_and_everything_lies_in_dram():
@@ -59,7 +59,7 @@ def test_h2d_moves_every_unit_that_is_not_resident():
     hardware, m = machine(vram=GB), model(12)
     decisions, predicted = planned(hardware, m, work())
     assert predicted.h2d_bytes_per_token == place(m, decisions.weights, True).h2d_bytes_per_pass > 0
-    assert predicted.bottleneck_decode is Stage.h2d
+    assert predicted.bottleneck_decode is Resource.h2d
 
 
 def test_guard_and_reserve_bind_the_plan_but_are_not_used_bytes():
@@ -116,13 +116,16 @@ def test_a_phase_lasts_as_long_as_what_it_moves_takes_on_the_hosts_bus():
     free, narrow = (machine(GB, GB, ssd_read=FAST_SSD, dram_bus_gbps=rate) for rate in (0.0, 40.0))
     decisions, _ = planned(free, m, w, page_tokens=256, prefill_chunk_tokens=500)
     made = replace(decisions, kv=replace(decisions.kv, vram_pages=0, ssd_pages=decisions.kv.pages))
-    alone, beside, moved = predict(free, m, w, made), predict(narrow, m, w, made), traffic(narrow, m, made)
+    alone, beside, moved = predict(free, m, w, made), predict(narrow, m, w, made), Moved.of(narrow, m, made)
     assert alone.decode_stages["dram"] == 0.0
     step = alone.ssd_bytes_per_token + alone.h2d_bytes_per_token + moved.kv_h2d_bytes / w.max_tokens
-    assert beside.decode_stages["dram"] == pytest.approx(step / 40e9) and beside.bottleneck_decode is Stage.dram
+    assert beside.decode_stages["dram"] == pytest.approx(step / 40e9) and beside.bottleneck_decode is Resource.dram
     assert beside.decode_s_per_token == beside.decode_stages["dram"] > alone.decode_s_per_token
     assert {s: t for s, t in beside.decode_stages.items() if s != "dram"} == {s: t for s, t in alone.decode_stages.items() if s != "dram"}
-    weights, filled = 4 * (moved.weights_ssd_bytes + moved.weights_h2d_bytes), 2000 / w.max_tokens
+    weights, filled = (
+        4 * (place(m, made.weights, True).ssd_bytes_per_pass + place(m, made.weights, True).h2d_bytes_per_pass),
+        2000 / w.max_tokens,
+    )
     earlier = earlier_kv(w, 4)
     kv = (earlier + filled) * (moved.kv_ssd_bytes + moved.kv_h2d_bytes)
     assert beside.prefill_stages["dram"] == pytest.approx((weights + kv) / 40e9)
@@ -134,7 +137,7 @@ def test_the_cpus_products_pass_the_bus_too():
     weights = sum(m.attn_bytes) + sum(m.ffn_bytes) + m.lm_head_bytes
     kv = (w.prompt_tokens + w.new_tokens / 2) * m.kv_bytes_per_token
     assert predicted.decode_stages["dram"] == pytest.approx((weights + kv + predicted.ssd_bytes_per_token) / 40e9)
-    assert predicted.decode_stages["dram"] > predicted.decode_stages["compute"]
+    assert predicted.decode_stages["dram"] > predicted.decode_stages["cpu"]
 
 
 def test_what_lies_between_matrix_products_adds_to_a_long_prefill():
@@ -179,7 +182,7 @@ def test_a_moe_step_computes_only_the_experts_it_touches():
     hardware = machine(layer_launch_s=1e-6)
     _, dense = planned(hardware, model(ffn=128 * MB), work())
     decisions, sparse = planned(hardware, model(ffn=128 * MB, experts=8), work())
-    assert sparse.decode_stages["compute"] < dense.decode_stages["compute"]
+    assert sparse.decode_stages["card"] < dense.decode_stages["card"]
     assert decisions.experts.vram_slots == 8 * 8 and decisions.experts.dram_slots == 0
 
 
@@ -224,7 +227,7 @@ def test_loading_reads_at_the_rate_of_where_the_weights_lie():
     decisions, cold = planned(hardware, m, work())
     rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     assert cold.load_s == pytest.approx(m.weight_bytes / rate / GB)
-    first_s = 3 * cold.decode_stages["compute"]
+    first_s = 3 * cold.decode_stages["cpu"]
     assert load_s(hardware, m, work(), decisions, cached=1.0) == pytest.approx(max(first_s, m.weight_bytes / hardware.dram_copy_gbps / GB))
     slow = replace(hardware, pin_s_per_gb=100.0)
     assert load_s(slow, m, work(), decisions) == pytest.approx(cold.dram_bytes / GB * 100 - 4), "page-locking begins before the imports"

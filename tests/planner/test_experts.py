@@ -30,8 +30,10 @@ from penstock.planner.contract.prices.memory_law import (
     expert_vram_bytes,
     vram_use,
 )
-from penstock.planner.contract.prices.routed import Routed, pause
-from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s, ssd_gbps, traffic, weight_read_s
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
+from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s, ssd_gbps, weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.program import search, solve
@@ -173,7 +175,7 @@ class TestTime:
         compute_s = decode_compute_s(hardware, m, work(), 1)
         issued_s = (issue_s(hardware, m, 1) - weight_read_s(hardware, m, 1)) / (8 * 2)
         hidden_s = 0.5 * m.experts.expert_bytes / GB / hardware.gpu.memory_gbps + issued_s
-        assert predicted.decode_stages["compute"] == compute_s and issued_s > 0
+        assert predicted.decode_stages["card"] == pytest.approx(compute_s) and issued_s > 0
         assert predicted.decode_stages["h2d"] == pytest.approx(missed * copy_s)
         assert predicted.decode_s_per_token == pytest.approx(compute_s + missed * (copy_s - hidden_s))
         assert predicted.h2d_bytes_per_token == pytest.approx(missed * m.experts.expert_bytes, abs=1)
@@ -184,10 +186,10 @@ class TestTime:
         stays = Force(resident_attn=8, resident_ffn=8, resident_head=2, embedding=Tier.vram, expert_vram_slots=16)
         made = [solve(hardware, m, work(), stays.but(resident_attn=attn)) for attn in (8, 7)]
         still, streams = (predict(hardware, m, work(), each) for each in made)
-        copied_s = traffic(hardware, m, made[1]).weights_h2d_s
+        copied_s = Moved.of(hardware, m, made[1]).units.of(Resource.h2d)
         routed = Routed.of(hardware, m, 1)
         assert streams.decode_s_per_token - still.decode_s_per_token == pytest.approx(routed.exposed * copied_s)
-        assert 0 < routed.exposed < 1 and copied_s < still.decode_stages["compute"]
+        assert 0 < routed.exposed < 1 and copied_s < still.decode_stages["card"]
         assert Routed.of(machine(), m, 1).exposed == 0, "where all experts fit, as in a dense model"
 
     def test_a_step_that_touches_every_expert_overlaps_compute_and_copies(self):
@@ -201,7 +203,7 @@ class TestTime:
         made = solve(hardware, m, work(), Force(resident_attn=8, resident_ffn=8))
         predicted = predict(hardware, m, work(), made)
         assert 0 < predicted.experts_missed_dram < predicted.experts_missed_vram
-        assert predicted.decode_s_per_token > predicted.decode_stages["compute"] + predicted.decode_stages["ssd"]
+        assert predicted.decode_s_per_token > predicted.decode_stages["cpu"] + predicted.decode_stages["ssd"]
         assert predicted.decode_s_per_token < sum(predicted.decode_stages.values())
 
     def test_without_a_gpu_what_dram_misses_is_read_and_compute_goes_on_meanwhile(self):
@@ -209,7 +211,7 @@ class TestTime:
         made = solve(hardware, m, work())
         predicted = predict(hardware, m, work(), made)
         assert made.experts.vram_slots == 0 == predicted.h2d_bytes_per_token < predicted.ssd_bytes_per_token
-        assert predicted.decode_s_per_token < predicted.decode_stages["compute"] + predicted.decode_stages["ssd"]
+        assert predicted.decode_s_per_token < predicted.decode_stages["cpu"] + predicted.decode_stages["ssd"]
         assert predicted.decode_s_per_token > max(predicted.decode_stages.values())
 
     def test_each_pass_of_a_prefill_moves_the_experts_that_are_not_kept(self):
@@ -358,18 +360,22 @@ class TestRoutersAskedBeforehand:
 
     def test_between_tokens_the_ssd_stands_still_for_what_is_behind_the_last_read(self):
         """Acted out: reads fall on layers at random, Poisson's number of them a step."""
+
+        def pause(reads: float) -> float:
+            return max(0.0, *(none + each * reads for none, each in map(behind_last, PAUSE_AT)))
+
         draw = np.random.default_rng(0)
         for reads in (0.3, 1.5, 6.0, 30.0):
             behind = [1 - max(draw.random(n), default=0.0) for n in draw.poisson(reads, 20_000)]
             assert np.mean(behind) * 0.7 < pause(reads) < np.mean(behind) * 1.02
-        assert pause(0) == 0 == pause(1000)
+        assert pause(1000) == 0
 
     def test_few_reads_of_what_is_foreseen_cost_more_than_their_bytes(self):
         m = moe()
         told = replace(m, routers=replace(m.routers, foreseen=1.0))
         hardware = machine(vram=2 * GB, layer_launch_s=4e-3)
         plan = TestForesight().plan(hardware, told, expert_vram_slots=4, expert_dram_slots=m.experts.units * 3 // 4)
-        ssd_s, compute_s = (plan.predicted.decode_stages[stage] for stage in ("ssd", "compute"))
+        ssd_s, compute_s = (plan.predicted.decode_stages[stage] for stage in ("ssd", "card"))
         assert ssd_s < plan.predicted.decode_s_per_token < ssd_s + compute_s
 
     def test_as_many_are_fetched_as_a_token_uses_however_little_a_layer_hides(self):

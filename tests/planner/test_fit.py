@@ -51,12 +51,18 @@ def wrong(hardware: HardwareProfile, ssd: float, link: float, back: float, step:
     )
 
 
+def told(resources: dict[str, float]) -> dict[Stage, float]:
+    """As a run's clock has it: one thing computes, and nobody times the bus."""
+    links = {stage: resources[stage] for stage in (Stage.ssd, Stage.h2d, Stage.d2h)}
+    return links | {Stage.compute: resources["card"] + resources["cpu"]}
+
+
 def acted_out(true: HardwareProfile, m: ModelSpec, w: Workload, decisions: Decisions) -> Measured:
     """What a run on the ``true`` machine would report, the page cache being cold but for enough to time it."""
     p = predict(true, m, w, decisions)
     return Measured(
-        prefill={Stage(name): s for name, s in p.prefill_stages.items()},
-        decode={Stage(name): s for name, s in p.decode_stages.items()},
+        prefill=told(p.prefill_stages),
+        decode=told(p.decode_stages),
         prefill_s=p.prefill_s,
         decode_s=p.decode_s_per_token,
         load_s=p.load_s,

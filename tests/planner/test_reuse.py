@@ -15,6 +15,7 @@ from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import arena_bytes, dram_use, kept_file_bytes, kept_file_pages, kept_page_bytes, vram_use
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.reuse import KeptSet, held, kept_set, restoring
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.infeasible import Infeasible
@@ -97,8 +98,8 @@ def test_what_comes_back_passes_the_bus_once_a_link_and_twice_where_dram_is_copi
     pages, m = {Tier.dram: 100, Tier.ssd: 10}, wide()
     page_gb = kept_page_bytes(m, 64) / GB
     on_card, on_cpu = (restoring(machine(vram=vram, dram_bus_gbps=10.0), m, 64, 8) for vram in (GB, 0))
-    assert on_card.stages(pages)["dram"] == pytest.approx(120 * page_gb / 10.0)
-    assert on_cpu.stages(pages)["dram"] == pytest.approx(230 * page_gb / 10.0)
+    assert on_card.bill(pages).of(Resource.dram) == pytest.approx(120 * page_gb / 10.0)
+    assert on_cpu.bill(pages).of(Resource.dram) == pytest.approx(230 * page_gb / 10.0)
 
 
 def test_where_the_link_binds_a_prefill_of_one_pass_nothing_is_restored():
@@ -123,7 +124,7 @@ def test_whole_passes_over_streamed_weights_are_saved():
 def test_where_compute_binds_a_prefill_the_first_page_pays():
     plan = plan_of(machine(), model(8), work(**SHARED), SMALL_PAGES)
     assert plan.break_even.vram == plan.break_even.dram == 64
-    assert plan.predicted.restored_tokens == 1600 and plan.predicted.bottleneck_prefill == "compute"
+    assert plan.predicted.restored_tokens == 1600 and plan.predicted.bottleneck_prefill == "card"
 
 
 def test_a_drive_that_is_too_slow_never_pays_and_keeps_nothing():

@@ -20,7 +20,9 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.head_start import head_start
-from penstock.planner.contract.prices.stages import Prefill, Stage, decode_compute_s, prefill_compute_s
+from penstock.planner.contract.prices.prefill import Prefill
+from penstock.planner.contract.prices.price import Resource, computing_of
+from penstock.planner.contract.prices.stages import decode_compute_s, prefill_compute_s
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.simulate.act import Acted, Options, Simulation
 from penstock.planner.simulate.lanes import NS, Lanes, Work
@@ -92,7 +94,7 @@ def test_a_simulation_moves_the_bytes_of_the_closed_form_and_is_no_faster_than_a
     assert read == pytest.approx(p.ssd_bytes_per_token, rel=0.01, abs=kept / fills + 1)
     ahead = plan.decisions.weights.vram.slots * plan.model.ffn_max
     assert told.figures["h2d_bytes_per_token"] == pytest.approx(p.h2d_bytes_per_token, rel=0.01, abs=ahead / fills + 1)
-    for stage in (Stage.h2d, Stage.compute):
+    for stage in (Resource.h2d, computing_of(plan.hardware)):
         assert told.figures["decode_s_per_token"] >= 0.98 * p.decode_stages[stage] - p.decode_stages[stage] / fills
 
 
@@ -135,7 +137,7 @@ def test_compute_of_all_units_of_all_passes_is_that_of_the_closed_form(case: str
     assert len(step_s) == plan.workload.new_tokens - 1
     whole = prefill_compute_s(plan.hardware, plan.model, plan.workload, plan.decisions.batch, plan.decisions.prefill_chunk_tokens)
     assert sum(sum(run.each.unit_ns) for run in runs if run.each.prefill) / NS == pytest.approx(whole, rel=0.05)
-    assert Prefill(plan.hardware, plan.model, plan.workload, plan.decisions).stages()[Stage.compute] >= whole
+    assert Prefill(plan.hardware, plan.model, plan.workload, plan.decisions).bill().of(computing_of(plan.hardware)) >= whole * (1 - 1e-12)
 
 
 @given(st.floats(0.1, 1), st.floats(0.1, 1), st.integers(10**6, 10**9), st.integers(10**6, 10**9))

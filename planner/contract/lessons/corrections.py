@@ -29,12 +29,12 @@ def paths(figure: Figure, gpu: bool) -> tuple[str, ...]:
 def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwareProfile:
     """``hardware`` with each figure's seconds multiplied: 2 is half as fast, 1 (what is not named) as before.
 
-    Ratios within a figure stay.
+    Ratios within a figure stay. The host's memory bus carries at least what each link is then said to move alone.
     """
     k = {figure: by.get(figure, 1.0) for figure in Figure}
     gpu = hardware.gpu
     host = dict.fromkeys(Figure, 1.0) if gpu else k
-    return replace(
+    faster = replace(
         hardware,
         ssd_read=tuple(replace(point, gbps=point.gbps / k[Figure.ssd]) for point in hardware.ssd_read),
         ssd_write_gbps=hardware.ssd_write_gbps / k[Figure.ssd],
@@ -45,6 +45,8 @@ def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwarePro
         layer_launch_s=hardware.layer_launch_s * k[Figure.weights],
         gpu=gpu and _slowed_gpu(gpu, k),
     )
+    alone = faster.gpu.h2d.peak if faster.gpu else faster.cpu_matvec_gbps
+    return replace(faster, dram_bus_gbps=hardware.dram_bus_gbps and max(hardware.dram_bus_gbps, faster.ssd_peak_gbps, alone))
 
 
 def _slowed_gpu(gpu: Gpu, k: Mapping[Figure, float]) -> Gpu:

@@ -12,8 +12,9 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.interval import Intervals, intervals
 from penstock.planner.contract.prices.cost import Prediction
+from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import BreakEven, break_even
-from penstock.planner.contract.prices.stages import Prefill, prefill_passes
+from penstock.planner.contract.prices.stages import prefill_passes
 
 FORMAT = 2
 

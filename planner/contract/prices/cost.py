@@ -14,26 +14,25 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.head_start import first_pass_bytes, head_start
 from penstock.planner.contract.prices.memory_law import dram_use, ssd_use, used_bytes, vram_use
+from penstock.planner.contract.prices.prefill import Prefill
+from penstock.planner.contract.prices.price import Resource, computing_of
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.routed import routed_s
 from penstock.planner.contract.prices.stages import (
     FIXED,
-    Prefill,
-    Stage,
     decode_compute_s,
     kv_fill,
-    lookup_s,
     ssd_gbps,
-    step_product_bytes,
-    table_is_far,
 )
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a plan promises. Stage seconds are sums over a phase; a phase lasts as long as its largest stage, the prefill longer by what
-    it takes to restore the KV of its prompts' beginnings, a decode step by what its routers hold up, each pass by the
-    profile's ``pass_s``."""
+    """What a plan promises.
+
+    Seconds of resources are sums over a phase. A phase lasts as long as its slowest resource; the prefill longer by what it takes to
+    restore the KV of its prompts' beginnings, a decode step by what its routers hold up, each pass by the profile's ``pass_s``.
+    """
 
     load_s: float
     """From the imports' end to the first request: filling the residents of every tier, page-locking, loading kernels. The page cache is
@@ -45,8 +44,8 @@ class Prediction:
     decode_s_per_token: float
     """One decode step: a token for each sequence of the batch."""
     decode_tokens_per_s: float
-    bottleneck_prefill: Stage
-    bottleneck_decode: Stage
+    bottleneck_prefill: Resource
+    bottleneck_decode: Resource
     ssd_bytes_per_token: int
     """Read from SSD per decode step."""
     h2d_bytes_per_token: int
@@ -57,9 +56,9 @@ class Prediction:
     total_s: float
     """What the program minimises: see ``objective_weights``."""
     prefill_stages: dict[str, float]
-    """Stage -> seconds over the whole prefill."""
+    """Resource -> seconds over the whole prefill."""
     decode_stages: dict[str, float]
-    """Stage -> seconds of one decode step."""
+    """Resource -> seconds of one decode step."""
     restored_tokens: int = 0
     """At the head of each prompt, whose KV was kept and is restored."""
     restore_s: float = 0.0
@@ -92,23 +91,15 @@ def waves(workload: Workload, batch: int) -> int:
 def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
     """The prediction for ``decisions``, whoever made them; they must hold the rules of ``penstock.planner.contract.rules``."""
     prefill = Prefill(hardware, model, workload, decisions)
-    moved, fill = prefill.traffic, kv_fill(workload)
+    moved, fill = prefill.moved, kv_fill(workload)
     start, restore_s = expected(prefill)
-    stages = prefill.stages(start)
+    bill, step = prefill.bill(start), prefill.step()
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
-    ssd_s, h2d_s = moved.pass_ssd_s(missed) + fill * moved.kv_ssd_s, moved.pass_h2d_s(missed) + fill * moved.kv_h2d_s
-    passed = moved.pass_bytes(missed) + fill * moved.kv_bytes + moved.kv_h2d_bytes / workload.max_tokens
-    decode = {
-        Stage.ssd: ssd_s,
-        Stage.dram: hardware.bus_s(passed + step_product_bytes(hardware, model, workload, decisions.batch)),
-        Stage.h2d: h2d_s,
-        Stage.d2h: moved.kv_d2h_s / workload.max_tokens,
-        Stage.compute: decode_compute_s(hardware, model, workload, decisions.batch)
-        + (lookup_s(model, decisions.batch, 1) if table_is_far(hardware, decisions) else 0.0),
-    }
-    streamed_s = moved.weights_h2d_s + fill * moved.kv_h2d_s
-    routed = routed_s(hardware, model, decisions.batch, decode[Stage.compute], streamed_s, missed, moved)
-    prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, *decode.values()) + hardware.pass_s
+    streamed_s = moved.units.of(Resource.h2d) + fill * moved.kv.read.of(Resource.h2d)
+    step_s = decode_compute_s(hardware, model, workload, decisions.batch)
+    routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), step_s, streamed_s, missed, moved)
+    prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, step.lasts()) + hardware.pass_s
+    placement = place(model, decisions.weights, hardware.gpu is not None)
     ahead = head_start(hardware, model, decisions)
     first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
     expert_bytes, visited = 0, 1.0
@@ -122,16 +113,16 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         prefill_s=prefill_s,
         decode_s_per_token=decode_s,
         decode_tokens_per_s=decisions.batch / decode_s,
-        bottleneck_prefill=max(stages, key=stages.__getitem__),
-        bottleneck_decode=max(decode, key=decode.__getitem__),
-        ssd_bytes_per_token=moved.weights_ssd_bytes + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
-        h2d_bytes_per_token=moved.weights_h2d_bytes + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
+        bottleneck_prefill=bill.slowest,
+        bottleneck_decode=step.slowest,
+        ssd_bytes_per_token=placement.ssd_bytes_per_pass + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
+        h2d_bytes_per_token=placement.h2d_bytes_per_pass + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
         vram_bytes=used_bytes(vram_use(hardware, model, workload, decisions)),
         dram_bytes=dram,
         ssd_bytes=used_bytes(ssd_use(hardware, model, workload, decisions)),
         total_s=prefill_weight * prefill_s + decode_weight * decode_s,
-        prefill_stages={str(stage): s for stage, s in stages.items()},
-        decode_stages={str(stage): s for stage, s in decode.items()},
+        prefill_stages={str(resource): s for resource, s in bill.by_resource().items()},
+        decode_stages={str(resource): s for resource, s in step.by_resource().items()},
         restored_tokens=start,
         restore_s=restore_s,
         experts_missed_vram=missed.vram / visited,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import Placement, Unit, place
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.turns import Turns
-from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
+from penstock.planner.contract.prices.price import Place, Resource, total
+from penstock.planner.contract.prices.price_table import PriceTable
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,11 @@ class HeadStart:
 
 def head_start(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> HeadStart:
     """Of ``decisions`` once everything has loaded."""
-    gpu, weights = hardware.gpu, decisions.weights
-    placement = place(model, weights, gpu is not None)
+    placement = place(model, decisions.weights, hardware.gpu is not None)
     saved_bytes = placement.ssd_bytes_per_pass - first_pass_bytes(placement)
-    ssd_s = saved_bytes / GB / ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)
-    if gpu is None:
-        return HeadStart(ssd_s, 0.0)
-    sizes = (placement.unit_bytes(unit) for unit in _copied_first(placement))
-    return HeadStart(ssd_s, sum(n / GB / h2d_gbps(gpu, n, weights.h2d.chunk_bytes) for n in sizes))
+    table = PriceTable.of(hardware, decisions)
+    ahead = total(table.brought(placement.unit_bytes(unit), Tier.dram, Place.ring) for unit in _copied_first(placement))
+    return HeadStart(table.brought(saved_bytes, Tier.ssd, Place.host).of(Resource.ssd), ahead.of(Resource.h2d))
 
 
 def first_pass_bytes(placement: Placement) -> int:

@@ -16,7 +16,9 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.memory_law import kept_file_pages, kept_page_bytes
-from penstock.planner.contract.prices.stages import Prefill, Stage, ssd_gbps
+from penstock.planner.contract.prices.prefill import Prefill
+from penstock.planner.contract.prices.price import Price, Resource
+from penstock.planner.contract.prices.stages import ssd_gbps
 
 
 @dataclass(frozen=True)
@@ -73,22 +75,23 @@ class Restoring:
     """Through the host's memory; infinite where it is not known."""
     on_card: bool
 
-    def stages(self, pages: Mapping[Tier, float]) -> dict[Stage, float]:
-        """Seconds of each stage to bring ``pages``, counted by the nearest tier that has them. Those that VRAM has are shared: they cost
-        nothing."""
+    def bill(self, pages: Mapping[Tier, float]) -> Price:
+        """To bring ``pages``, counted by the nearest tier that has them. Those that VRAM has are shared: they cost nothing."""
         page_gb = self.page_bytes / GB
         ssd, outside = pages.get(Tier.ssd, 0), pages.get(Tier.ssd, 0) + pages.get(Tier.dram, 0)
         passed = ssd + (outside if self.on_card else 2 * outside)
-        return {
-            Stage.ssd: ssd * page_gb / self.ssd_gbps,
-            Stage.dram: passed * page_gb / self.bus_gbps,
-            Stage.h2d: outside * page_gb / self.h2d_gbps,
-            Stage.compute: outside * page_gb / self.copy_gbps,
-        }
+        return Price(
+            {
+                Resource.ssd: ssd * page_gb / self.ssd_gbps,
+                Resource.dram: passed * page_gb / self.bus_gbps,
+                Resource.h2d: outside * page_gb / self.h2d_gbps,
+                Resource.card if self.on_card else Resource.cpu: outside * page_gb / self.copy_gbps,
+            }
+        )
 
     def seconds(self, pages: Mapping[Tier, float]) -> float:
-        """Of the slowest stage."""
-        return max(self.stages(pages).values())
+        """Of the slowest resource."""
+        return self.bill(pages).lasts()
 
 
 def restoring(hardware: HardwareProfile, model: ModelSpec, page_tokens: int, queue_depth: int) -> Restoring:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
@@ -12,7 +13,9 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.memory_law import expert_vram_bytes
-from penstock.planner.contract.prices.stages import Traffic, weight_pass_s, weight_read_s
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.price import Amount, Resource
+from penstock.planner.contract.prices.stages import weight_pass_s, weight_read_s
 
 PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Reads a step at which the line that touches :func:`behind_last` stands for it."""
@@ -103,12 +106,6 @@ def behind_last(read: float) -> tuple[float, float]:
     return part - each * read, each
 
 
-def pause(read: float) -> float:
-    """Share of a step in which the SSD stands still, of ``read`` experts that it reads: the highest of the lines, which the program has,
-    too; none where they end, and of a step that reads nothing."""
-    return max(0.0, *(none + each * read for none, each in map(behind_last, PAUSE_AT))) if read else 0.0
-
-
 def _missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
     """Experts of all layers that VRAM misses which keeps all that is no expert, and as many experts as there is room for."""
     others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
@@ -116,17 +113,52 @@ def _missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: 
     return len(experts.layers) * one.missed(kept_in_all(experts, slots) / len(experts.layers))
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """Experts that a decode step misses, and what each is on its way. Numbers for a plan, expressions in the integer program."""
+
+    read: Sequence[tuple[Amount, float]]
+    """From the SSD: (how many, seconds of one), for each way in which a step may read."""
+    copied: Amount
+    """To the card, those from the SSD among them."""
+    copy_s: float
+    any_read: Amount
+    """1 where any is read, else 0."""
+
+    @property
+    def from_dram(self) -> Amount:
+        return self.copied - sum(count for count, _ in self.read)
+
+
+def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Amount, fetched: Fetched, unit_s: float = 1.0) -> Iterator[Amount]:
+    """What a step that its routers hold up lasts at least, in units of ``unit_s``: each of these.
+
+    ``compute``: of the whole step, ``step_s`` of it without looking embeddings up; ``streamed``: copying what streams beside experts. An
+    expert is copied piece by piece while it is read.
+    """
+    copy = routed.copy_s(fetched.copy_s) / unit_s
+    reads = [(count, routed.read_s(fetch_s) / unit_s) for count, fetch_s in fetched.read]
+    read, beside = sum(count for count, _ in reads), routed.exposed * streamed
+    apart = sum(count * max(each, copy) for count, each in reads) + fetched.from_dram * copy + beside
+    reading, most = sum(count * each for count, each in reads), routed.named * max(step_s, routed.copies_s) / unit_s
+    pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
+    for together in (reading, *(reading + pause for pause in pauses), fetched.copied * copy + beside):
+        yield routed.alone * compute + (1 - routed.apart) * together + routed.apart * apart
+
+
 def routed_s(
-    hardware: HardwareProfile, model: ModelSpec, batch: int, compute_s: float, streamed_s: float, missed: Misses, moved: Traffic
+    hardware: HardwareProfile,
+    model: ModelSpec,
+    batch: int,
+    compute_s: float,
+    step_s: float,
+    streamed_s: float,
+    missed: Misses,
+    moved: Moved,
 ) -> float:
-    """Seconds of a decode step that its routers hold up, with ``compute_s`` of compute and ``streamed_s`` of copying what streams beside
-    experts. An expert is copied piece by piece while it is read. 0 for a dense model."""
-    routed = Routed.of(hardware, model, batch)
-    read_s, copy_s = routed.read_s(moved.expert_ssd_s), routed.copy_s(moved.expert_h2d_s)
-    beside_s = routed.exposed * streamed_s
-    together_s = max(
-        missed.dram * read_s + routed.named * pause(missed.dram) * max(compute_s, routed.copies_s),
-        missed.vram * copy_s + beside_s,
-    )
-    apart_s = missed.dram * max(read_s, copy_s) + missed.from_dram * copy_s + beside_s
-    return routed.alone * compute_s + (1 - routed.apart) * together_s + routed.apart * apart_s
+    """Seconds of a decode step that its routers hold up; 0 for a dense model."""
+    if model.experts is None:
+        return 0.0
+    read = [(missed.dram, moved.expert_read.of(Resource.ssd))]
+    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0)
+    return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed_s, fetched))

@@ -1,35 +1,26 @@
-"""Seconds of each stage: rates of the links, compute, what a plan's decisions move in a pass, and one prefill.
-
-A phase lasts as long as its slowest stage, since stages overlap: residents are spread evenly between streamed layers, so no
-link waits for a run of the others. Without a GPU the SSD's DMA and the CPU's compute overlap the same way.
-"""
+"""Rates of the links, and seconds of compute."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, Tier
-from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.experts.expert_misses import Misses, misses
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.launches import OPERATIONS, issue_s
-from penstock.planner.contract.prices.memory_law import kv_layer_bytes, kv_page_bytes
 
 
 class Stage(StrEnum):
-    """What a byte or a FLOP waits for."""
+    """What a run's clock tells apart."""
 
     ssd = "ssd"
-    dram = "dram"
-    """The host's memory bus, which all of the others but a card's compute pass through."""
     h2d = "h2d"
     d2h = "d2h"
     compute = "compute"
+    """Of the card or, without one, of the CPU."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> f
     return min(rate, block_bytes * FIXED.ssd_reads_per_s / GB)
 
 
-def h2d_gbps(gpu: Gpu, nbytes: int, chunk_bytes: int) -> float:
+def h2d_gbps(gpu: Gpu, nbytes: float, chunk_bytes: int) -> float:
     """Host-to-device rate of ``nbytes`` in copies of at most ``chunk_bytes``, with nothing else on the way."""
     return gpu.h2d.at(min(nbytes, chunk_bytes))
 
@@ -100,18 +91,6 @@ def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more
 def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
     """Seconds to read every active weight of one pass once from where it is computed with."""
     return model.multiplied_bytes(tokens) / hardware.weight_gbps / GB
-
-
-def step_product_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
-    """Of the host's memory that the CPU reads in one decode step: weights and KV at the mean context; none with a GPU."""
-    if hardware.gpu:
-        return 0.0
-    return model.multiplied_bytes(batch) + batch * (workload.prompt_tokens + workload.new_tokens / 2) * model.kv_bytes_per_token
-
-
-def prefill_product_bytes(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> float:
-    """The same of ``passes`` passes of a prefill over ``rows`` tokens each, weights alone."""
-    return 0.0 if hardware.gpu else passes * model.multiplied_bytes(rows)
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
@@ -184,125 +163,6 @@ def prompt_fill(workload: Workload) -> float:
     return workload.prompt_tokens / workload.max_tokens
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that decisions move, and the seconds that they take with nothing else on the way: streamed weights in one pass, one routed
-    expert, and, once, all KV that lies outside the device at a sequence's end."""
-
-    weights_ssd_bytes: int
-    weights_h2d_bytes: int
-    kv_ssd_bytes: int
-    kv_h2d_bytes: int
-    weights_ssd_s: float
-    weights_h2d_s: float
-    kv_ssd_s: float
-    kv_h2d_s: float
-    kv_d2h_s: float
-    kv_write_s: float
-    """To the SSD."""
-    expert_ssd_s: float
-    expert_h2d_s: float
-    """0 without a GPU."""
-    expert_bytes: int
-
-    def pass_ssd_s(self, missed: Misses) -> float:
-        """Reading the weights of one pass that misses so many experts."""
-        return self.weights_ssd_s + missed.dram * self.expert_ssd_s
-
-    def pass_h2d_s(self, missed: Misses) -> float:
-        """Copying them."""
-        return self.weights_h2d_s + missed.vram * self.expert_h2d_s
-
-    def pass_bytes(self, missed: Misses) -> float:
-        """What both take of the host's memory."""
-        return self.weights_ssd_bytes + self.weights_h2d_bytes + (missed.dram + missed.vram) * self.expert_bytes
-
-    @property
-    def kv_bytes(self) -> int:
-        """The same of all KV outside the device, once."""
-        return self.kv_ssd_bytes + self.kv_h2d_bytes
-
-
-def traffic(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Traffic:
-    """What ``decisions`` move."""
-    gpu, kv, ssd, chunk = hardware.gpu, decisions.kv, decisions.weights.ssd, decisions.weights.h2d.chunk_bytes
-    placement = place(model, decisions.weights, gpu is not None)
-    page = kv_page_bytes(model, kv.page_tokens)
-    kv_ssd, kv_h2d = kv.ssd_pages * page, (kv.dram_pages + kv.ssd_pages) * page if gpu else 0
-    ssd_rate = ssd_gbps(hardware, ssd.block_bytes, ssd.queue_depth) * GB
-    weights_ssd_s, kv_ssd_s = placement.ssd_bytes_per_pass / ssd_rate, kv_ssd / ssd_rate
-    weights_h2d_s = kv_h2d_s = kv_d2h_s = 0.0
-    if gpu:
-        sizes = [placement.unit_bytes(unit) for unit in placement.streamed_units]
-        weights_h2d_s = sum(n / h2d_gbps(gpu, n, chunk) for n in sizes) / GB
-        layer = kv_layer_bytes(model, kv)
-        kv_h2d_s = kv_h2d / h2d_gbps(gpu, layer, chunk) / GB if kv_h2d else 0.0
-        kv_d2h_s = kv_h2d / (gpu.d2h.peak * GB)
-    write_s = kv_ssd / (hardware.ssd_write_gbps * GB) if kv_ssd else 0.0
-    expert_ssd_s = expert_h2d_s = 0.0
-    if model.experts and decisions.experts:
-        expert_ssd_s = model.experts.expert_bytes / ssd_rate
-        expert_h2d_s = expert_copy_s(gpu, model.experts, decisions.experts.chunk_bytes) if gpu else 0.0
-    return Traffic(
-        placement.ssd_bytes_per_pass, placement.h2d_bytes_per_pass, kv_ssd, kv_h2d,
-        weights_ssd_s, weights_h2d_s, kv_ssd_s, kv_h2d_s, kv_d2h_s, write_s, expert_ssd_s, expert_h2d_s,
-        model.experts.expert_bytes if model.experts else 0,
-    )  # fmt: skip
-
-
 def table_is_far(hardware: HardwareProfile, decisions: Decisions) -> bool:
     """Whether embedding rows are looked up over the link."""
     return hardware.gpu is not None and decisions.weights.embedding is Tier.dram
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """The prefill of one batch by ``decisions``, from any token on: the KV of what lies before is there already.
-
-    The tokens that are left attend to all before them, and take a pass over the streamed weights at least, however few they are.
-    """
-
-    hardware: HardwareProfile
-    model: ModelSpec
-    workload: Workload
-    decisions: Decisions
-
-    @cached_property
-    def traffic(self) -> Traffic:
-        return traffic(self.hardware, self.model, self.decisions)
-
-    def stages(self, start: int = 0) -> dict[Stage, float]:
-        """Seconds of each stage when the prompts' first ``start`` tokens need not be computed."""
-        return self._stages(start, 0.0, 0.0)
-
-    def seconds(self, start: int = 0) -> float:
-        """Of the slowest stage, and of what no stage explains in each pass."""
-        return max(self.stages(start).values()) + self._passes_s(start)
-
-    def first_seconds(self, start: int, ssd_s: float, h2d_s: float) -> float:
-        """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins."""
-        return max(self._stages(start, ssd_s, h2d_s).values()) + self._passes_s(start)
-
-    def _stages(self, start: int, less_ssd_s: float, less_h2d_s: float) -> dict[Stage, float]:
-        h, model, work, moved = self.hardware, self.model, self.workload, self.traffic
-        batch, chunk = self.decisions.batch, self.decisions.prefill_chunk_tokens
-        passes = prefill_passes(work, chunk, start)
-        missed = misses(model, self.decisions.experts, batch * min(chunk, work.prompt_tokens - start), h.gpu is not None)
-        earlier = earlier_kv(work, passes, start)
-        compute_s = prefill_compute_s(h, model, work, batch, chunk, start)
-        if table_is_far(h, self.decisions):
-            compute_s += lookup_s(model, batch * (work.prompt_tokens - start), passes)
-        ssd_s = passes * moved.pass_ssd_s(missed) + earlier * moved.kv_ssd_s + prompt_fill(work) * moved.kv_write_s
-        h2d_s = passes * moved.pass_h2d_s(missed) + earlier * moved.kv_h2d_s
-        rows = batch * min(chunk, work.prompt_tokens - start)
-        passed = passes * moved.pass_bytes(missed) + (earlier + prompt_fill(work)) * moved.kv_bytes
-        return {
-            Stage.ssd: ssd_s - less_ssd_s,
-            Stage.dram: h.bus_s(passed + prefill_product_bytes(h, model, rows, passes)),
-            Stage.h2d: h2d_s - less_h2d_s,
-            Stage.d2h: prompt_fill(work) * moved.kv_d2h_s,
-            Stage.compute: compute_s,
-        }
-
-    def _passes_s(self, start: int) -> float:
-        return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

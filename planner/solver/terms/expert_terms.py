@@ -11,7 +11,9 @@ from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
 from penstock.planner.contract.prices.memory_law import expert_dram_bytes, expert_vram_bytes
-from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
+from penstock.planner.contract.prices.price import Amount, Price, Resource
+from penstock.planner.contract.prices.price_table import passed
+from penstock.planner.contract.prices.routed import Fetched, Routed, held_up
 from penstock.planner.contract.prices.stages import expert_copy_s
 from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.menu import SsdChoice, expert_chunk_bytes
@@ -85,46 +87,31 @@ class ExpertTerms:
         self._kept[tier], self.slots[tier] = kept, slots
         return every
 
-    def pass_t(self, tokens: int) -> tuple[pulp.LpAffineExpression | int, pulp.LpAffineExpression | int]:
-        """Ticks to read, and to copy, the experts that a pass over ``tokens`` tokens misses."""
+    def each_pass(self, tokens: int) -> Price:
+        """Ticks of reading, and of copying, the experts that a pass over ``tokens`` tokens misses."""
         if self.experts is None:
-            return 0, 0
+            return Price()
         read, copied = self._missed(tokens)
-        return self._program.dot(read, self._read_t), copied * self._copy_t
+        passed_mb = (pulp.lpSum(read) + copied) * (self.experts.expert_bytes / MB)
+        ticks = {Resource.ssd: self._program.dot(read, self._read_t), Resource.h2d: copied * self._copy_t}
+        return Price(ticks) + passed(self._problem.hardware, passed_mb * (MB / self._tick_s))
 
-    def most_t(self, tokens: int) -> tuple[float, float]:
+    def most(self, tokens: int) -> Price:
         """The most that they can be."""
         if self.experts is None:
-            return 0.0, 0.0
+            return Price()
         most = len(self.experts.layers) * visit(self.experts, tokens).touched
-        return most * max(self._read_t), most * self._copy_t
+        ticks = {Resource.ssd: most * max(self._read_t), Resource.h2d: most * self._copy_t}
+        return Price(ticks) + passed(self._problem.hardware, 2 * most * self.experts.expert_bytes / self._tick_s)
 
-    def pass_mb(self, tokens: int) -> pulp.LpAffineExpression | int:
-        """What both take of the host's memory."""
-        if self.experts is None:
-            return 0
-        read, copied = self._missed(tokens)
-        return (pulp.lpSum(read) + copied) * (self.experts.expert_bytes / MB)
-
-    def routed_t(self, compute_t: pulp.LpAffineExpression, streamed_t: pulp.LpAffineExpression | int) -> Iterator[pulp.LpAffineExpression]:
-        """Ticks of a decode step that its routers hold up, as in ``routed_s``: at least each of these."""
+    def routed_t(self, compute_t: Amount, streamed_t: Amount) -> Iterator[Amount]:
+        """Ticks of a decode step that its routers hold up: at least each of these."""
         if self.experts is None:
             return
         p, tick_s = self._problem, self._tick_s
-        routed = Routed.of(p.hardware, p.model, p.batch)
         read, copied = self._missed(p.batch)
-        read_t, copy_t = [routed.read_s(t * tick_s) / tick_s for t in self._read_t], routed.copy_s(self._copy_t * tick_s) / tick_s
-        beside_t = routed.exposed * streamed_t
-        from_dram = copied - pulp.lpSum(read) if p.hardware.gpu else 0
-        apart_t = self._program.dot(read, [max(t, copy_t) for t in read_t]) + from_dram * copy_t + beside_t
-        busy_t = self._program.dot(read, read_t)
-        lines, most_t = map(behind_last, PAUSE_AT) if routed.named else (), routed.named * max(1.0, routed.copies_s / tick_s)
-        for together_t in (
-            busy_t,
-            *(busy_t + most_t * (none * self.read + each * pulp.lpSum(read)) for none, each in lines),
-            copied * copy_t + beside_t,
-        ):
-            yield routed.alone * compute_t + (1 - routed.apart) * together_t + routed.apart * apart_t
+        fetched = Fetched([(n, t * tick_s) for n, t in zip(read, self._read_t, strict=True)], copied, self._copy_t * tick_s, self.read)
+        yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
 
     def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:
         """Experts of all layers that a pass reads, at each choice of reads, and those that it copies."""

@@ -22,21 +22,16 @@ from penstock.planner.contract.prices.memory_law import (
     unit_dram_bytes,
     unit_vram_bytes,
 )
+from penstock.planner.contract.prices.phase import decode_phase, units_computed
+from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
+from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.reuse import kept_set
-from penstock.planner.contract.prices.stages import (
-    decode_compute_s,
-    earlier_kv,
-    kv_fill,
-    lookup_s,
-    prefill_product_bytes,
-    prompt_fill,
-    step_product_bytes,
-)
+from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.expert_terms import ExpertTerms
 from penstock.planner.solver.terms.kept_terms import KeptTerms
 from penstock.planner.solver.terms.kv_terms import KvTerms
-from penstock.planner.solver.terms.linear import GB_IN_MB, MB, LinearProgram
+from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ring_menu, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
 from penstock.planner.solver.terms.problem import Problem
@@ -189,111 +184,110 @@ class Formulation(LinearProgram):
             self.add(self.kept.pages <= self.kept.set.pages * (1 - on_ssd))
 
     def _times(self) -> None:
-        """Ticks of both phases: at least every stage's. ``ssd_t`` and ``h2d_t`` are one pass over the weights, each alone."""
-        p, model, n = self.problem, self.problem.model, self.layers
-        attn, ffn = sum(model.attn_bytes) / n / MB, sum(model.ffn_bytes) / n / MB
-        weights_mb = self.from_ssd * (attn + ffn) - self.ssd_only_ffn * attn - self.ssd_only_attn * ffn
-        most_ssd_mb = n * (attn + ffn)
-        kv_ssd_mb = self.kv.mb(Tier.ssd)
-        most_kv_mb = n * self.page.layer_bytes / MB
-        self.ssd_t = self._by_ssd_choice("weights", weights_mb, most_ssd_mb)
-        kv_ssd_t = self._by_ssd_choice("kv", kv_ssd_mb, most_kv_mb) if p.workload.kv_spill else 0
-        out_mb = ((n - self.attn) * attn, (n - self.ffn) * ffn, (self.head_blocks - self.head) * (self.block / MB))
-        most_mb = (n * attn, n * ffn, self.head_blocks * self.block / MB)
-        self.passed_mb = weights_mb + (pulp.lpSum(out_mb) if self.gpu else 0)
-        self.h2d_t: pulp.LpVariable | int = 0
-        kv_h2d_t: pulp.LpVariable | int = 0
-        per_mb = self.ticks_per_s / GB_IN_MB
-        if self.gpu:
-            self.h2d_t = self.amount("h2d_t")
-            kv_h2d_t = self.amount("kv_h2d_t") if p.workload.kv_spill else 0
-            for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
-                ticks = pulp.lpSum(mb * (r * per_mb) for mb, r in zip(out_mb, choice.s_per_gb, strict=True))
-                most = sum(mb * r * per_mb for mb, r in zip(most_mb, choice.s_per_gb, strict=True))
-                self.add(self.h2d_t >= ticks - most * (1 - bit))
-                if p.workload.kv_spill:
-                    kv_s, most_kv_s = self.kv.h2d_s(choice.chunk_bytes)
-                    self.add(kv_h2d_t >= kv_s * self.ticks_per_s - most_kv_s * self.ticks_per_s * (1 - bit))
+        """Ticks of both phases: at least those of every resource, by the bills that predictions are made of."""
+        p, ticks = self.problem, self.ticks_per_s
+        (units, most_units), (kv, most_kv) = self._units(), self._kv_moved()
         far = (1 - self.embed_in_vram) if self.gpu else 0
-        d2h_t = self.kv.spilled_mb() * (per_mb / self.gpu.d2h.peak) if self.gpu else 0
-        fill = kv_fill(p.workload)
+        self.each_pass = units + self.experts.each_pass(p.batch)
         self.decode_t = self.amount("decode_t")
-        self.expert_ssd_t, self.expert_h2d_t = self.experts.pass_t(p.batch)
-        ssd_t, h2d_t = self.ssd_t + self.expert_ssd_t + fill * kv_ssd_t, self.h2d_t + self.expert_h2d_t + fill * kv_h2d_t
-        self.add(self.decode_t >= ssd_t)
-        self.add(self.decode_t >= h2d_t)
-        if self._bus_may_bind():
-            kv_out_mb = self.kv.spilled_mb()
-            kv_mb = fill * (kv_ssd_mb + kv_out_mb) + kv_out_mb * (1 / p.workload.max_tokens)
-            products_mb = step_product_bytes(p.hardware, model, p.workload, p.batch) / MB
-            self.add(self.decode_t >= self._bus_t(self.passed_mb + self.experts.pass_mb(p.batch) + kv_mb + products_mb))
-        self.add(self.decode_t >= d2h_t * (1 / p.workload.max_tokens))
-        compute_t = 1 + far * (lookup_s(model, p.batch, 1) * self.ticks_per_s)
-        self.add(self.decode_t >= compute_t)
-        for routed_t in self.experts.routed_t(compute_t, self.h2d_t + fill * kv_h2d_t):
+        phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks).in_units_of(self.tick_s)
+        step = phase.bill(self.each_pass, kv, far)
+        self._lasts(self.decode_t, step)
+        streamed_t = units.of(Resource.h2d) + phase.kv_read * kv.read.of(Resource.h2d)
+        for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):
             self.add(self.decode_t >= routed_t)
-        self._prefill(kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far)
-
-    def _bus_may_bind(self) -> bool:
-        """False where the bus carries all that uses it, each at its best rate: then it is never the slowest, and needs no constraint."""
-        h, spills = self.problem.hardware, self.problem.workload.kv_spill
-        back = h.ssd_write_gbps + (self.gpu.d2h.peak if self.gpu else 0) if spills else 0
-        return h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back)
-
-    def _bus_t(self, mb):
-        """Ticks in which ``mb`` pass through the host's memory."""
-        return mb * (self.problem.hardware.bus_s(MB) * self.ticks_per_s)
-
-    def _by_ssd_choice(self, name: str, mb: pulp.LpAffineExpression, most_mb: float) -> pulp.LpAffineExpression:
-        """Ticks to read ``mb`` at the chosen block and depth."""
-        ticks_per_mb = [self.ticks_per_s / GB_IN_MB / c.gbps for c in self.ssd_choices]
-        return self.weighted(f"ssd_{name}_mb", self.ssd_bits, mb, most_mb, ticks_per_mb)
-
-    def _prefill(self, kv_ssd_t, kv_h2d_t, d2h_t, kv_ssd_mb, far) -> None:
-        """Ticks of the whole prefill in the chosen passes, after restoring what they leave out; KV that is spilled is written once and
-        read by every later pass."""
-        p, model, ticks = self.problem, self.problem.model, self.ticks_per_s
         self.prefill_t = self.amount("prefill_t")
         passes_t = self.prefill_t - self.kept.restore_t
         if self.kept.set.prefix_pages:
             found = pulp.lpSum(bit * c.kept_pages for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
             self.add(self.kept.pages == found)
-        filled, kv_mb = prompt_fill(p.workload), kv_ssd_mb + self.kv.spilled_mb()
-        weights_gb = (sum(model.attn_bytes) + sum(model.ffn_bytes)) / MB / GB_IN_MB
-        head_gb = self.head_blocks * self.block / MB / GB_IN_MB
-        kv_gb = self.layers * self.page.layer_bytes / MB / GB_IN_MB if p.workload.kv_spill else 0
-        slowest_ssd_t = ticks / min(c.gbps for c in self.ssd_choices)
-        slowest_h2d_t = max(max(c.s_per_gb) for c in self.chunk_choices) * ticks
-        spills = self.gpu and p.workload.kv_spill
-        most_kv_h2d_t = max(self.kv.h2d_s(c.chunk_bytes)[1] for c in self.chunk_choices) * ticks if spills else 0.0
-        write_t_per_gb = ticks / p.hardware.ssd_write_gbps if p.workload.kv_spill else 0.0
-        self.add(passes_t >= filled * d2h_t)
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
-            earlier = earlier_kv(p.workload, choice.passes, choice.start)
-            write_t = kv_ssd_mb * (filled / GB_IN_MB * write_t_per_gb)
-            rows = p.batch * min(choice.chunk_tokens, p.workload.prompt_tokens - choice.start)
-            read_t, copy_t = self.experts.pass_t(rows)
-            most_read_t, most_copy_t = self.experts.most_t(rows)
-            ssd_t = choice.passes * (self.ssd_t + read_t) + earlier * kv_ssd_t + write_t
-            h2d_t = choice.passes * (self.h2d_t + copy_t) + earlier * kv_h2d_t
-            most_ssd_t = (choice.passes * weights_gb + earlier * kv_gb) * slowest_ssd_t + filled * kv_gb * write_t_per_gb
-            most_h2d_t = choice.passes * (weights_gb + head_gb) * slowest_h2d_t + earlier * most_kv_h2d_t
-            most_ssd_t, most_h2d_t = most_ssd_t + choice.passes * most_read_t, most_h2d_t + choice.passes * most_copy_t
-            self.add(passes_t >= ssd_t - most_ssd_t * (1 - bit))
-            self.add(passes_t >= h2d_t - most_h2d_t * (1 - bit))
-            if self._bus_may_bind():
-                products_mb = prefill_product_bytes(p.hardware, model, rows, choice.passes) / MB
-                passed_mb = choice.passes * (self.passed_mb + self.experts.pass_mb(rows)) + (earlier + filled) * kv_mb
-                most_mb = choice.passes * 2 * ((model.multiplied_bytes(rows) + self.block) / MB) + (earlier + filled) * 2 * kv_gb * GB_IN_MB
-                self.add(passes_t >= self._bus_t(passed_mb + products_mb - (most_mb + products_mb) * (1 - bit)))
-            lookups_t = lookup_s(model, p.batch * (p.workload.prompt_tokens - choice.start), choice.passes) * ticks
-            most = choice.compute_s * ticks + lookups_t
-            self.add(passes_t >= choice.compute_s * ticks + lookups_t * far - most * (1 - bit))
+            phase = choice.phase.in_units_of(self.tick_s)
+            bill = phase.bill(units + self.experts.each_pass(phase.rows), kv, far)
+            self._lasts(passes_t, bill, bit, phase.bill(most_units + self.experts.most(phase.rows), most_kv, 1))
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
         pass_t = p.hardware.pass_s * ticks
-        passes = pulp.lpSum(bit * c.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
+        passes = pulp.lpSum(bit * c.phase.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
         self.whole_prefill_t, self.whole_step_t = self.prefill_t + passes * pass_t, self.decode_t + pass_t
         self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
+
+    def _lasts(self, phase_t: Amount, bill: Price, bit: pulp.LpVariable | int = 1, most: Price = NOTHING) -> None:
+        """``phase_t`` is no less than ``bill`` where ``bit`` is 1; ``most`` is what the bill can be.
+
+        A bus that carries all that uses it, each at its best rate, is never the slowest and needs no constraint.
+        """
+        h, spills = self.problem.hardware, self.problem.workload.kv_spill
+        back = h.ssd_write_gbps + (self.gpu.d2h.peak if self.gpu else 0) if spills else 0
+        may_bind = h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back)
+        idle = () if may_bind else (Resource.dram,)
+        for least, high in zip(bill.without(*idle).least(), most.without(*idle).least(), strict=False):
+            if not isinstance(least, int | float) or least > 0:
+                self.add(phase_t >= least - high * (1 - bit))
+
+    def _units(self) -> tuple[Price, Price]:
+        """All units of weights once, and the most that they can be. A unit is as large as the mean of its kind, and copied at the rate of
+        the largest."""
+        p, n, ticks = self.problem, self.layers, self.ticks_per_s
+        attn, ffn = sum(p.model.attn_bytes) / n, sum(p.model.ffn_bytes) / n
+        read = self.from_ssd * (attn / MB + ffn / MB) - self.ssd_only_ffn * (attn / MB) - self.ssd_only_attn * (ffn / MB)
+        most_read = n * (attn + ffn) / MB
+        units = Price({Resource.ssd: self._by_read("weights", read, most_read)})
+        most = Price({Resource.ssd: most_read * MB * max(self._read_t)})
+        moved, most_moved = read, most_read
+        if self.gpu:
+            kinds = (attn, p.model.attn_max, n, self.attn), (ffn, p.model.ffn_max, n, self.ffn)
+            copied = [*kinds, (self.block, self.block, self.head_blocks, self.head)]
+            copies_t, most_t = self.amount("h2d_t"), []
+            for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
+                table = PriceTable(p.hardware, 1, 1, choice.chunk_bytes)
+                each = [table.brought(large, Tier.dram, Place.ring).of(Resource.h2d) * ticks * (size / large) for size, large, *_ in copied]
+                most_t.append(sum(t * count for t, (_, _, count, _) in zip(each, copied, strict=True)))
+                all_t = pulp.lpSum((count - stays) * t for t, (_, _, count, stays) in zip(each, copied, strict=True))
+                self.add(copies_t >= all_t - most_t[-1] * (1 - bit))
+            units, most = units + Price({Resource.h2d: copies_t}), most + Price({Resource.h2d: max(most_t)})
+            moved += pulp.lpSum((count - stays) * (size / MB) for size, _, count, stays in copied)
+            most_moved += sum(size * count for size, _, count, _ in copied) / MB
+        computed = units_computed(p.hardware, p.model, self.head_blocks) * ticks
+        return units + self._passed(moved) + computed, most + self._passed(most_moved) + computed
+
+    def _kv_moved(self) -> tuple[KvPrice, KvPrice]:
+        """All KV outside the device once, and the most that it can be."""
+        p, layer, ticks = self.problem, self.page.layer_bytes, self.ticks_per_s
+        if not p.workload.kv_spill:
+            return KvPrice(), KvPrice()
+        on_ssd, outside = self.kv.mb(Tier.ssd), self.kv.spilled_mb()
+        most_mb = self.layers * layer / MB
+        read, most = Price({Resource.ssd: self._by_read("kv", on_ssd, most_mb)}), Price({Resource.ssd: most_mb * MB * max(self._read_t)})
+        back = most_back = Price()
+        if self.gpu:
+            copies_t, most_t = self.amount("kv_h2d_t"), []
+            for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
+                each = PriceTable(p.hardware, 1, 1, choice.chunk_bytes).kv(layer, Tier.dram).read.of(Resource.h2d) * ticks
+                most_t.append(self.layers * each)
+                self.add(copies_t >= (self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd]) * each - most_t[-1] * (1 - bit))
+            read, most = read + Price({Resource.h2d: copies_t}), most + Price({Resource.h2d: max(most_t)})
+            each_t = PriceTable(p.hardware, 1, 1, 1).kv(MB, Tier.dram).back.of(Resource.d2h) * ticks
+            back, most_back = Price({Resource.d2h: outside * each_t}), Price({Resource.d2h: most_mb * each_t})
+        write_t = PriceTable(p.hardware, 1, 1, 1).kv(MB, Tier.ssd).written.of(Resource.ssd) * ticks
+        written, most_written = Price({Resource.ssd: on_ssd * write_t}), Price({Resource.ssd: most_mb * write_t})
+        return (
+            KvPrice(read + self._passed(on_ssd + outside), back + self._passed(outside), written + self._passed(on_ssd)),
+            KvPrice(most + self._passed(2 * most_mb), most_back + self._passed(most_mb), most_written + self._passed(most_mb)),
+        )
+
+    @property
+    def _read_t(self) -> list[float]:
+        """Ticks to read a byte, at each choice of block and depth."""
+        tables = (PriceTable(self.problem.hardware, c.block_bytes, c.queue_depth, 1) for c in self.ssd_choices)
+        return [table.brought(1, Tier.ssd, Place.host).of(Resource.ssd) * self.ticks_per_s for table in tables]
+
+    def _by_read(self, name: str, mb: Amount, most_mb: float) -> Amount:
+        """Ticks to read ``mb`` at the chosen block and depth."""
+        return self.weighted(f"ssd_{name}_mb", self.ssd_bits, mb, most_mb, [t * MB for t in self._read_t])
+
+    def _passed(self, mb: Amount) -> Price:
+        """``mb`` through the host's memory."""
+        return passed(self.problem.hardware, mb * (MB * self.ticks_per_s))
 
     def _capacities(self) -> None:
         """The three capacities, from the items of ``penstock.planner.contract.prices.memory_law``. Slacks are in MB."""

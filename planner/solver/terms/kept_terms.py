@@ -9,8 +9,8 @@ import pulp
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.prices.memory_law import OVERHEADS
+from penstock.planner.contract.prices.price import Resource, computing_of
 from penstock.planner.contract.prices.reuse import Restoring, kept_set, restoring
-from penstock.planner.contract.prices.stages import Stage
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.menu import SsdChoice
@@ -78,15 +78,16 @@ class KeptTerms:
         bits, choices = ssd
         moved = self.set.moved(batch)
         one = [self._rates(c.queue_depth) for c in choices]
-        ssd_s = [rates.stages({Tier.ssd: moved})[Stage.ssd] for rates in one]
-        outside_t = max(one[0].stages({Tier.dram: moved})[stage] for stage in (Stage.h2d, Stage.compute)) * ticks_per_s
+        ssd_s = [rates.bill({Tier.ssd: moved}).of(Resource.ssd) for rates in one]
+        outside = one[0].bill({Tier.dram: moved})
+        outside_t = max(outside.of(Resource.h2d), outside.of(computing_of(self._problem.hardware))) * ticks_per_s
         self.restore_t = program.amount("restore_t")
         read_t = program.weighted("kept_read", bits, self.tiers[Tier.ssd], most, [s * ticks_per_s for s in ssd_s])
         program.add(self.restore_t >= read_t)
         program.add(self.restore_t >= (self.tiers[Tier.dram] + self.tiers[Tier.ssd]) * outside_t)
         hardware = self._problem.hardware
         if hardware.bus_may_bind(hardware.ssd_peak_gbps, hardware.gpu.h2d.peak if hardware.gpu else 2 * hardware.dram_copy_gbps):
-            bus_t = {tier: one[0].stages({tier: moved})[Stage.dram] * ticks_per_s for tier in Tier}
+            bus_t = {tier: one[0].bill({tier: moved}).of(Resource.dram) * ticks_per_s for tier in Tier}
             program.add(self.restore_t >= pulp.lpSum(self.tiers[tier] * bus_t[tier] for tier in Tier))
 
     def _rates(self, queue_depth: int) -> Restoring:

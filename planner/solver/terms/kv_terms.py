@@ -6,9 +6,8 @@ import pulp
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.prices.memory_law import OVERHEADS
-from penstock.planner.contract.prices.stages import h2d_gbps
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.terms.linear import GB_IN_MB, MB, LinearProgram
+from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.page_menu import PageChoice
 from penstock.planner.solver.terms.problem import Problem
 
@@ -56,9 +55,3 @@ class KvTerms:
     def spilled_mb(self) -> pulp.LpAffineExpression:
         """Outside VRAM."""
         return self.mb(Tier.dram, Tier.ssd) if self._gpu else pulp.lpSum([])
-
-    def h2d_s(self, chunk_bytes: int) -> tuple[pulp.LpAffineExpression, float]:
-        """Seconds to copy the KV of all layers outside VRAM once, and the most that they can be."""
-        assert self._gpu is not None
-        layer_s = self._page.layer_bytes / MB / GB_IN_MB / h2d_gbps(self._gpu, self._page.layer_bytes, chunk_bytes)
-        return (self.layers[Tier.dram] + self.layers[Tier.ssd]) * layer_s, self._n * layer_s

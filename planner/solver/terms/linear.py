@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pulp
 
 MB = 10**6
-GB_IN_MB = 1000
 
 
 class LinearProgram:

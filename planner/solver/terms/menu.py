@@ -13,8 +13,9 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.memory_law import activation_bytes, card_activation_bytes
+from penstock.planner.contract.prices.phase import Phase, prefill_phase
 from penstock.planner.contract.prices.reuse import KeptSet
-from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, prefill_compute_s, prefill_passes, ssd_gbps
+from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, ssd_gbps
 from penstock.planner.contract.rules.limits import LIMITS
 
 
@@ -68,13 +69,10 @@ class PassChoice:
     """Prefill in passes of ``chunk_tokens`` per sequence."""
 
     chunk_tokens: int
-    passes: int
     activation_bytes: int
-    compute_s: float
-    start: int
-    """Tokens at the head of each prompt that are restored instead."""
+    phase: Phase
     kept_pages: int
-    """Pages that must be kept for that."""
+    """Pages that must be kept for the tokens at the head of each prompt that are restored instead."""
 
 
 def ssd_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[SsdChoice]:
@@ -158,10 +156,8 @@ def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, f
     return [
         PassChoice(
             tokens,
-            prefill_passes(workload, tokens, pages * kept.page_tokens),
             (card_activation_bytes if hardware.gpu else activation_bytes)(model, workload, batch, tokens),
-            prefill_compute_s(hardware, model, workload, batch, tokens, pages * kept.page_tokens),
-            pages * kept.page_tokens,
+            prefill_phase(hardware, model, workload, batch, head_blocks(model) if hardware.gpu else 1, tokens, pages * kept.page_tokens),
             kept.needed(pages),
         )
         for tokens, pages in product(sizes, prefixes)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.prefill import Prefill
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.reuse import restoring
-from penstock.planner.contract.prices.stages import Prefill, Stage
 
 
 class Worth:
@@ -29,7 +30,7 @@ class Worth:
         farthest = [tier for tier in Tier if pages.get(tier)][-1:]
         stages, first = self._stages(pages), self._stages(dict.fromkeys(farthest, 1))
         slowest = max(stages, key=stages.__getitem__)
-        return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage not in (slowest, Stage.dram))
+        return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage not in (slowest, Resource.dram))
 
     def prefill_s(self, lengths: Sequence[int], starts: Sequence[int]) -> float:
         """To compute what of prompts of ``lengths`` tokens is behind their first ``starts``; unequal ones as the equal ones that have as
@@ -42,7 +43,8 @@ class Worth:
         return self._last[2].seconds(start)
 
     def _stages(self, pages: Mapping[Tier, int]) -> dict[str, float]:
-        on_card = self._rates.stages(pages)
+        on_card = self._rates.bill(pages).seconds
         outside = (pages.get(Tier.dram, 0) + pages.get(Tier.ssd, 0)) * self._rates.page_bytes / GB / self._plan.hardware.dram_copy_gbps
-        share = {Stage.ssd: 1.0, Stage.dram: 1.0, Stage.h2d: 1 - self._apart, Stage.compute: 1 - self._apart}
-        return {str(stage): seconds * share[stage] for stage, seconds in on_card.items()} | {"copies in DRAM": self._apart * outside}
+        within = {Resource.ssd: 1.0, Resource.dram: 1.0}
+        moved = {str(stage): seconds * within.get(stage, 1 - self._apart) for stage, seconds in on_card.items()}
+        return moved | {"copies in DRAM": self._apart * outside}

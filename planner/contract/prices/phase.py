@@ -1,0 +1,96 @@
+"""How often one prefill, or one decode step, pays the prices of what it moves: the step law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.planner.contract.decided.placement import head_block_bytes
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.price import Amount, Place, Price, Resource, computing
+from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
+from penstock.planner.contract.prices.stages import (
+    decode_compute_s,
+    earlier_kv,
+    kv_fill,
+    lookup_s,
+    prefill_compute_s,
+    prefill_passes,
+    prompt_fill,
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One prefill of a batch, or one of its decode steps."""
+
+    passes: int
+    """Over the weights."""
+    rows: int
+    """Tokens of one pass, all sequences together."""
+    kv_read: float
+    """Times that the KV of the sequences' end is read from where it lies."""
+    kv_back: float
+    """The share of it that is copied from the card."""
+    kv_written: float
+    """The share of it that is written to the drive."""
+    rest: Price
+    """Compute beyond reading the units once a pass: issuing, KV, FLOPs, routed experts."""
+    lookups: Price
+    """Rows of an embedding table that lies in DRAM beside a card."""
+
+    def bill(self, each_pass: Price, kv: KvPrice, far: Amount) -> Price:
+        """``each_pass``: all units and missed experts once. ``kv``: all that lies outside the device. ``far``: 1 where embedding rows are
+        looked up over the link, else 0. Linear in all three, so it holds for numbers as for the program's variables."""
+        moved = each_pass * self.passes + kv.read * self.kv_read + kv.back * self.kv_back + kv.written * self.kv_written
+        return moved + self.rest + self.lookups * far
+
+    def in_units_of(self, seconds: float) -> Phase:
+        """The same with so many seconds as the unit of time."""
+        return replace(self, rest=self.rest * (1 / seconds), lookups=self.lookups * (1 / seconds))
+
+
+def decode_phase(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, head_blocks: int) -> Phase:
+    """A step at the mean context."""
+    compute_s = decode_compute_s(hardware, model, workload, batch)
+    context = workload.prompt_tokens + workload.new_tokens / 2
+    read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
+    rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
+    lookups = _lookups(hardware, model, batch, 1)
+    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups)
+
+
+def prefill_phase(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, head_blocks: int, chunk_tokens: int, start: int = 0
+) -> Phase:
+    """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence."""
+    passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
+    rows = batch * min(chunk_tokens, left)
+    compute_s = prefill_compute_s(hardware, model, workload, batch, chunk_tokens, start)
+    rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
+    lookups = _lookups(hardware, model, batch * left, passes)
+    filled = prompt_fill(workload)
+    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups)
+
+
+def units_bytes(model: ModelSpec, head_blocks: int) -> int:
+    """Of all units that a pass visits, routed experts apart."""
+    return sum(model.attn_bytes) + sum(model.ffn_bytes) + head_blocks * head_block_bytes(model, head_blocks)
+
+
+def units_computed(hardware: HardwareProfile, model: ModelSpec, head_blocks: int) -> Price:
+    """Multiplying by all of them once, wherever they lie."""
+    return computed(hardware, units_bytes(model, head_blocks), Place.card if hardware.gpu else Place.host)
+
+
+def _rest(hardware: HardwareProfile, model: ModelSpec, head_blocks: int, passes: int, compute_s: float, read_bytes: float) -> Price:
+    """What is left of ``compute_s``, and of the ``read_bytes`` of weights and KV that a CPU reads meanwhile, beyond the units' own."""
+    whole = Price({computing(Place.card if hardware.gpu else Place.host): compute_s})
+    if hardware.gpu is None:
+        whole += passed(hardware, read_bytes)
+    return whole + units_computed(hardware, model, head_blocks) * -passes
+
+
+def _lookups(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> Price:
+    return Price({Resource.card: lookup_s(model, rows, passes)}) if hardware.gpu else Price()

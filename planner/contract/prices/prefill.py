@@ -1,0 +1,105 @@
+"""What a plan's decisions move, as a bill, and the prefill of one batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.experts.expert_misses import Misses, misses
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.memory_law import kv_layer_bytes
+from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
+from penstock.planner.contract.prices.price import Place, Price, Resource, total
+from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
+from penstock.planner.contract.prices.stages import prefill_passes, table_is_far
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Prices of what decisions move."""
+
+    units: Price
+    """All units of weights in one pass, routed experts apart."""
+    kv: KvPrice
+    """All KV that lies outside the device, at its sequences' end."""
+    kv_ssd_bytes: int
+    kv_h2d_bytes: int
+    """0 without a GPU."""
+    expert_read: Price
+    """One routed expert from the SSD."""
+    expert_copied: Price
+    """One from DRAM to the card; nothing without one."""
+
+    @classmethod
+    def of(cls, hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Moved:
+        """By ``decisions``."""
+        gpu, kv, table = hardware.gpu, decisions.kv, PriceTable.of(hardware, decisions)
+        placement = place(model, decisions.weights, gpu is not None)
+        layer = kv_layer_bytes(model, kv)
+        pages = {Tier.dram: kv.dram_pages, Tier.ssd: kv.ssd_pages}
+        layers = {tier: n * model.layers / max(1, kv.pages) for tier, n in pages.items()}
+        kv_price = KvPrice()
+        for tier, count in layers.items():
+            if count:
+                kv_price += table.kv(layer, tier) * count
+        alike = Counter((placement.unit_bytes(unit), lies) for unit, lies in placement.units)
+        units = total(table.unit(nbytes, lies, home(hardware, lies)) * count for (nbytes, lies), count in alike.items())
+        read = copied = Price()
+        if model.experts and decisions.experts:
+            nbytes, chunk = model.experts.expert_bytes, decisions.experts.chunk_bytes
+            read = table.brought(nbytes, Tier.ssd, Place.host)
+            copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
+        outside = round(sum(layers.values()) * layer) if gpu else 0
+        return cls(units, kv_price, round(layers[Tier.ssd] * layer), outside, read, copied)
+
+    def each_pass(self, missed: Misses) -> Price:
+        """Of a pass that misses so many experts."""
+        return self.units + self.expert_read * missed.dram + self.expert_copied * missed.vram
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The prefill of one batch by ``decisions``, from any token on: the KV of what lies before is there already.
+
+    The tokens that are left attend to all before them, and take a pass over the streamed weights at least, however few they are.
+    """
+
+    hardware: HardwareProfile
+    model: ModelSpec
+    workload: Workload
+    decisions: Decisions
+
+    @cached_property
+    def moved(self) -> Moved:
+        return Moved.of(self.hardware, self.model, self.decisions)
+
+    def bill(self, start: int = 0) -> Price:
+        """When the prompts' first ``start`` tokens need not be computed."""
+        d = self.decisions
+        blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
+        return self._bill(prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start))
+
+    def step(self) -> Price:
+        """Of one decode step behind it, as if its experts were known before their routers."""
+        d = self.decisions
+        return self._bill(decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks))
+
+    def seconds(self, start: int = 0) -> float:
+        """Of the slowest resource, and of what no resource explains in each pass."""
+        return self.bill(start).lasts() + self._passes_s(start)
+
+    def first_seconds(self, start: int, ssd_s: float, h2d_s: float) -> float:
+        """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins."""
+        return (self.bill(start) + Price({Resource.ssd: -ssd_s, Resource.h2d: -h2d_s})).lasts() + self._passes_s(start)
+
+    def _bill(self, phase: Phase) -> Price:
+        missed = misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
+        return phase.bill(self.moved.each_pass(missed), self.moved.kv, table_is_far(self.hardware, self.decisions))
+
+    def _passes_s(self, start: int) -> float:
+        return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

@@ -1,0 +1,112 @@
+"""What a piece of work costs: seconds of each resource, and bytes of each tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.given.hardware import HardwareProfile
+
+Amount = Any
+"""A number, or a linear expression of the integer program's variables."""
+Key = TypeVar("Key", bound=StrEnum)
+
+
+class Resource(StrEnum):
+    """What a byte or a FLOP waits for."""
+
+    ssd = "ssd"
+    """Reads and writes of the drive."""
+    dram = "dram"
+    """The host's memory bus. What the drive reads, what is copied to or from the card and what the CPU multiplies by passes once."""
+    h2d = "h2d"
+    d2h = "d2h"
+    card = "card"
+    """The card's compute, and the host that issues it."""
+    cpu = "cpu"
+
+
+class Place(StrEnum):
+    """Who computes with a unit, and whether it comes for each pass."""
+
+    card = "card"
+    """The card, which keeps it."""
+    ring = "ring"
+    """The card, to which the VRAM ring brings it."""
+    host = "host"
+    """The CPU, where DRAM holds it."""
+
+
+def computing(place: Place) -> Resource:
+    """What computes with a unit there."""
+    return Resource.cpu if place is Place.host else Resource.card
+
+
+def computing_of(hardware: HardwareProfile) -> Resource:
+    """What computes on a machine, as plans have it today."""
+    return Resource.card if hardware.gpu else Resource.cpu
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one piece of work or, summed, of all of it. What is not named costs nothing."""
+
+    seconds: Mapping[Resource, Amount] = field(default_factory=dict)
+    nbytes: Mapping[Tier, Amount] = field(default_factory=dict)
+    """Taken for the whole run."""
+
+    def __add__(self, other: Price) -> Price:
+        return Price(_sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes))
+
+    def __mul__(self, count: Amount) -> Price:
+        """So many times, one after the other on each resource and side by side in each tier."""
+        return Price({r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()})
+
+    def of(self, resource: Resource) -> Amount:
+        """Seconds of ``resource``."""
+        return self.seconds.get(resource, 0.0)
+
+    def least(self) -> Iterator[Amount]:
+        """Seconds that the work takes at least: those of each resource, and of its chain.
+
+        Resources work side by side. The card and the CPU follow each other, since each layer needs what the one before it computed.
+        """
+        yield from (self.of(resource) for resource in Resource)
+        if Resource.card in self.seconds and Resource.cpu in self.seconds:
+            yield self.of(Resource.card) + self.of(Resource.cpu)
+
+    def lasts(self) -> float:
+        """Seconds of the work, where its amounts are numbers: the longest of the least."""
+        return float(max(self.least()))
+
+    def without(self, *idle: Resource) -> Price:
+        """The same with ``idle`` taking no time."""
+        return Price({r: s for r, s in self.seconds.items() if r not in idle}, self.nbytes)
+
+    @property
+    def slowest(self) -> Resource:
+        """The resource that is busy longest."""
+        found = self.by_resource()
+        return max(found, key=found.__getitem__)
+
+    def by_resource(self) -> dict[Resource, float]:
+        """Seconds of all resources, 0 of those that are idle."""
+        return {resource: self.of(resource) for resource in Resource}
+
+
+NOTHING = Price()
+
+
+def total(prices: Iterable[Price]) -> Price:
+    """Of all of ``prices``."""
+    found = Price()
+    for price in prices:
+        found += price
+    return found
+
+
+def _sum(one: Mapping[Key, Amount], other: Mapping[Key, Amount]) -> dict[Key, Amount]:
+    return {key: one[key] + other[key] if key in one and key in other else (one if key in one else other)[key] for key in {**one, **other}}
