@@ -38,17 +38,23 @@ TIERS = (("VRAM", "", 66, 25), ("DRAM", "page-locked\narena", 34.5, 18), ("SSD",
 """Name, remark, bottom, height."""
 COLUMNS = (("Weights", 12, 22), ("KV of the running batch", 36, 33), ("KV kept for prompts to come", 71, 28))
 """Title, left, width."""
-LEGEND = ((3, "H2D copy", H2D), (21, "D2H copy", D2H), (39, "SSD read", READ), (57, "SSD write", WRITE), (75, "within a tier", INSIDE))
+LEGEND = (
+    (3, "H2D copy", H2D),
+    (17, "D2H copy", D2H),
+    (31, "SSD read", READ),
+    (45, "SSD write", WRITE),
+    (59, "within a tier; the pool and L1 share pages, uncopied", INSIDE),
+)
 """Left, text, colour."""
 
 BOXES = (
-    Box("residents", "units\nthat stay", (13, 69, 9.5, 19), WEIGHTS),
-    Box("slots", "units on\ntheir way", (23.5, 69, 9.5, 19), WEIGHTS),
-    Box("slots", "up to 3 layers on their way,\none of them read\nby attention", (37, 69, 19.5, 19), RUNNING),
-    Box("layers", "that stay", (58, 69, 10, 19), RUNNING),
-    Box("L1", "pages that stay", (73, 80, 25, 8), KEPT),
-    Box("bounce", "pages on\ntheir way", (73, 67.5, 15.5, 9.5), KEPT),
-    Box("layer cache", "layers that stay,\nlayers read ahead", (13, 37, 20, 13), WEIGHTS),
+    Box("residents", "units for\nthe whole run", (13, 69, 9.5, 19), WEIGHTS),
+    Box("ring", "streamed\nunits", (23.5, 69, 9.5, 19), WEIGHTS),
+    Box("slots", "up to 3 layers in transit,\none of them read\nby attention", (37, 69, 19.5, 19), RUNNING),
+    Box("pool", "pages of\nsequences", (58, 69, 10, 19), RUNNING),
+    Box("L1", "pages of the pool, no sequence's", (73, 80, 25, 8), KEPT),
+    Box("bounce", "pages\nin transit", (73, 67.5, 15.5, 9.5), KEPT),
+    Box("layer cache", "pinned layers,\nlayers read ahead", (13, 37, 20, 13), WEIGHTS),
     Box("slots", "up to 3\nlayers", (37, 37, 9.5, 13), RUNNING),
     Box("regions", "one for each layer\nthat lies here", (48.5, 37, 19.5, 13), RUNNING),
     Box("L2", "pages, each with a checksum", (73, 37, 25, 13), KEPT),
@@ -62,17 +68,16 @@ MOVES = (
     Move((39.5, 50), (39.5, 69), H2D),
     Move((43.5, 69), (43.5, 50), D2H),
     Move((51, 50), (51, 69), H2D, "ahead of\nattention", -1),
-    Move((54.5, 69), (54.5, 50), D2H, "new rows,\nbehind it"),
+    Move((54.5, 69), (54.5, 50), D2H, "new tokens,\nbehind it"),
     Move((39.5, 19.5), (39.5, 37), READ, "ahead", -1),
-    Move((43.5, 37), (43.5, 19.5), WRITE, "new rows, behind"),
+    Move((43.5, 37), (43.5, 19.5), WRITE, "new tokens, behind"),
     Move((76, 50), (76, 67.5), H2D, "restored", -1),
-    Move((84, 67.5), (84, 50), D2H, "computed, or\npushed out"),
+    Move((84, 67.5), (84, 50), D2H, "computed, or\nevicted"),
     Move((95, 80), (95, 50), D2H),
     Move((76, 19.5), (76, 37), READ, "restored"),
     Move((95, 37), (95, 19.5), WRITE, "computed", -1),
-    Move((73, 84), (68, 84), INSIDE),
+    Move((73, 84), (68, 84), INSIDE, both=True),
     Move((73, 72), (68, 72), INSIDE, both=True),
-    Move((80.5, 77), (80.5, 80), INSIDE),
     Move((73, 43.5), (68, 43.5), INSIDE, both=True),
 )
 
