@@ -23,10 +23,10 @@ import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
 from penstock.runtime.engine.stepper import Stepper  # noqa: E402
+from penstock.runtime.kv.attention.page_tables import PagedKernel  # noqa: E402
+from penstock.runtime.kv.attention.paged_kernel import open_kernel  # noqa: E402
 from penstock.runtime.kv.batch.kv_pool import KvPool  # noqa: E402
 from penstock.runtime.kv.batch.kv_windows import kinds  # noqa: E402
-from penstock.runtime.kv.batch.page_tables import PagedKernel  # noqa: E402
-from penstock.runtime.kv.batch.paged_kernel import open_kernel  # noqa: E402
 from penstock.runtime.model.rows import Row, RowKind, Step  # noqa: E402
 
 PAGE_TOKENS = 64

@@ -51,7 +51,7 @@ class KvRates:
 
 
 class SpilledKv:
-    """``penstock.runtime.kv.batch.spill``: ``layers`` on the SSD, read ahead into ``slots`` of DRAM, new rows written behind."""
+    """``penstock.runtime.kv.outside.spill``: ``layers`` on the SSD, read ahead into ``slots`` of DRAM, new rows written behind."""
 
     def __init__(self, layers: Sequence[int], slots: int, rates: KvRates, tokens: Tokens, lanes: Lanes):
         self._slots = LayerSlots(RollingPolicy(tuple(layers), max(1, slots - 1), slots, slots - 1), slots)
@@ -115,7 +115,7 @@ class SpilledKv:
 
 
 class DramKv:
-    """``penstock.runtime.kv.batch.kv_home.DramHome``: each layer has its place, and is there once its new rows are."""
+    """``penstock.runtime.kv.outside.kv_home.DramHome``: each layer has its place, and is there once its new rows are."""
 
     def __init__(self) -> None:
         self._storing: set[int] = set()
@@ -171,7 +171,7 @@ class HostKv:
 
 
 class CardKv:
-    """``penstock.runtime.kv.batch.streamed_kv.RingKv``: layers pass through slots of VRAM, new rows go out behind their attention."""
+    """``penstock.runtime.kv.outside.streamed_kv.RingKv``: layers pass through slots of VRAM, new rows go out behind their attention."""
 
     waits_for = KV
 

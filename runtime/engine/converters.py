@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.experts.expert_forward import ExpertsInTurn
-from penstock.runtime.kv.batch.paged_attention import AttentionByRows
+from penstock.runtime.kv.attention.paged_attention import AttentionByRows
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.model.head import HeadInBlocks
 

@@ -17,10 +17,10 @@ from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.experts.streamed_experts import Experts
+from penstock.runtime.kv.attention.paged_kernel import open_kernel
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
-from penstock.runtime.kv.batch.outside_kv import OutsideKv
-from penstock.runtime.kv.batch.paged_kernel import open_kernel
+from penstock.runtime.kv.outside.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.memory.arena import PageLock
 from penstock.runtime.memory.device import CopyDevice

@@ -21,9 +21,9 @@ from penstock.runtime.engine.generate import Batch, Finished, Generation, Progre
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.kv.disk.disk_pages import DiskPages
+from penstock.runtime.kv.disk.keeping import open_pages, page_shape, read_gbps
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.pages.advice import advice
-from penstock.runtime.kv.pages.keeping import open_pages, page_shape, read_gbps
 from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from penstock.runtime.memory.free_memory import PeakDram

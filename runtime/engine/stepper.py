@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
+from penstock.runtime.kv.attention.page_tables import PagedKernel
+from penstock.runtime.kv.attention.paged_attention import PagedAttention
 from penstock.runtime.kv.batch.kv_pool import KvPool
-from penstock.runtime.kv.batch.page_tables import PagedKernel
-from penstock.runtime.kv.batch.paged_attention import PagedAttention
 from penstock.runtime.kv.batch.row_cache import row_cache
 from penstock.runtime.kv.batch.row_positions import positions_by_row
 from penstock.runtime.kv.batch.row_states import RowStates

@@ -16,7 +16,7 @@ from penstock.planner.common.errors import UserError
 from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.validate import BF16_STEP
-from penstock.runtime.kv.batch.paged_attention import AttentionByRows
+from penstock.runtime.kv.attention.paged_attention import AttentionByRows
 from penstock.runtime.model.rows import Row, RowKind, Step
 from tests.runtime.steppers import CPU, PAGE_TOKENS, Alone, said, unstreamed
 from tests.support import save_tiny

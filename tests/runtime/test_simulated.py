@@ -24,7 +24,7 @@ from penstock.runtime.asked.run_schema import ExpertsConfig
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.kv.batch.spill import SpillHome
+from penstock.runtime.kv.outside.spill import SpillHome
 from tests.runtime.running import Desk, desk
 from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny, workload

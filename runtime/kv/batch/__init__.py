@@ -1,1 +1,1 @@
-"""The KV of the batch that runs."""
+"""The KV of the sequences that run: one pool of pages that every layer's buffer follows, and what each row has of it."""

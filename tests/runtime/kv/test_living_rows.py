@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.runtime.kv.batch.living_rows import LivingRows, united
+from penstock.runtime.kv.outside.living_rows import LivingRows, united
 from penstock.runtime.model.rows import Row, RowKind, Step
 
 TOKENS, BYTES = 4, 10

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from penstock.runtime.kv.attention.row_groups import Loose, Rect, groups_of
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.kv.batch.page_spans import runs, spans
-from penstock.runtime.kv.batch.row_groups import Loose, Rect, groups_of
 from penstock.runtime.model.rows import Row, RowKind, Step
 
 PAGE = 4

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.runtime.kv.batch.page_tables import PageTables, Traits
+from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 
 _MOST_DIM = 512

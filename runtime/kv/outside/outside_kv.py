@@ -16,14 +16,14 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import kv_layer_bytes
-from penstock.runtime.kv.batch.kv_home import DramHome, KvHome
 from penstock.runtime.kv.batch.kv_pool import KvPool
-from penstock.runtime.kv.batch.kv_scratch import Scratch
 from penstock.runtime.kv.batch.kv_windows import windows
-from penstock.runtime.kv.batch.living_rows import LivingRows
-from penstock.runtime.kv.batch.spill import SpillHome
-from penstock.runtime.kv.batch.streamed_kv import HostKv, KvStream, RehearsedKv, RingKv
 from penstock.runtime.kv.batch.token_shape import TokenShape
+from penstock.runtime.kv.outside.kv_home import DramHome, KvHome
+from penstock.runtime.kv.outside.kv_scratch import Scratch
+from penstock.runtime.kv.outside.living_rows import LivingRows
+from penstock.runtime.kv.outside.spill import SpillHome
+from penstock.runtime.kv.outside.streamed_kv import HostKv, KvStream, RehearsedKv, RingKv
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.moving.ledger import Ledger

@@ -15,12 +15,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Put, Traits, slots_of
+from penstock.runtime.kv.attention.row_groups import Loose, Rect, groups_of, packed
+from penstock.runtime.kv.attention.row_masks import MaskRequest, request_mask
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import first_seen, kinds, windows
 from penstock.runtime.kv.batch.page_spans import spans
-from penstock.runtime.kv.batch.page_tables import PagedKernel, PageTables, Put, Traits, slots_of
-from penstock.runtime.kv.batch.row_groups import Loose, Rect, groups_of, packed
-from penstock.runtime.kv.batch.row_masks import MaskRequest, request_mask
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 from penstock.runtime.model.rows import Step
 

@@ -14,8 +14,8 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import align_down, align_up
 from penstock.planner.common.timeline.spans import SSD_WRITE
 from penstock.planner.contract.policy.rolling import RollingPolicy
-from penstock.runtime.kv.batch.kv_scratch import Scratch
-from penstock.runtime.kv.batch.living_rows import Spans, united
+from penstock.runtime.kv.outside.kv_scratch import Scratch
+from penstock.runtime.kv.outside.living_rows import Spans, united
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.dram_cache import LayerCache
 from penstock.runtime.moving.ledger import Ledger

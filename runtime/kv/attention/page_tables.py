@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.runtime.kv.batch.row_groups import Loose
+from penstock.runtime.kv.attention.row_groups import Loose
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 from penstock.runtime.model.rows import Step
 

@@ -10,8 +10,8 @@ import torch
 
 from penstock.planner.common.timeline.spans import D2H, KV
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.kv.batch.kv_home import KvHome
-from penstock.runtime.kv.batch.living_rows import LivingRows, Spans
+from penstock.runtime.kv.outside.kv_home import KvHome
+from penstock.runtime.kv.outside.living_rows import LivingRows, Spans
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment, cut
 from penstock.runtime.moving.ledger import Ledger

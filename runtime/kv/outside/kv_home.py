@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.runtime.kv.batch.living_rows import Spans
+from penstock.runtime.kv.outside.living_rows import Spans
 from penstock.runtime.memory.device import CopyDevice, Event
 
 
