@@ -1,4 +1,4 @@
-"""What the program left idle of each tier is given to the KV of prompts to come, as far as it is worth keeping and costs no time."""
+"""Memory that the program left idle goes to kept pages, up to the whole set, if that costs no time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.planner.contract.rules.broken import broken_rules
 
 
 def keep_more(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Decisions:
-    """``decisions`` with pages moved up from slower tiers, those that found no room added, and the SSD's copies complete, so that a later
-    process finds them all. A tier from which a whole prefix comes back no sooner than it is computed gets none but copies."""
+    """``decisions`` with pages moved up from slower tiers, pages added that had found no room, and the SSD's copies complete, so that a
+    later process finds all. A tier from which a whole prefix is restored no faster than computed gets copies alone."""
     kept = kept_set(workload, decisions.kv.page_tokens)
     prefill = Prefill(hardware, model, workload, decisions)
     tiers = [tier for tier in Tier if not kept.prefix_pages or pays(prefill, tier, kept.prefix_pages)]

@@ -35,15 +35,14 @@ class Preferences:
     time: float = 1e-2
     """The whole workload's seconds."""
     streaming: float = 1.0
-    """Streaming at all over a link, where memory holds everything: that it hides behind compute is only a prediction, and so is that DRAM
-    keeps the experts which VRAM does not."""
+    """Streaming at all over a link if memory holds everything. That it hides behind compute is only predicted, as is that DRAM keeps the
+    experts which VRAM does not."""
     traffic: float = 1e-4
     """Seconds of the links, also of those that nothing waits for."""
     passes: float = 1e-3
     """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
     headroom: float = 0.2
-    """A DRAM slot more for layers on their way from the SSD, where it costs no time: with the fewest, a copy that is late holds up the
-    reads behind it."""
+    """One more DRAM slot for streamed layers, if it costs no time. With the fewest slots, a late copy holds up the reads behind it."""
     kept: float = 5e-2
     """Keeping none of the earlier prompts that the workload names, where it costs no time."""
     load: float = 5e-2
@@ -103,10 +102,9 @@ def optimum(question: Question) -> Optimum | None:
 
 
 def nearest_first(question: Question, like: Decisions) -> Decisions | None:
-    """A simple plan with the batch, the cache policy and the prefill's passes of ``like``: each tier filled, the nearest first, so that
-    within half a percent the device is copied as little as can be, and then the SSD read as little as can be, through the fewest slots; KV
-    of running sequences where the model computes. What is forced stays forced. None where that does not fit. Costs four solves.
-    UserError as in ``solve``."""
+    """A simple plan with the batch, the cache policy and the prefill's passes of ``like``. Each tier is filled, the nearest first. To
+    within half a percent the device is copied least; then the SSD is read least, through the fewest slots. KV of running sequences lies
+    where the model computes. Forced decisions stay forced. None if that does not fit. Costs four solves. UserError as in ``solve``."""
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
     force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
@@ -147,8 +145,8 @@ def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
 
 
 def _for_cold_prompts(problem: Problem) -> Problem:
-    """The same with the prefill's passes of a plan that keeps nothing: a prompt that finds nothing, as the first ones do, would suffer from
-    passes that are just large enough for what others leave to compute."""
+    """The same with the prefill's passes of a plan that keeps nothing. Passes that are just large enough for the rest of restored prompts
+    would slow a prompt that finds nothing, such as the first one."""
     if not problem.workload.kept_tokens or problem.force.prefill_chunk_tokens is not None:
         return problem
     cold = Formulation(replace(problem, workload=replace(problem.workload, kept_tokens=0)))

@@ -30,8 +30,8 @@ from penstock.planner.contract.prices.stages import (
 class Prediction:
     """What a plan promises.
 
-    Seconds of resources are sums over a phase. A phase lasts as long as its slowest resource; the prefill longer by what it takes to
-    restore the KV of its prompts' beginnings, a decode step by what its routers hold up, each pass by the profile's ``pass_s``.
+    Seconds of resources are sums over a phase. A phase lasts as long as its slowest resource, and longer by three terms: a prefill by
+    restoring its prompts' prefixes, a decode step by what its routers hold up, each pass by the profile's ``pass_s``.
     """
 
     load_s: float

@@ -28,8 +28,8 @@ class Overheads:
     cpu_kernel_bytes: int = 700_000
     """One of them with AVX-512, measured: routed experts fill both caches, since each layer and prompt brings other numbers of rows."""
     allocator_holes: float = 0.25
-    """Share of a prefill's activations that torch's allocator needs beside them on a card, for blocks of different sizes to find a place
-    without asking the driver: 0.10 to 0.22 with 2048 to 16384 tokens of an 8B geometry on an H200; with less, passes take 8 to 12 %
+    """Room for holes in torch's allocator on a card, as a share of a prefill's activations. Blocks of different sizes then find a place
+    without asking the driver. An 8B geometry on an H200 needs 0.10 to 0.22 with 2048 to 16384 tokens; with less, passes take 8 to 12 %
     longer."""
     host_workspace_bytes: int = 64 * 2**20
     """With a GPU: the interpreter's growth while it runs (events, views, buffers of the driver), measured on an H100."""
@@ -46,11 +46,11 @@ class Overheads:
     kv_ring_slots: int = 3
     """One layer's KV is read by attention, the next one's has arrived, a third one's is on its way."""
     kv_bounce_pages: int = 2
-    """VRAM that pages pass through on their way to a sequence's KV, all layers of one in one copy: while one is scattered to its layers,
-    which takes a tenth of the copy's time at most, the next one arrives, so the link does not wait."""
+    """Pages of VRAM that kept pages pass through, each with all layers in one copy. One is scattered to its layers while the next arrives.
+    Scattering takes a tenth of the copy's time at most, so the link does not wait."""
     kv_segment_bytes: int = 256 * 2**20
-    """Of a file of kept pages: the SSD's least recently used pages go by the file, so room for two files comes on top of what is to stay,
-    the one that is being written and the one that goes."""
+    """Bytes of a file of kept pages. Eviction on the SSD is by the file, so two files come on top of the kept set: the one being written
+    and the one being evicted."""
     norm_float32_copies: int = 2
     """RMSNorm upcasts its input to float32 and multiplies it into a second float32 tensor."""
     float32_bytes: int = 4
@@ -123,7 +123,7 @@ def kv_staging_slots(model: ModelSpec, kv: KvPages) -> int:
 
 
 def kv_arena_slots(hardware: HardwareProfile, model: ModelSpec, kv: KvPages) -> int:
-    """Buffers of one layer's KV that a run has in its arena: each layer's in DRAM with a GPU, and those that the SSD's pass through."""
+    """Buffers of one layer's KV in a run's arena: with a GPU one for each layer in DRAM, and those that the SSD's layers pass through."""
     in_dram = kv.dram_pages * model.layers // max(1, kv.pages) if hardware.gpu else 0
     return in_dram + kv_staging_slots(model, kv)
 
@@ -159,11 +159,15 @@ def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
 def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
     """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included.
 
-    The largest of three phases of a decoder layer, each beside the embeddings, which transformers keep alive, and the residual: a norm
-    in float32; attention with rotary temporaries, K and V of one layer repeated over the query heads and the mask; the gated FFN
-    with gate, up and product. From the forward passes of ``transformers`` v5 with SDPA attention; with an 8B geometry on an H100 the
-    peak was 61 MB for 512 tokens and 3910 MB for 32768, whether in one sequence or in many. Only tokens behind others, a chunk of a
-    prompt, need a mask: a pass of whole prompts has none, since every row is computed by itself.
+    The embeddings, which transformers keep alive, the residual, and the largest of three phases of a decoder layer:
+
+    * a norm in float32;
+    * attention, with rotary temporaries, K and V of one layer repeated over the query heads, and the mask;
+    * the gated FFN, with gate, up and product.
+
+    From the forward passes of ``transformers`` v5 with SDPA attention. With an 8B geometry on an H100 the peak was 61 MB for 512 tokens and
+    3910 MB for 32768, in one sequence or in many. Only a chunk that follows other tokens of its prompt needs a mask. A pass of whole
+    prompts has none, since every row is computed by itself.
     """
     dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes
     chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
@@ -188,12 +192,14 @@ def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chun
 
 
 def _experts_bytes_per_token(experts: Experts, model: ModelSpec) -> int:
-    """Activations of a layer's routed experts for one token, where they are computed one after the other.
+    """Activations of a layer's routed experts for one token, if experts are computed one after the other.
 
-    A row of ``hidden`` for each of the token's ``top_k`` experts waits for the sum of all. Beside them lie first those of the expert that
-    computes: at worst it has every token, each with its hidden state gathered, gate and up in one tensor, the activated gate and the
-    product, the last of these giving way to the row brought back down (one expert's width is taken as ``ffn_width`` / ``top_k``); and in
-    the end every row weighted in float32, and their sum. An int64 index a row says which is whose.
+    A row of ``hidden`` for each of the token's ``top_k`` experts waits for the sum of all; an int64 index a row says which is whose. Beside
+    them lies the larger of
+
+    * the expert that computes, at worst with every token: gathered hidden states, gate and up in one tensor, the activated gate, and the
+      product or the row brought back down. One expert's width is taken as ``ffn_width`` / ``top_k``;
+    * at the end, every row weighted in float32, and their sum.
     """
     top_k, width, hidden = experts.top_k, -(-model.ffn_width // experts.top_k), model.hidden
     dtype = model.compute_dtype.nbytes
@@ -249,10 +255,10 @@ def _experts_dram_bytes(model: ModelSpec, decisions: Decisions) -> int:
 
 
 def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> int:
-    """DRAM that the runtime takes at once for a plan, known before the checkpoint is looked at: layer cache, experts, staging, tables,
-    buffers, pages kept for prompts to come.
+    """DRAM that the runtime allocates at the start for a plan, known before the checkpoint is read: layer cache, experts, staging, tables,
+    buffers, kept pages.
 
-    An upper bound for checkpoints whose units lie in a few pieces each; of one that lies in many, padding takes more.
+    An upper bound if each unit of the checkpoint lies in a few pieces. Of a unit in many pieces, padding takes more.
     """
     placement = place(model, decisions.weights, hardware.gpu is not None)
     sizes = [placement.dram_slots * (dram_slot_bytes(placement) + OVERHEADS.pieces_padding_bytes), decisions.weights.ssd.staging_bytes]

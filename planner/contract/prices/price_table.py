@@ -33,7 +33,7 @@ class KvPrice:
 class PriceTable:
     """Of one machine, with reads of ``block_bytes`` at ``queue_depth`` and copies of at most ``chunk_bytes``.
 
-    Seconds are those of each resource with nothing else on the way. How often a phase pays a price is told by ``Phase``.
+    Seconds are those of each resource with nothing else on the way. ``Phase`` counts how often a phase pays a price.
     """
 
     hardware: HardwareProfile

@@ -1,8 +1,8 @@
-"""KV kept for prompts to come: which pages a prompt finds, what restoring them takes, and from which length on that beats computing.
+"""KV kept for later prompts: which pages a prompt finds, what restoring them takes, and from which length on that beats computing.
 
-Pages are restored before the first pass of what is left, as one pipeline: SSD to DRAM, over the link, into the sequences' KV. So a
-restored prefill takes the slowest of these stages and then the prefill of the rest; the link and the SSD are never asked for pages and
-streamed weights at once for longer than that, since what a pass streams early it need not stream late.
+Pages are restored before the first pass of the rest, as one pipeline: SSD to DRAM, over the link, into the sequences' KV. A restored
+prefill takes the slowest of these stages, then the prefill of the rest. No link carries pages and streamed weights for longer than that
+sum, since what a pass streams early it need not stream late.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def held(model: ModelSpec, kv: KvPages, kept: KeptSet) -> dict[Tier, int]:
 
 
 def expected(prefill: Prefill) -> tuple[int, float]:
-    """(tokens at the head of each prompt that are restored, seconds that it takes) once earlier prompts were computed; nothing is restored
-    where computing it is as fast."""
+    """(tokens at the head of each prompt that are restored, seconds that this takes), once earlier prompts were computed. (0, 0) if
+    computing is as fast."""
     kv, batch = prefill.decisions.kv, prefill.decisions.batch
     kept = kept_set(prefill.workload, kv.page_tokens)
     pages = held(prefill.model, kv, kept)
@@ -130,8 +130,8 @@ def expected(prefill: Prefill) -> tuple[int, float]:
 
 
 def saved_s(prefill: Prefill, start: int) -> float:
-    """Seconds that the prefill loses by beginning at token ``start``; nothing as long as what is left takes as many passes over streamed
-    weights, which bind it."""
+    """Seconds that the prefill saves by beginning at token ``start``. 0 while the rest takes as many passes over streamed weights, if these
+    bind."""
     return prefill.seconds() - prefill.seconds(start)
 
 

@@ -23,33 +23,28 @@ PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 @dataclass(frozen=True)
 class Routed:
-    """What of a decode step cannot overlap, since a layer's experts are known only when its router has computed.
+    """The part of a decode step that cannot overlap, because only a layer's router says which experts the layer needs.
 
-    A layer computes attention and router, then its missed experts arrive while the others compute, then the last one computes. Between
-    no expert missed (all compute, nothing fetched) and all u missed (u fetched one after the other, meanwhile u - 1 compute) the time is
-    taken as linear, which is never less. So a step takes its whole compute, and for each expert missed what it is on its way, less
-    (u - 1) / u of one expert's compute. A copy to a GPU is only queued, and while it is on its way the host issues what comes until the
-    next router: of a layer that misses all, what issuing takes longer than reading its weights is hidden, too. For an expert that is
-    read from the SSD the host waits.
+    A layer computes attention and router. Then its missing experts arrive while the others compute, and the last one computes. With u used
+    experts and m missing ones, in seconds,
 
-    Experts from DRAM arrive beside those from the SSD, but only those of the same layer. Of many experts a layer, each layer has its
-    share of both, and the slower link counts; of one, it is the one or the other, and both add up. Shares of u experts vary by
-    1 / sqrt(u), so as much of the time is taken as added up.
+        step = compute + m * (fetch - expert_compute * (u - 1) / u)
 
-    Weights that stream are copied beside experts, too, which arrive later for it: they hide behind compute only in the share of the
-    time in which no expert is copied. With E of copying experts and C of compute that is C / (C + E): all of them where no expert is
-    missed, as in a dense model, nearly none where most of a step is experts on their way. E is taken as of a plan that streams
-    nothing but experts: one that streams some weights keeps few experts more, and so the time is linear in what is decided.
+    The law is exact for m = 0 and m = u, and linear between, which is never less than the truth. Beside a copy to a GPU the host also
+    launches the kernels up to the next router: ``issued_s`` more are hidden for each copied expert. The host waits for an expert that comes
+    from the SSD.
 
-    What routers asked beforehand name early enough overlaps with everything. Early enough is as many layers ahead as pass while one
-    expert is copied, L / m where copies bind that a step of L layers makes m times; a name's chance is taken to fall with each layer
-    alike: ``foreseen ** max(1, L / m)`` of the misses, m as of a plan that streams nothing but experts.
+    * **Both tiers.** Experts from DRAM arrive beside those from the SSD, of the same layer alone. Many experts a layer: the slower link
+      counts. One expert a layer: both links add up. Shares of u experts vary by 1 / sqrt(u), so that part of the time adds up.
+    * **Streamed weights** are copied beside experts. They hide behind compute in the share C / (C + E) of a step, with C of compute and E
+      of copied experts. E is that of a plan that streams experts alone, so the law stays linear in the decisions.
+    * **Foresight.** Experts that routers name early enough overlap with everything. Early enough is L / m layers ahead: as many as pass
+      while one expert is copied, if L layers copy m experts. A name's chance falls with each layer alike, so the share is ``foreseen **
+      max(1, L / m)`` of the misses.
+    * **Pause.** Nothing names a token's experts before its first router has spoken. r reads fall on random layers, so (1 - exp(-r)) / r of
+      a step lies behind the last of them. The SSD is idle for that share of compute, or of the copies if they take longer.
 
-    Of that share the SSD is idle between tokens: nothing names a token's experts before its first router has spoken, and behind a token's
-    last read its other layers compute and copy. Reads fall on layers at random, r a step, so (1 - exp(-r)) / r of the slower of both is
-    behind the last, copies as of a plan that streams nothing but experts.
-
-    Where all experts are touched, they are known before the router has spoken: then all overlaps, and nothing of this remains.
+    A pass that touches all experts knows them beforehand: everything overlaps, and nothing of this remains.
     """
 
     alone: float = 0.0
@@ -97,8 +92,8 @@ class Routed:
 
 
 def behind_last(read: float) -> tuple[float, float]:
-    """(what it would be with no read, what each read more changes) of the line that touches (1 - exp(-m)) / m at ``read``: the mean part of
-    a step behind the last of m reads, Poisson's number of them, all of the step where there is none. The curve is nowhere below."""
+    """(value without a read, change with each read) of the tangent to (1 - exp(-m)) / m at ``read``. That curve is the mean share of a step
+    behind the last of m reads, if their number is Poisson's; without a read it is the whole step. The tangent is never above the curve."""
     if not read:
         return 1.0, -0.5
     part, gone = -math.expm1(-read) / read, math.exp(-read)

@@ -31,22 +31,22 @@ class FixedCosts:
     """One pass with the embedding table in DRAM: token ids to the host, rows gathered, rows to the device. Two small PCIe
     copies and a synchronize, 10-20 microseconds each, and the gather."""
     embedding_rows_gbps: float = 2.5
-    """Rows of an embedding table in DRAM, read over the link by the kernel that gathers them: 2048 rows of 8 KB added 7 ms to a prefill
-    and 8192 added 27 ms, on an H200."""
+    """GB/s of embedding rows in DRAM, which a kernel gathers over the link. On an H200 2048 rows of 8 KB added 7 ms to a prefill, 8192 rows
+    27 ms."""
     ssd_reads_per_s: float = 4000.0
-    """Most reads a second: each costs the interpreter some 50 microseconds, which the thread that launches kernels feels (8,500 a
-    second doubled the time of a step on an H100). Faster drives want larger blocks."""
+    """Most reads a second. Each costs the interpreter some 50 microseconds, which delays the thread that launches kernels: 8,500 a second
+    doubled a step on an H100. Faster drives need larger blocks."""
     imports_s: float = 4.0
     """Importing torch and transformers, at least: 4 s on the fastest machine tried, 8 to 18 on the others."""
     first_kernels_s: float = 0.6
-    """On a GPU, the first pass over a model, which loads its kernels: 0.5 to 0.6 s with an 8B geometry on an H200."""
+    """Seconds of the first pass over a model on a GPU, which loads its kernels: 0.5 to 0.6 with an 8B geometry on an H200."""
     first_passes: int = 3
     """Without a GPU, passes of one token that are rehearsed while weights are read."""
     cpu_dense_rows: int = 256
     """Rows at which a CPU's matrix rate is measured."""
     cpu_packing_rows: float = 80.0
-    """The CPU's matrix library packs the weights once a product, which takes as long as this many rows: measured with oneDNN and BF16
-    on 2 cores, 29.0 ms for 128 rows of 4096 x 4096 and 46.9 ms for 256."""
+    """The CPU's matrix library packs the weights once a product. That takes as long as so many rows: with oneDNN and BF16 on 2 cores, 29.0
+    ms for 128 rows of 4096 x 4096 and 46.9 ms for 256."""
     ttft_decode_weight: float = 1e-3
     """Weight of the decode phase when the objective is time to first token: it only breaks ties."""
 
@@ -55,9 +55,9 @@ FIXED = FixedCosts()
 
 
 def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> float:
-    """SSD read rate of ``queue_depth`` reads of ``block_bytes``, never more than measured: the curve over block size of the nearest
-    measured depth not above it; below the smallest measured block or depth, the rate there in proportion. Nor
-    more than the interpreter can ask for."""
+    """SSD read rate of ``queue_depth`` reads of ``block_bytes``, never more than measured, nor more than the interpreter can ask for. It is
+    the curve over block size at the nearest measured depth not above it. Below the smallest measured block or depth it falls in
+    proportion."""
     depths = sorted({p.queue_depth for p in hardware.ssd_read})
     depth = max((d for d in depths if d <= queue_depth), default=depths[0])
     points = sorted((p.block_bytes, p.gbps) for p in hardware.ssd_read if p.queue_depth == depth)
@@ -81,9 +81,9 @@ def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
 
 
 def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
-    """Compute seconds of one pass with ``tokens`` tokens, FLOPs and attention left out: every active weight is read once and every layer
-    issued, with ``more`` operations than in a decode step. A GPU reads while the host issues; on the CPU the same threads do one after the
-    other."""
+    """Compute seconds of one pass with ``tokens`` tokens, without FLOPs and attention: every active weight is read once, and every layer is
+    launched, with ``more`` operations than in a decode step. A GPU reads while the host launches. On the CPU the same threads do one
+    after the other."""
     read_s, issued_s = weight_read_s(hardware, model, tokens), issue_s(hardware, model, tokens, more)
     return max(read_s, issued_s) if hardware.gpu else read_s + issued_s
 
@@ -113,9 +113,13 @@ def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: f
 def elementwise_bytes_per_token(model: ModelSpec) -> int:
     """Bytes that one token's pass moves through the device's memory outside matrix products, all layers.
 
-    Counted from the eager forward of a Llama-like layer in ``transformers`` v5, tensor by tensor (reads + writes): two RMSNorms in
-    float32 of 18 and two residual sums of 3 elements of ``hidden`` each; SiLU and the gated product, 5 of ``ffn_width``; rotary
-    embedding, 10 of the query and key widths; the attention's output made contiguous, 2; K and V written to the cache, 4 of ``kv_width``.
+    Elements read and written in the eager forward of a Llama-like layer in ``transformers`` v5, tensor by tensor:
+
+    * two RMSNorms in float32, 18 each, and two residual sums, 3 each, of ``hidden``;
+    * SiLU and the gated product, 5 of ``ffn_width``;
+    * rotary embedding, 10 of the query and key widths;
+    * the attention's output made contiguous, 2;
+    * K and V written to the cache, 4 of ``kv_width``.
     """
     elements = 42 * model.hidden + 5 * model.ffn_width + 12 * model.attn_width + 14 * model.kv_width
     return elements * model.compute_dtype.nbytes * model.layers
@@ -124,10 +128,10 @@ def elementwise_bytes_per_token(model: ModelSpec) -> int:
 def prefill_compute_s(
     hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0
 ) -> float:
-    """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence; the LM head sees each last
-    token only, attention all tokens before its own.
+    """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence. The LM head sees each last token
+    alone; attention sees all tokens before its own.
 
-    A GPU's matrix products wait for what comes between them, which is bound by its memory.
+    A GPU's matrix products wait for the operations between them, which its memory binds.
     """
     prompt = workload.prompt_tokens
     tokens = prompt - start

@@ -1,9 +1,9 @@
 """The integer program of one batch and one cache policy, as linear constraints over counts and menu choices.
 
-Bytes are in MB, times in units of one decode step's compute (``tick_s``), so that the solver's tolerances suit models of any
-size. Products of a choice and a quantity are written as one copy of the quantity per choice, zero where the choice is not taken,
-so that constraints stay tight; the few big-M terms carry the largest value that can occur. Layers are taken as equal, each as
-large as the largest in memory, unless all are resident, and as the mean in traffic: exact for uniform models, safe for others.
+Bytes are in MB, times in units of one decode step's compute (``tick_s``), so that the solver's tolerances suit models of any size. The
+product of a choice and a quantity is one copy of the quantity per choice, zero where the choice is not taken: constraints stay tight. The
+few big-M terms carry the largest value that can occur. All layers are taken as equal: in memory each as large as the largest, unless all
+are resident; in traffic as the mean. That is exact for uniform models and safe for others.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class LinearProgram:
         return pulp.lpSum(part * factor for part, factor in zip(parts, factors, strict=True))
 
     def minimise(self, objective: pulp.LpAffineExpression) -> bool:
-        """Whether there is a best answer, proven; its values then stand in the variables. At these tolerances HiGHS' presolve now and then
-        calls a program infeasible that is not, so that is believed only where it is found without presolve, too."""
+        """Whether there is a proven optimum; the variables then hold its values. At these tolerances HiGHS' presolve now and then calls a
+        feasible program infeasible. So "infeasible" counts only if a solve without presolve agrees."""
         self.lp.setObjective(objective)
         return any(self._solved(presolve) for presolve in ("on", "off"))
 

@@ -30,8 +30,8 @@ class Menus:
     ssd_depth_min: int = 4
     """With fewer reads in flight the drive idles while a busy interpreter turns around."""
     in_turn_share: float = 0.85
-    """Of the drive's rate, what reading experts one after the other is worth at least: measured, 10 to 12 % of a step or a prompt without
-    a GPU where the drive read them at 0.9 of it."""
+    """Share of the drive's rate from which experts are read one after the other. Measured at 0.9 of it without a GPU: 10 to 12 % less of a
+    step or a prompt."""
     prefill_chunk_min_tokens: int = 256
     """Smaller passes read all weights again for too few tokens."""
     prefix_parts: int = 8
@@ -76,9 +76,12 @@ class PassChoice:
 
 
 def ssd_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[SsdChoice]:
-    """Measured (block, depth) points that a run can keep up, or forced ones: only those that read faster than every point
-    with less staging. Of a model with experts those whose reads in flight are one expert's at most, unless all of them are much slower:
-    experts then arrive one after the other, and the first is computed with while the second is read."""
+    """Measured (block, depth) points that a run can keep up, or forced ones; only those that read faster than every point with less
+    staging.
+
+    With experts: points whose reads in flight are one expert's at most, unless all of them are much slower. Experts then arrive one after
+    the other, and the first one computes while the second is read.
+    """
     least = min(MENUS.ssd_block_min_bytes, max(p.block_bytes for p in hardware.ssd_read))
     shallowest = min(MENUS.ssd_depth_min, max(p.queue_depth for p in hardware.ssd_read))
     measured = [p for p in hardware.ssd_read if p.block_bytes >= least and p.queue_depth >= shallowest]
@@ -121,10 +124,14 @@ def chunk_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> lis
 
 
 def expert_chunk_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, in_flight: int) -> int:
-    """Bytes of one copy of a part of an expert: of the smallest measured copy and its doublings the least at which the link is as fast
-    as with whole experts, but for the tolerance, and at which ``in_flight`` of them keep it busy while a layer computes: so long the host
-    may wait at a router and queue nothing. Not more, since a demanded expert may wait for such copies; but for two layers where routers
-    are asked beforehand, whose copies are seldom in vain."""
+    """Bytes of one copy of a part of an expert: the smallest measured copy, or the first of its doublings that meets two conditions.
+
+    * The link is as fast as with whole experts, within the tolerance.
+    * ``in_flight`` copies keep the link busy while a layer computes: so long the host may wait at a router and queue nothing. With routers
+      asked beforehand it is two layers, because their copies are seldom wrong.
+
+    Not more, since a missing expert may wait for such copies.
+    """
     gpu, experts = hardware.gpu, model.experts
     assert gpu is not None and experts is not None
     smallest, whole = gpu.h2d.points[0][0], align_up(experts.expert_bytes)
@@ -142,8 +149,8 @@ def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float) -> bool:
 
 
 def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int, kept: KeptSet) -> list[PassChoice]:
-    """Prefill pass sizes: the whole prompt, then halves of it; each from the prompt's first token on, and from where eighths of its shared
-    prefix end."""
+    """Prefill pass sizes: the whole prompt, then halves of it. Each counts from the prompt's first token, and from the ends of eighths of
+    its shared prefix."""
     prompt = workload.prompt_tokens
     if force.prefill_chunk_tokens is not None:
         sizes = [force.prefill_chunk_tokens]
