@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import pytest
@@ -25,7 +26,8 @@ from tests.planner.small import GB, machine, model, work
 
 QUESTION = Question(machine(vram=GB, dram=GB), model(16, experts=8), work(), Force())
 MADE = solve(QUESTION.hardware, QUESTION.model, QUESTION.workload)
-SETTING = Setting(QUESTION.hardware, QUESTION.model, MADE)
+SETTING_OF = partial(Setting, QUESTION.hardware, QUESTION.model)
+SETTING = SETTING_OF(MADE)
 
 
 @pytest.mark.parametrize("one", DECLARED, ids=lambda one: one.place)
@@ -34,6 +36,15 @@ def test_a_decision_is_put_where_it_is_read_and_what_the_program_decides_is_allo
     assert value in SETTING.allowed(one) and one.put(MADE, value) is MADE
     other = next(iter(SETTING.allowed(one).beside(value)), None)
     assert other is None or one.of(one.put(MADE, other)) == other
+
+
+@pytest.mark.parametrize("one", [one for one in DECLARED if isinstance(SETTING.allowed(one), Span)], ids=lambda one: one.place)
+def test_a_number_beyond_its_bounds_breaks_the_rule_of_its_decision(one: Declared) -> None:
+    allowed = SETTING.allowed(one)
+    for outside in [allowed.least - 1] + ([] if allowed.most is None else [allowed.most + 1]):
+        found = {rule.name: rule for rule in SETTING_OF(one.put(MADE, outside)).broken()}
+        rule = found[allowed.rule_of(outside, one.place)]
+        assert rule.message.startswith(f"{one.place}={outside}; allowed: {allowed.words}")
 
 
 @pytest.mark.parametrize("one", FORCED.values(), ids=lambda one: one.key)
