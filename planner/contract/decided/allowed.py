@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Span:
-    """Numbers from ``least`` to ``most`` (None: no end), multiples of ``multiple``."""
+    """Numbers from ``least`` to ``most`` (None: no end), multiples of ``multiple`` where that is one."""
 
     least: float = 0
     most: float | None = None
-    multiple: int = 1
+    multiple: int | None = None
     also: tuple[float, ...] = ()
     """Allowed outside the span, too."""
     step: float = 1
@@ -26,7 +26,7 @@ class Span:
     """The second of these, where it has another name."""
 
     def __contains__(self, value: float) -> bool:
-        inside = self.least <= value and (self.most is None or value <= self.most) and value % self.multiple == 0
+        inside = self.least <= value and (self.most is None or value <= self.most) and not (self.multiple and value % self.multiple)
         return inside or value in self.also
 
     @property
@@ -35,7 +35,7 @@ class Span:
             ends = f"{self.least}"
         else:
             ends = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
-        multiples = f"multiples of {self.multiple}, " if self.multiple > 1 else ""
+        multiples = f"multiples of {self.multiple}, " if self.multiple else ""
         return multiples + ends + "".join(f" or {value}" for value in self.also)
 
     def rule_of(self, value: float, place: str) -> str:
@@ -46,11 +46,11 @@ class Span:
     def nearest(self, value: float) -> float:
         """The allowed value next to ``value``."""
         high = value if self.most is None else min(value, self.most)
-        return max(self.least, high // self.multiple * self.multiple if self.multiple > 1 else high)
+        return max(self.least, high // self.multiple * self.multiple if self.multiple else high)
 
     def beside(self, value: float) -> list[float]:
         """One step down and up, no further than the ends."""
-        step = max(self.step, self.multiple)
+        step = max(self.step, self.multiple or 0)
         ends = (max(self.least, value - step), value + step if self.most is None else min(self.most, value + step))
         return [end for end in ends if end != value]
 
