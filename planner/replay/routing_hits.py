@@ -53,12 +53,12 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
     path = Path(cfg.routings)
     routings = _read(path, model.name, experts, policy)
     rates = tuple(min(1.0, rate) for rate in hit_curve(routings, policy))
-    told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(routings, policy))
+    told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(routings, policy, cfg.least_chance))
     told = replace(told, second_tier=second_tier(told, routings, policy))
     return RoutedModel(replace(model, routers=told.routers), f"{policy} on {path.name}", routings)
 
 
-def _foreseen(routings: Routings, policy: ExpertPolicyName) -> float:
+def _foreseen(routings: Routings, policy: ExpertPolicyName, least_chance: float | None) -> float:
     """See :class:`Experts`; with slots for half of the experts, of which no policy's foresight depends much. 0 also where no
     farther layer's router is asked: what is known one layer ahead hides a part of a copy at most."""
     from penstock.planner.contract.experts.expert_caches import LIKELY
@@ -70,7 +70,8 @@ def _foreseen(routings: Routings, policy: ExpertPolicyName) -> float:
     needs = make_expert_policy(policy, 1, routings.count, routings.top_k).needs_ahead
     if needs is not AheadScores.router or reach(routings.layers, routings.count) < 2:
         return 0.0
-    (found,) = replay(routings, policy, [routings.count // 2], Prefetch(routings.top_k, LIKELY)).fetched
+    ahead = Prefetch(routings.top_k, LIKELY if least_chance is None else least_chance)
+    (found,) = replay(routings, policy, [routings.count // 2], ahead).fetched
     return found.right / found.missed if found.missed else 0.0
 
 

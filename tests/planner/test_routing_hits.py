@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.config.config_schema import MoeConfig
+from penstock.planner.contract.config.config_schema import ForceConfig, MoeConfig
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
+from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import expert_caches
 from penstock.planner.contract.experts.expert_hits import default_hit_rates, flaw
 from penstock.planner.contract.experts.expert_misses import misses
 from penstock.planner.contract.experts.policies import make_expert_policy
@@ -89,6 +91,32 @@ def test_routings_tell_what_routers_foresee_where_farther_ones_are_asked(layers,
     }
     assert (told.pop((ExpertPolicyName.lookahead, None)) > 0.5) == foreseen
     assert set(told.values()) == {0.0}
+
+
+def test_the_chance_from_which_experts_are_fetched_is_the_plans_own(tmp_path):
+    """Routers foresee less with a higher one, and the caches that simulator and engine ask fetch less."""
+    draw, path, rows = Random(0), tmp_path / "scored.jsonl", []
+    for i in range(80):
+        experts = [draw.sample(range(8), 2) for _ in range(4)]
+        guessed = [chosen if draw.random() < 0.7 else draw.sample(range(8), 2) for chosen in experts]
+        ahead = [[0.4 if e in chosen else 0.03 for e in range(8)] for chosen in guessed[1:]]
+        rows.append({"prompt": 0, "phase": "decode", "pos": i, "experts": experts, "ahead": ahead})
+    path.write_text("\n".join(map(json.dumps, rows)))
+    foreseen, fetched = {}, {}
+    for chance in (0.0, None, 0.99):
+        moe = MoeConfig(routings=str(path), policy=ExpertPolicyName.lookahead, prefetch=2, least_chance=chance)
+        m = with_hits(model(4, experts=8), moe).model
+        foreseen[chance] = m.experts.foreseen
+        made = solve(machine(vram=GB, dram=4 * GB), m, work(), Force.from_config(ForceConfig(expert_dram_slots=12), moe)).experts
+        assert made.least_chance == (0.5 if chance is None else chance)
+        _, cache = expert_caches(m.experts, replace(made, policy=ExpertPolicyName.mix, vram_slots=0), gpu=False)
+        for row in rows[:40]:
+            for layer, wanted in enumerate(row["experts"]):
+                cache.find(layer, wanted)
+                cache.judge(layer, Routing(np.array([wanted]), False))
+                fetched[chance] = fetched.get(chance, 0) + len(list(cache.coming(layer, 2)))
+    assert foreseen[0.0] >= foreseen[None] > foreseen[0.99] == 0
+    assert fetched[0.0] > fetched[None] >= fetched[0.99]
 
 
 def test_a_dense_model_has_no_use_for_routings(tmp_path):

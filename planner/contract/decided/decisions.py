@@ -182,6 +182,9 @@ class ExpertSlots:
         32 * 2**20
     )
     """Bytes of one copy of a part of an expert."""
+    least_chance: Annotated[float, Decision(Span(0, 1), "moe.least_chance", "  ahead", "from a chance of {}", aside=True)] = 0.5
+    """Experts at least this probable are fetched ahead. A right guess gains what the link carries while a layer computes. A wrong guess
+    costs about as much: a missing expert waits for the queued chunks. `planner replay least_chance=` tries others on your routings."""
 
 
 @dataclass(frozen=True)

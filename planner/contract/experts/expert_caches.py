@@ -9,9 +9,8 @@ from penstock.planner.contract.experts.policies import AheadScores, FarSight, ma
 from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.given.model import Experts
 
-LIKELY = 0.5
-"""Experts at least this probable are fetched ahead. A right guess gains what the link carries while a layer computes. A wrong guess costs
-about as much: a missing expert waits for the queued chunks."""
+LIKELY = ExpertSlots.least_chance
+"""Where nothing else is decided."""
 
 
 def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[ExpertCache | None, ExpertCache]:
@@ -21,9 +20,9 @@ def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[Expe
 
     def cache(number: int, above: ExpertCache | None, most_ahead: int) -> ExpertCache:
         number, policy = min(number, experts.units), make_expert_policy(slots.policy, *shape)
-        return ExpertCache(kept_slots(experts, number), number, experts.count, policy, above, far, Prefetch(most_ahead, LIKELY))
+        return ExpertCache(kept_slots(experts, number), number, experts.count, policy, above, far, Prefetch(most_ahead, slots.least_chance))
 
     asks = make_expert_policy(slots.policy, *shape).needs_ahead is AheadScores.router
-    far = FarSight(*shape, LIKELY) if asks else None
+    far = FarSight(*shape, slots.least_chance) if asks else None
     vram = cache(slots.vram_slots, None, slots.prefetch) if gpu else None
     return vram, cache(slots.dram_slots, vram, slots.read_ahead if gpu else slots.prefetch)
