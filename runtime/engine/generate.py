@@ -69,8 +69,8 @@ class Generation:
 
 
 def shares(left: Sequence[int], tokens: int) -> list[int]:
-    """How many of ``left`` each gets of ``tokens``: all the same, but none more than it has, so that equal ones go side by side and nothing
-    is idle. At least one token of each pass is given."""
+    """How many of ``tokens`` each of ``left`` gets: all the same, but none more than it has. So equal rows stand side by side and nothing
+    is idle. Each pass gives at least one token."""
     given = [0] * len(left)
     for place, k in enumerate(sorted(range(len(left)), key=left.__getitem__)):
         given[k] = min(left[k], (tokens - sum(given)) // (len(left) - place))

@@ -70,10 +70,10 @@ class ResidentPlace:
 
 
 class KvPool:
-    """``slots`` pages of ``page_tokens`` tokens in each layer of ``kinds``, which names what layers are alike.
+    """``slots`` pages of ``page_tokens`` tokens in each layer of ``kinds``, which says which layers are alike.
 
-    Costs slots * page_tokens * bytes of a token on ``device`` for each layer that is not in ``outside``, from the first pass on; layers in
-    ``outside`` have a place of their own.
+    Costs slots * page_tokens * bytes of a token on ``device`` from the first pass on, for each layer that is not in ``outside``. Layers in
+    ``outside`` have memory of their own.
     """
 
     def __init__(

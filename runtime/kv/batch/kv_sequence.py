@@ -52,8 +52,8 @@ class PrefixCache(Protocol):
     """Where the K and V of prompts' beginnings may come from. One batch at a time."""
 
     def restore(self, sequences: Sequence[KvSequence]) -> None:
-        """Give each of ``sequences``, which hold no pages, the pages of its beginning, and say by ``cached`` how much that is: whole pages,
-        and less than its prompt."""
+        """Give each of ``sequences``, which hold no pages, the pages of its prefix. ``cached`` says how many tokens that is: whole pages,
+        and less than the prompt."""
 
     def confirm(self) -> None:
         """What was restored is checked now; ``cached`` of a sequence is less where it was no good, and what was computed since is void."""

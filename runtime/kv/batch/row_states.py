@@ -24,10 +24,10 @@ class _Held(NamedTuple):
 
 
 class RowByRow:
-    """Stands in for ``module``'s forward: for each row of the pass, the module computes that row's tokens [1, tokens, ...] with the state
-    of its sequence, as if the row were alone.
+    """Stands in for ``module``'s forward. For each row of the pass the module computes that row's tokens [1, tokens, ...] alone, with the
+    state of its sequence.
 
-    A state is made by ``fresh`` when a sequence begins, and lives until ``forget``. RuntimeError where a row does not go on from where its
+    ``fresh`` makes a state when a sequence begins; the state lives until ``forget``. RuntimeError if a row does not continue where its
     sequence's state is: such a state cannot be taken back.
     """
 

@@ -12,8 +12,8 @@ from penstock.runtime.memory.device import CopyDevice, Event
 
 
 class KvHome(Protocol):
-    """K and V of some layers, each in one buffer (uint8). A layer is taken, its new tokens are written, and it is given back, pass
-    after pass; layers are taken in the order of a pass, by one thread."""
+    """K and V of some layers, each in one buffer (uint8). In each pass a layer is taken, its new tokens are written, and it is given back.
+    One thread takes layers in the order of a pass."""
 
     def there(self, layer: int) -> bool:
         """Whether :meth:`take` would return at once."""

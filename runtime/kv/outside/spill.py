@@ -36,12 +36,11 @@ class _Written(NamedTuple):
 
 
 class SpillHome:
-    """Layers in ``scratch``, each ``layer_bytes`` (a multiple of 4096), of whose buffers the first visits read ``wanted``. ``slots`` of
-    DRAM hold the layers on their way, each from when its read begins until its new tokens are written; with a slot for each layer
-    nothing is read again.
+    """Layers in ``scratch``, each ``layer_bytes`` (a multiple of 4096). The first visits read ``wanted`` of their buffers.
 
-    A layer is read again only when its tokens of the pass before were written. ``device`` is None where tokens are there when they are
-    given back.
+    ``slots`` of DRAM hold the layers in transit, from the beginning of a layer's read until its new tokens are written. With a slot for
+    each layer nothing is read again. A layer is read again only when its tokens of the pass before are written. ``device`` is None if
+    tokens are complete when they are given back.
     """
 
     def __init__(

@@ -27,10 +27,10 @@ def advice(place: Path, plan: Plan, read_gbps: float) -> str | None:
 
 
 def needed_gbps(plan: Plan, batch: int, length: int, tries: int = 32) -> float:
-    """The rate of a drive above which some beginning of ``batch`` prompts of ``length`` tokens is restored sooner than computed; infinite
-    where no drive is fast enough, and where the prompts have no full page before their last token.
+    """The rate of a drive above which some prefix of ``batch`` prompts of ``length`` tokens is restored faster than it is computed.
+    Infinite if no drive is fast enough, or if no full page lies before the prompts' last token.
 
-    Beginnings of so many lengths are tried at most, evenly spread up to the longest. Costs some 2 ms for each with 80 layers.
+    Tries prefixes of at most so many lengths, evenly spread up to the longest. Costs some 2 ms for each with 80 layers.
     """
     page = plan.decisions.kv.page_tokens
     pages = (length - 1) // page

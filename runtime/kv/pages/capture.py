@@ -18,9 +18,10 @@ from penstock.runtime.memory.device import Event
 _QUEUED = 8
 """Without a card, pages that wait for a thread to copy them or are being copied."""
 _PACE_S = 0.1
-"""With a card, the least time from group to group while it computes. A page written back in each step lengthened steps of 16 ms by 1.3 to
-2.4 ms (8B geometry, H200), some of it in this thread and some through the threads that check and write, by the interpreter's lock as it
-seems. Estimated from that, not tried at other values; what a short answer leaves is copied out after its last token."""
+"""Least seconds between two groups of pages that a card's batch copies out while it computes. A page written back in each step lengthened
+steps of 16 ms by 1.3 to 2.4 ms (8B geometry, H200). The cause is this thread and, it seems, the interpreter's lock that checking and
+writing threads take. The value is an estimate from that; others were not tried. What a short answer leaves is copied out after its last
+token."""
 
 
 class _Arriving(NamedTuple):
@@ -57,8 +58,8 @@ class Capture:
             self._todo[page.key] = page
 
     def advance(self) -> None:
-        """Queue as many pages as can go now without waiting: with a card one group, if the last one is long enough ago, without one what
-        the threads are ready for."""
+        """Queue as many pages as need no waiting. With a card: one group, if the last one is long enough ago. Without: as many as the
+        threads are ready for."""
         if self._tiers.card is not None:
             now = time.monotonic()
             if now < self._due_s:

@@ -14,10 +14,10 @@ from penstock.runtime.memory.device import CopyDevice, Event
 class CardPages:
     """``bounce`` is VRAM for whole records, uint8 [pages, bytes].
 
-    A record comes as one copy into ``bounce``, on a stream of its own, and from there by one kernel to its slot, ordered before what
-    computes with it, while the next one is copied. The way back is the same, on another stream. Nothing here makes the host wait but
-    ``wait_for_room``. What leaves DRAM or disk is checked on the way here. VRAM itself is trusted: a check would cost a pass over it,
-    and cards for such work have memory that corrects errors.
+    A record comes into ``bounce`` as one copy on a stream of its own. One kernel then brings it to its slot, ordered before what computes
+    with it, while the next record is copied. The way back is the same, on another stream. Only ``wait_for_room`` makes the host wait. Pages
+    that leave DRAM or disk are checked on the way here. VRAM itself is trusted: a check would cost a pass over it, and cards for such work
+    correct memory errors.
     """
 
     def __init__(self, device: CopyDevice, bounce: torch.Tensor, slots: SlotBytes):

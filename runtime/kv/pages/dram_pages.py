@@ -1,4 +1,4 @@
-"""The L2 tier of the KV prefix cache: pages in a region of the engine's arena, which a card copies from and a disk reads into directly."""
+"""The L2 tier of the prefix cache: pages in a region of the engine's arena. A card copies from it and a disk reads into it directly."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]]) -> F
 
 
 def choose(found: Found, worth: Worth, lengths: Sequence[int], page_tokens: int) -> list[Sequence[bytes]]:
-    """The pages of each prompt, of so many tokens, with which the batch is predicted to be fastest: those that VRAM has, which cost
-    nothing, or those of the two nearest tiers, or all. Nothing is predicted where VRAM has all that was found."""
+    """The pages of each prompt with which the batch is predicted to be fastest: those in VRAM, which cost nothing, those of the two nearest
+    tiers, or all. Nothing is predicted if VRAM has all that was found."""
 
     def seconds(wanted: Sequence[Sequence[bytes]]) -> float:
         brought = Counter(found.tiers[key] for key in {key for own in wanted for key in own})

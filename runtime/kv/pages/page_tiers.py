@@ -36,10 +36,9 @@ class PageMemory:
 
 
 class Tiers:
-    """Pages of ``shape`` by tier. ``kept``, the pages in the pool, and ``card`` are None where there is no card: the pool then lies in
-    DRAM, whose pages are checked whenever they are used again. ``disk`` is None where pages live as long as the process.
-
-    ``on_evicted`` gets a page that is pushed out of the pool."""
+    """Pages of ``shape`` by tier. ``kept``, the pages in the pool, and ``card`` are None without a card: the pool then lies in DRAM, whose
+    pages are checked at each use. ``disk`` is None if pages live as long as the process. ``on_evicted`` gets a page that is evicted from
+    the pool."""
 
     def __init__(self, shape: PageShape, memory: PageMemory, disk: DiskPages | None, on_evicted: Callable[[Page], None]):
         self.shape, self.disk, self.device, self.pool = shape, disk, memory.device, memory.pool

@@ -37,15 +37,14 @@ class _Head(NamedTuple):
 
 
 class Prefix:
-    """Gives sequences the beginnings of their prompts as pages of the pool, and keeps what was computed.
+    """Gives sequences the prefixes of their prompts as pages of the pool, and keeps what was computed.
 
-    A page that lies in the pool is shared: nothing is copied. One that lies elsewhere is brought once, however many sequences begin with
-    it. Sequences start where their own pages end, in pages of their own. One batch at a time, from one thread.
+    A page in the pool is shared: nothing is copied. A page elsewhere is brought once, however many sequences begin with it. Sequences start
+    where their own pages end, in pages of their own. One batch at a time, from one thread.
 
-    ``memory`` and ``disk``, for pages of ``shape``, stay their giver's, who needs them until this is closed. Without ``disk`` pages live
-    as long as this. ``settle`` returns, on another thread, once the KV that lies in DRAM is as computed.
-    Threads: two for each of the ``readers`` that the disk wants, so that the drive works while read pages are checked; half of the cores
-    for other checksums.
+    ``memory`` and ``disk``, for pages of ``shape``, belong to the caller and must live until this is closed. Without ``disk`` pages live as
+    long as this. ``settle`` returns, on another thread, once the KV in DRAM is as computed. Threads: two for each of the ``readers`` that
+    the disk needs, so that the drive works while pages are checked; half of the cores for other checksums.
     """
 
     def __init__(
@@ -75,13 +74,12 @@ class Prefix:
         self._pool.on_short = self._make_room
 
     def restore(self, sequences: Sequence[KvSequence]) -> None:
-        """Give each of ``sequences``, which hold no pages, those of its prompt's beginning, each with a reference, and say by ``cached``
-        how much that is. On a card copies are queued, not done: ordered before what is computed next, and not all of it is checked; see
-        ``confirm``.
+        """Give each of ``sequences``, which hold no pages, those of its prompt's prefix, each with a reference. ``cached`` says how many
+        tokens that is. On a card copies are queued and ordered before what is computed next; not all of it is checked: see ``confirm``.
 
-        Where some layers' KV lies in DRAM, and on the CPU, checks are over on return: there the computing thread itself writes pages to
-        their slots, what would compute meanwhile are the cores that check, and layers that stream would be copied for the pass ahead
-        with pages that may have to be taken back.
+        If some layers' KV lies in DRAM, and on the CPU, checks are over on return, for three reasons. The computing thread writes pages to
+        their slots itself. The checking cores would compute meanwhile. Layers that stream would be copied for the next pass with pages that
+        may be taken back.
         """
         begun = time.perf_counter()
         self._restore.confirm()  # of a batch that was broken off
@@ -105,9 +103,8 @@ class Prefix:
         self._totals.restore_s += time.perf_counter() - begun
 
     def confirm(self) -> None:
-        """After ``restore``, once: wait until all of it is checked. A sequence with a page that was no good loses its pages from there
-        on, also those it took since, and ``cached`` says where it starts; what was computed behind that is void, and nothing of it may
-        be kept."""
+        """Call once after ``restore``: wait until all of it is checked. A sequence with a bad page loses its pages from there on, also
+        those taken since, and ``cached`` says where it starts. What was computed after that is void and must not be kept."""
         begun = time.perf_counter()
         self._cut(self._restore.confirm())
         for head in self._heads:

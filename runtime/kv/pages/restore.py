@@ -32,9 +32,9 @@ class _Copied(NamedTuple):
 
 
 class Restore:
-    """Brings pages: those in the pool are there, those in DRAM are copied as fast as the link takes them while other threads compare their
-    checksums, those on disk are read and checked by ``readers``, several ahead, so that disk and link work side by side. A card may
-    compute with pages of DRAM before their checks are over: ``confirm`` waits for these."""
+    """Brings pages. Pages in the pool are there. Pages in DRAM are copied at the link's rate while other threads compare their checksums.
+    Pages on disk are read and checked by ``readers``, several ahead, so that disk and link overlap. A card may compute with pages of
+    DRAM before their checks are over: ``confirm`` waits for these."""
 
     def __init__(self, tiers: Tiers, readers: ThreadPoolExecutor, depth: int, checks: ThreadPoolExecutor, totals: Totals, warn: Warn):
         self._tiers, self._dram = tiers, tiers.dram.slots

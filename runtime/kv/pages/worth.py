@@ -25,16 +25,16 @@ class Worth:
         self._last: tuple[int, int, Prefill] | None = None
 
     def restore_s(self, pages: Mapping[Tier, int]) -> float:
-        """To bring so many pages of each tier to where they are computed with. Stages work side by side, so it is the slowest one's time,
-        and one page's in the others, which nothing hides; but for the bus, which works while they do."""
+        """Seconds to bring so many pages of each tier to where they are computed with. Stages overlap: the slowest one's time, and one
+        page's time in each other stage, which nothing hides. The bus is the exception: it works while they do."""
         farthest = [tier for tier in Tier if pages.get(tier)][-1:]
         stages, first = self._stages(pages), self._stages(dict.fromkeys(farthest, 1))
         slowest = max(stages, key=stages.__getitem__)
         return stages[slowest] + sum(seconds for stage, seconds in first.items() if stage not in (slowest, Resource.dram))
 
     def prefill_s(self, lengths: Sequence[int], starts: Sequence[int]) -> float:
-        """To compute what of prompts of ``lengths`` tokens is behind their first ``starts``; unequal ones as the equal ones that have as
-        many tokens to compute behind a beginning."""
+        """Seconds to compute the rest of prompts of ``lengths`` tokens behind their first ``starts``. Unequal prompts count as equal ones
+        with as many tokens to compute behind a prefix."""
         batch, length = len(lengths), max(lengths)
         start = length - -(-(sum(lengths) - sum(starts)) // batch)
         if self._last is None or self._last[:2] != (batch, length):
