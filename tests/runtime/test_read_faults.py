@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from penstock.planner.contract.decided.decisions import CachePolicy
+from penstock.runtime.engine.session import Session
 from penstock.runtime.reading import reader as reader_module
 from penstock.runtime.told.progress import PhaseBar
-from penstock.runtime.tools import run as running
 from penstock.runtime.tools.runtime_verbs import run_verb
 from tests.runtime.running import Desk, desk, leaves_nothing_behind
 from tests.support import decisions, plan_for
@@ -41,13 +41,13 @@ class Wire:
 
         monkeypatch.setattr(reader_module.ReadPool, "__init__", pool)
         monkeypatch.setattr(reader_module, "BACK_OFF_S", (0.0, 0.0, 0.0))
-        real_generate = running.generate
+        real_generate = Session.generate
 
         def generate(*args: Any, **keys: Any) -> Any:
             self.broken = self._break
             return real_generate(*args, **keys)
 
-        monkeypatch.setattr(running, "generate", generate)
+        monkeypatch.setattr(Session, "generate", generate)
         self.action: Callable[[int, Sequence[memoryview], int], int] = real_preadv
 
     def _break(self, fd: int, views: Sequence[memoryview], offset: int) -> int:

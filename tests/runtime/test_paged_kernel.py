@@ -1,0 +1,106 @@
+"""The kernel over page tables computes what attention is defined as; Triton's interpreter plays the card."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.runtime.kv.attention.page_tables import PageTables, Traits
+from penstock.runtime.kv.attention.paged_kernel import open_kernel
+from penstock.runtime.kv.attention.row_groups import packed
+from penstock.runtime.kv.batch.token_shape import TokenShape
+from penstock.runtime.model.rows import Row, RowKind, Step
+
+PAGE_TOKENS, SLOTS = 16, 60
+SHAPES = [(4, 1, 80, 48), (2, 2, 512, 512), (20, 1, 16, 16)]
+"""Query heads, heads, and the dimensions of K and V."""
+
+
+def traits_of(heads: int, dim: int) -> dict[str, Traits]:
+    torch.manual_seed(heads)
+    return {
+        "plain": Traits(dim**-0.5, None, None, None, None),
+        "a window": Traits(dim**-0.5, 9, None, None, None),
+        "softcap, sinks and a window": Traits(0.2, 40, 5.0, torch.randn(heads), None),
+        "ALiBi": Traits(dim**-0.5, None, None, None, torch.rand(heads)),
+    }
+
+
+def by_definition(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, row: Row, traits: Traits) -> torch.Tensor:
+    """[tokens, heads, dim] of one row, in float32: softmax(scores) V."""
+    slots = [row.pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in range(row.end)]
+    group = query.shape[1] // keys.shape[1]
+    k, v = (states[slots].float().repeat_interleave(group, 1) for states in (keys, values))
+    scores = torch.einsum("thd,nhd->htn", query.float(), k) * traits.scaling
+    if traits.softcap:
+        scores = traits.softcap * torch.tanh(scores / traits.softcap)
+    position, key = torch.arange(row.start, row.end)[:, None], torch.arange(row.end)[None]
+    if traits.slopes is not None:
+        scores = scores + traits.slopes[:, None, None] * (key - position)
+    seen = key <= position
+    if traits.window:
+        seen &= key > position - traits.window
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if traits.sinks is not None:
+        scores = torch.cat([scores, traits.sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+    return torch.einsum("htn,nhd->thd", scores.softmax(-1)[..., : row.end], v)
+
+
+def worst_error(shape: tuple[int, int, int, int], dtype: torch.dtype, most_tokens: int, processors: int) -> float:
+    """Of three rows of any lengths in any pages, relative to the largest value, over all traits."""
+    from penstock.runtime.kv.attention.paged_triton import TritonKernel
+
+    query_heads, heads, dim, value_dim = shape
+    made, worst = random.Random(most_tokens), 0.0
+    for traits in traits_of(query_heads, dim).values():
+        free = made.sample(range(SLOTS), SLOTS)
+        rows = []
+        for k in range(3):
+            end = made.randrange(1, 120)
+            count = made.randint(1, min(end, most_tokens))
+            rows.append(Row(k, (0,) * count, end - count, tuple(free.pop() for _ in range(-(-end // PAGE_TOKENS))), RowKind.verify))
+        step, held = Step(tuple(rows)), TokenShape((heads, dim), (heads, value_dim), dtype)
+        keys, values = held.pair(torch.empty(SLOTS * PAGE_TOKENS * held.nbytes, dtype=torch.uint8))
+        keys.copy_(torch.randn(keys.shape))
+        values.copy_(torch.randn(values.shape))
+        query = torch.randn(step.tokens, query_heads, dim).to(dtype)
+        out = torch.empty(step.tokens, query_heads, value_dim, dtype=dtype)
+        tables = PageTables.of(packed(step), PAGE_TOKENS, torch.tensor)
+        TritonKernel(processors).attend(query, (keys, values), tables, traits, out)
+        for at in packed(step):
+            want = by_definition(query[at.first : at.first + len(at.row.tokens)], keys, values, at.row, traits)
+            error = (out[at.first : at.first + len(want)].float() - want).abs().max() / want.abs().max().clamp(min=1)
+            worst = max(worst, error.item())
+    return worst
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_of_any_lengths_in_any_pages_are_attention_by_definition(shape: tuple[int, int, int, int]) -> None:
+    """Decode rows and tails, whole and with their keys split among programs. Triton reads its mode when it is imported."""
+    pytest.importorskip("triton", reason="needs Triton")
+    command, environment = [sys.executable, __file__, json.dumps(shape)], {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    errors = json.loads(ran.stdout.splitlines()[-1])
+    assert all(error < 2e-5 for error in errors["float32"]) and all(error < 3e-3 for error in errors["float16"]), errors
+
+
+def test_there_is_none_without_a_card() -> None:
+    assert open_kernel(torch.device("cpu")) is None
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+    import penstock.runtime.kv.attention.paged_triton as paged_triton
+
+    paged_triton._LEAST_KEYS = 32  # so that these short rows are split, too
+    shape, cases = tuple(json.loads(sys.argv[1])), [(1, 4096), (20, 1)]
+    types = {"float32": torch.float32, "float16": torch.float16}
+    print(json.dumps({name: [worst_error(shape, dtype, *case) for case in cases] for name, dtype in types.items()}))
