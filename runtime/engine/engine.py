@@ -149,7 +149,7 @@ class Engine:
                 self.experts.warm_up(len(batch.prompts) * min(longest, batch.chunk_tokens))
 
     def finish_loading(self, progress: Progress) -> None:
-        """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless told not to wait."""
+        """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless asked not to wait."""
         total = sum(nbytes for _, nbytes in self.host.reads) + (self._filler.total_bytes if self._filler else 0)
         done = 0
 

@@ -14,9 +14,9 @@ from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
 from penstock.runtime.model.rows import RowKind, Step
 
 Progress = Callable[[str, int, int], None]
-"""Told (phase, done, total)."""
+"""Called with (phase, done, total)."""
 Finished = Callable[[list[list[int]]], list[bool]]
-"""Which sequences are over, by all that each has said."""
+"""Which sequences are over, by all tokens of each."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def shares(left: Sequence[int], tokens: int) -> list[int]:
 
 
 class _Run:
-    """One batch on its way through ``stepper``: its sequences hold pages until :meth:`close`."""
+    """One batch that ``stepper`` computes: its sequences hold pages until :meth:`close`."""
 
     def __init__(self, stepper: Stepper, batch: Batch, prefix: PrefixCache | None, keep_logits: bool):
         self._stepper, self._batch, self._prefix, self._keep_logits = stepper, batch, prefix, keep_logits
@@ -109,7 +109,7 @@ class _Run:
         return self._pass(Step(tuple(sequence.row(1, RowKind.decode) for sequence in live)))
 
     def put_by(self) -> None:
-        """Copy some of the prompts' pages on their way, as many as can go beside what comes next."""
+        """Queue copies of some of the prompts' pages, as many as can go beside what comes next."""
         if self._prefix is not None:
             self._prefix.advance()
 
@@ -183,8 +183,8 @@ def generating(
     """Generate up to its limit for each prompt of ``batch``; the same object, as it is after each pass that chose tokens. It may be left
     between two passes.
 
-    ``finished`` may end sequences by what they say; ``progress(phase, done, total)`` is told of every pass. A finished sequence leaves the
-    steps; its pages are given back with the batch's.
+    ``finished`` may end sequences by their tokens. ``progress(phase, done, total)`` is called after every pass. A finished sequence leaves
+    the steps; its pages are given back with the batch's.
     """
     told = progress or (lambda *_: None)
     result = Generation([[] for _ in batch.prompts])

@@ -59,7 +59,7 @@ class Job:
     """Tokens of KV for each sequence."""
 
     def play(self, run: Callable[[Batch], Generation]) -> Iterator[Served]:
-        """Every request once: ``run`` is given one batch after the other, turns with all that was said in their conversation before."""
+        """Every request once: ``run`` is given one batch after the other, turns with their whole conversation so far."""
         spoken: dict[str, Ids] = {}
         for members in self._schedule():
             requests = [self.requests[k] for k in members]
@@ -128,7 +128,7 @@ def _contexts(requests: Sequence[Request], replies: Sequence[int]) -> list[int]:
 
 
 def _refuse_what_never_fits(order: Order, requests: Sequence[Request], may_stop: bool) -> None:
-    """UserError for a turn that is longer than its KV whatever is said before it: replies that nothing ends are as long as they may be."""
+    """UserError for a turn that exceeds its KV in any case. A reply that nothing ends counts with its greatest length."""
     limits = [r.max_new_tokens for r in requests]
     least, most = _contexts(requests, [0] * len(requests) if may_stop else limits), _contexts(requests, limits)
     for asked, tokens in zip(order.requests, least, strict=True):

@@ -34,7 +34,7 @@ from penstock.runtime.model.skeleton import import_model, open_skeleton
 
 Made = Generator[Generation, None, None]
 Mark = Callable[[str], None]
-"""Told the name of a phase of the start that is over."""
+"""Called with the name of a phase of the start that is over."""
 
 
 class Kept(NamedTuple):

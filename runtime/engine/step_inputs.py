@@ -1,4 +1,4 @@
-"""A pass's numbers (token ids, positions, page tables) on their way to the compute device."""
+"""A pass's numbers (token ids, positions, page tables) brought to the compute device."""
 
 from __future__ import annotations
 

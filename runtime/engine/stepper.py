@@ -21,7 +21,7 @@ from penstock.runtime.model.rows import Step
 class Stepper:
     """``model`` over ``pool``, on ``device``. Knows no requests: whoever calls it says which tokens of which sequences come.
 
-    A pass costs its tokens' activations. ``begin_pass`` is told of each pass before it.
+    A pass costs its tokens' activations. ``begin_pass`` is called before each pass.
     """
 
     def __init__(

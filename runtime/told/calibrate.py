@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.runtime.told.stage_clock import StageUse
 
 LEAST_BYTES = 64_000_000
-"""What moves less in a phase than this tells of how long a transfer takes to begin, not of its rate."""
+"""Bytes of a phase below which a transfer teaches its latency, not its rate."""
 
 
 def check_card(plan: Plan, device: torch.device) -> None:
@@ -49,7 +49,7 @@ def check_card(plan: Plan, device: torch.device) -> None:
 
 
 def calibrate(outcome: Outcome) -> dict[str, Any]:
-    """Add the run to this machine's calibration; what it told, for the report. UserError where that cannot be written."""
+    """Add the run to this machine's calibration; what it taught, for the report. UserError where that cannot be written."""
     plan = outcome.job.plan
     path, machine = calibration_path(plan.hardware), Machine.of(plan.hardware)
     fitted = fit(plan.hardware, plan.model, plan.workload, plan.decisions, measured(outcome))
@@ -64,7 +64,7 @@ def calibrate(outcome: Outcome) -> dict[str, Any]:
 def calibrated_line(told: Mapping[str, Any]) -> str:
     """One line of what ``calibrate`` returned."""
     rates = ", ".join(f"{figure} {rate:.2f}" for figure, rate in told["of_profile"].items())
-    return f"calibrated: {rates or 'no rate'} of the plan's profile, kept in {told['file']}; `planner solve` goes by it"
+    return f"calibrated: {rates or 'no rate'} of the plan's profile, kept in {told['file']}; `planner solve` plans by it"
 
 
 def measured(outcome: Outcome) -> Measured:

@@ -36,7 +36,7 @@ FIGURES: dict[str, Callable[[Any], str]] = {
 }
 """Predicted figures that a run measures, with how each is shown."""
 WORKING = ("prefill", "decode")
-"""Phases of which it is said what was waited for."""
+"""Phases whose waits are reported."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def replies(self) -> list[list[int]]:
-        """What was said to each request in the first round."""
+        """The reply to each request in the first round."""
         said = {k: tokens for served in self.rounds[0] for k, tokens in zip(served.members, served.made.tokens, strict=True)}
         return [said[k] for k in sorted(said)]
 
@@ -183,5 +183,5 @@ def _seeds_keys(outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> dict[str
 
 
 def busiest(stages: Mapping[str, StageUse]) -> str | None:
-    """The stage that had work under way longest."""
+    """The stage that had work in flight longest."""
     return max(stages, key=lambda name: stages[name].busy_s) if stages else None

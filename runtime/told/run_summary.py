@@ -19,7 +19,7 @@ from penstock.runtime.told.run_report import FIGURES, WORKING, Outcome
 from penstock.runtime.told.stage_clock import StageClock
 
 WORTH_SAYING = 0.001
-"""Least share of a phase that a wait is told of."""
+"""Least share of a phase for which a wait is printed."""
 BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 
@@ -101,7 +101,7 @@ def _stage_table(clock: StageClock) -> Table:
 
 
 def _standing_still(clock: StageClock) -> Iterator[str]:
-    """The bottleneck of each phase, and for what share of it the stage after it stood still."""
+    """The bottleneck of each phase, and for what share of it the next stage waited."""
     for phase in WORKING:
         stages = {name: use for name, use in clock.phases[phase].items() if use.busy_s}
         if stages:

@@ -10,7 +10,7 @@ from penstock.runtime.moving.ledger import Ledger
 
 
 class PassMarks:
-    """Keeps one span for each pass of a generation. Made when the prefill begins; told when a token has been chosen."""
+    """Keeps one span for each pass of a generation. Made when the prefill begins; called when a token has been chosen."""
 
     def __init__(self, ledger: Ledger):
         self._ledger = ledger

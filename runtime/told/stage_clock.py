@@ -71,7 +71,7 @@ class StageClock:
         self._moved = {stage: nbytes for stage, (nbytes, _) in totals.items()}
 
     def step(self) -> None:
-        """A decode step is over: one more entry in ``step_bytes``, of copies as far as the device has told of their end."""
+        """A decode step is over: one more entry in ``step_bytes``, of copies that the device has reported as ended."""
         moved = {stage: nbytes for stage, (nbytes, _) in self._engine.stage_totals().items()}
         self.step_bytes.append({stage: n - self._moved.get(stage, 0) for stage, n in moved.items() if n != self._moved.get(stage, 0)})
         self._moved = moved

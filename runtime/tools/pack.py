@@ -197,7 +197,7 @@ def _gaps(layout: UnitLayout) -> Iterator[tuple[int, int]]:
 
 
 def _write(fd: int, data: bytes | memoryview, position: int) -> None:
-    """Write all of ``data`` and start it on its way to the disk, so that dirty pages do not pile up."""
+    """Write all of ``data`` and start writing it to the disk, so that dirty pages do not pile up."""
     view = memoryview(data)
     done = 0
     while done < len(view):

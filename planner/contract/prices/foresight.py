@@ -15,7 +15,7 @@ from penstock.planner.contract.prices.stages import decode_compute_s, expert_cop
 
 @dataclass(frozen=True)
 class Foresight:
-    """One layer of a decode step against one expert on its way."""
+    """One layer of a decode step against one expert in transit."""
 
     expert_bytes: int
     fetch_s: float

@@ -44,7 +44,7 @@ class Overheads:
     outside_per_layer: int = 4
     """Tensors of a decoder layer outside its two blocks, at most: the norms of Gemma. The runtime places each one in pages of its own."""
     kv_ring_slots: int = 3
-    """One layer's KV is read by attention, the next one's has arrived, a third one's is on its way."""
+    """One layer's KV is read by attention, the next one's has arrived, a third one's is in transit."""
     kv_bounce_pages: int = 2
     """Pages of VRAM that kept pages pass through, each with all layers in one copy. One is scattered to its layers while the next arrives.
     Scattering takes a tenth of the copy's time at most, so the link does not wait."""

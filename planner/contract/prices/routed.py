@@ -83,7 +83,7 @@ class Routed:
         return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed, named, copies_s)
 
     def read_s(self, fetch_s: float) -> float:
-        """What an expert that is ``fetch_s`` on its way from the SSD adds to a step."""
+        """Seconds that an expert, ``fetch_s`` in transit from the SSD, adds to a step."""
         return max(0.0, fetch_s - self.computed_s)
 
     def copy_s(self, fetch_s: float) -> float:
@@ -110,7 +110,7 @@ def _missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Experts that a decode step misses, and what each is on its way. Numbers for a plan, expressions in the integer program."""
+    """Experts that a decode step misses, and the seconds that each is in transit. Numbers for a plan, expressions in the program."""
 
     read: Sequence[tuple[Amount, float]]
     """From the SSD: (how many, seconds of one), for each way in which a step may read."""

@@ -12,7 +12,7 @@ from penstock.runtime.model.rows import Row, RowKind
 
 @dataclass(eq=False)
 class KvSequence:
-    """``tokens`` are the prompt and what was said. Holds one reference on each of its ``pages``."""
+    """``tokens`` are the prompt and its reply so far. Holds one reference on each of its ``pages``."""
 
     number: int
     tokens: list[int]
@@ -62,7 +62,7 @@ class PrefixCache(Protocol):
         """The full pages of these sequences' cached tokens may be kept."""
 
     def advance(self) -> None:
-        """Copy some of what is kept on its way, as much as can go without waiting."""
+        """Queue copies of some kept pages, as many as need no waiting."""
 
     def finish(self) -> None:
         """Copy out what ``advance`` has not come to."""

@@ -53,13 +53,13 @@ class Tally:
                 setattr(self.counters, name, getattr(self.counters, name) + count)
 
     def trouble(self, name: str, line: str) -> None:
-        """Count one; the first of its name is also told to the user."""
+        """Count one; the first of its name is also printed."""
         self.add(**{name: 1})
         with self._lock:
             first = name not in self._warned
             self._warned.add(name)
         if first:
-            self._warn(f"{line} (told once, counted in the report)")
+            self._warn(f"{line} (reported once, counted in the report)")
 
     def facts(self) -> dict[str, int]:
         with self._lock:

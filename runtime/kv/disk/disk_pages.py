@@ -1,7 +1,7 @@
 """The L3 tier of the KV prefix cache: pages of KV in a directory on an SSD, checked on every read.
 
 ``DiskReader`` and ``DiskWriter`` (in ``writer.py``) are what a run opens; ``upkeep.py`` is what a command line calls. Nothing that the
-disk does raises during a run: pages are absent, counted, and the first of each trouble is told through ``warn``.
+disk does raises during a run: pages are absent, counted, and ``warn`` gets the first of each trouble.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DiskPages:
 class DiskReader(DiskPages):
     """Pages of ``shape`` in ``directory``, as they were at the last ``refresh``. Needs no lock: any number, in any process.
 
-    UserError when the directory is not there or cannot be read. ``warn`` is told the first of each trouble, on whatever thread met it.
+    UserError when the directory is not there or cannot be read. ``warn`` gets the first of each trouble, on whatever thread met it.
     ``preadv`` is ``os.preadv``, or a test's own.
     """
 

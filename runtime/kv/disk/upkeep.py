@@ -87,7 +87,7 @@ class VerifyReport:
 def verify(directory: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
     """Read and check every page of every namespace. Needs no lock; a segment that is evicted meanwhile is left out.
 
-    ``progress`` is told bytes done and in all. DRAM: one page. UserError.
+    ``progress`` gets bytes done and in all. DRAM: one page. UserError.
     """
     files = SegmentFiles(directory)
     index, problem = _load(files)

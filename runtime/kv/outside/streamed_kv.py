@@ -19,7 +19,7 @@ from penstock.runtime.moving.ring import VramRing
 
 
 class KvStream(Protocol):
-    """Layers outside VRAM on their way to where they are computed with; see ``KvPlace``. A layer's tokens take ``token_bytes`` each."""
+    """Layers outside VRAM, brought to where they are computed with; see ``KvPlace``. A layer's tokens take ``token_bytes`` each."""
 
     def begin_pass(self) -> None: ...
 
@@ -34,7 +34,7 @@ class KvStream(Protocol):
 
 
 class _Stored(NamedTuple):
-    """Tokens on their way out: the events before and behind their copies."""
+    """Tokens in transit from the card: the events before and behind their copies."""
 
     unit: Unit
     begun: Event
@@ -113,7 +113,7 @@ class RingKv:
         return held.data_ptr(), held
 
     def release(self, unit: Unit) -> None:
-        """A layer is given back when its new tokens are on their way."""
+        """A layer is given back when the copies of its new tokens are queued."""
 
     def _pieces(self, unit: Unit) -> Sequence[Segment]:
         wanted = [Segment(first, first, last - first) for first, last in self._wanted[unit.layer]]

@@ -1,4 +1,4 @@
-"""What a user is told when KV pages lie on a drive that is too slow for the plan."""
+"""The warning when KV pages lie on a drive that is too slow for the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computed pages on their way from the pool to DRAM, and on to the disk, behind the computing thread's back."""
+"""Computed pages in transit from the pool to DRAM, and on to the disk, behind the computing thread's back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ token."""
 
 
 class _Arriving(NamedTuple):
-    """Pages on their way to DRAM; ``held`` are slots of the pool that must stay as they are until then."""
+    """Pages in transit to DRAM; ``held`` are slots of the pool that must stay as they are until then."""
 
     future: Future
     held: Sequence[int]
 
 
 class Capture:
-    """What is still to be copied out of the pool, each page with a reference to its slot, and what is on its way.
+    """What is still to be copied out of the pool, each page with a reference to its slot, and what is in transit.
 
     ``threads`` wait for the card, copy what lies in DRAM, and make checksums; the disk has a thread of its own. A page's slot in DRAM stays
     as it is until the disk has it; ``leave`` of the slots, half of them at most, are free of that, so that pages can be read meanwhile.
@@ -48,7 +48,7 @@ class Capture:
 
     @property
     def pending(self) -> int:
-        """Pages that are not yet on their way."""
+        """Pages whose copies are not yet queued."""
         return len(self._todo)
 
     def add(self, page: Page) -> None:
@@ -84,7 +84,7 @@ class Capture:
         self._wait()
 
     def give_up(self) -> None:
-        """What is not on its way is lost. Waits for what is; no slot of the pool is held afterwards."""
+        """What is not in transit is lost. Waits for what is; no slot of the pool is held afterwards."""
         self._totals.skipped += len(self._todo)
         self._tiers.pool.release(page.slot for page in self._todo.values())
         self._todo.clear()

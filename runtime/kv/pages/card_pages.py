@@ -1,4 +1,4 @@
-"""Records of pages on their way between page-locked DRAM and the slots of a pool in VRAM."""
+"""Records of pages in transit between page-locked DRAM and the slots of a pool in VRAM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages on their way from disk to DRAM, ahead of whoever needs them."""
+"""Pages in transit from disk to DRAM, ahead of whoever needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages on their way from their tiers to slots of the pool."""
+"""Pages in transit from their tiers to slots of the pool."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Restore:
 
     def bring(self, wanted: Sequence[Sequence[bytes]], where: dict[bytes, Tier]) -> Brought:
         """Bring the first pages of each sequence, which lay ``where`` a moment ago; a page of several is brought once. Each slot has a
-        reference until ``confirm``. On a card copies may still be under way, ordered before what is launched next."""
+        reference until ``confirm``. On a card copies may still be in flight, ordered before what is launched next."""
         pages, pool = list(in_order(wanted)), self._tiers.pool
         moved: dict[bytes, Tier] = {}
         for key, parent in pages:  # before any slot is taken, since that may push pages out
@@ -107,7 +107,7 @@ class Restore:
     def _refuse(self, key: bytes) -> None:
         if not self._totals.failed_checks:
             line = "a page of KV in DRAM was not used, its checksum is wrong; it will be computed again"
-            self._warn(f"{line} (told once, counted in the report)")
+            self._warn(f"{line} (reported once, counted in the report)")
         self._totals.failed_checks += 1
         self._dram.drop(key)
 
