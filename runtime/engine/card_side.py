@@ -6,8 +6,6 @@ import torch
 
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.memory_law import kv_layer_bytes, kv_ring_slots
 from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
@@ -20,13 +18,13 @@ from penstock.runtime.moving.stream import Rehearsal, RingStream
 class CardSide:
     """What an engine has in VRAM beside activations and the KV that stays there: taken at once, in one block."""
 
-    def __init__(self, plan: Plan, host: HostSide, copier: CopyDevice, device: torch.device):
-        weights, placement, options = plan.decisions.weights, host.placement, host.options
+    def __init__(self, host: HostSide, copier: CopyDevice, device: torch.device):
+        weights, placement, options = host.placement.weights, host.placement, host.options
         streamed = {u: device_layout(host.layouts[u]) for u in placement.streamed_units}
         fixed = [(f, device_layout(f.layout)) for f in host.fixtures if f.tier is Tier.vram]
         size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
         counts = {name: count for name, (count, _) in placement.ring_classes.items()}
-        kv_count, kv_bytes = kv_ring_slots(plan.model, plan.decisions.kv), align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
+        kv_count, kv_bytes = host.kv.ring_slots, align_up(host.kv.layer_bytes)
         experts, expert_bytes = (0, 0) if host.experts is None else host.experts.room.vram_share
         room = options.page_room
         ring_bytes = sum(count * size[name] for name, count in counts.items())

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
-from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.host_side import HostSide
@@ -39,20 +38,19 @@ class Engine:
     the CPU from two tiers. ``host`` stays its maker's to close, after this. Made by ``open_session`` alone.
     """
 
-    def __init__(self, plan: Plan, skeleton: Skeleton, host: HostSide, copier: CopyDevice | None, device: torch.device):
+    def __init__(self, skeleton: Skeleton, host: HostSide, copier: CopyDevice | None, device: torch.device):
         self.device = device
         self.model = skeleton.model
         self.copier = copier
-        copies, kv = plan.decisions.weights.h2d, plan.decisions.kv
-        self._pages = kv.pages // plan.model.layers
+        copies, kv = host.placement.weights.h2d, host.kv
         self.chunking = copies.chunk_bytes, copies.in_flight
-        self._placement = plan.placement
+        self._placement = host.placement
         self._filler: Filler | None = None
         self._stack = ExitStack()
         try:
             self.host, options = host, host.options
             self.arena, self.pool, self.dram, self.ledger = host.arena, host.pool, host.dram, host.ledger
-            self.card = None if copier is None else CardSide(plan, self.host, copier, device)
+            self.card = None if copier is None else CardSide(self.host, copier, device)
             if self.card is None:
                 tensors = {u: x.tensors for u, x in self.host.layouts.items()}
                 self.stream: HostStream | RingStream = HostStream(self.dram, tensors, self.ledger)
@@ -63,11 +61,11 @@ class Engine:
             self._stack.callback(self.stream.close)
             self.experts = self._open_experts(skeleton)
             directory = skeleton.store.directory if options.kv_scratch_dir is None else options.kv_scratch_dir
-            self.outside = OutsideKv(plan, self.host, self.card.kv_slots if self.card else [], copier, self.model, directory)
+            self.outside = OutsideKv(kv, copies, self.host, self.card.kv_slots if self.card else [], copier, self.model, directory)
             self._stack.callback(self.outside.close)
             self._binder = Binder(self.model, self.host.blocks, self._rehearsal)
             self._bind_fixtures()
-            slots = self._pages + (0 if self.outside.layers else options.page_room.vram_pages)
+            slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), open_kernel(device))
         except BaseException:
@@ -196,7 +194,7 @@ class Engine:
 
     def _most_tokens(self, batch: Batch) -> int:
         """That each sequence of ``batch`` may come to hold."""
-        return self._pages // len(batch.prompts) * self.kv.page_tokens
+        return self.host.kv.pages // len(batch.prompts) * self.kv.page_tokens
 
     @property
     def page_memory(self) -> PageMemory:

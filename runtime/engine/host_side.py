@@ -13,13 +13,12 @@ from penstock.planner.common.host_memory import usable_cores
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.common.measures import GB, align_down, align_up
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.policy import make_policy
-from penstock.planner.contract.prices.memory_law import OVERHEADS, kv_arena_slots, kv_layer_bytes
-from penstock.planner.contract.prices.stages import ssd_gbps
+from penstock.planner.contract.prices.memory_law import OVERHEADS
 from penstock.runtime.asked.page_room import PageRoom
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
+from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.model.fixtures import Fixture, device_fixtures, host_fixtures
 from penstock.runtime.model.skeleton import Skeleton
@@ -56,38 +55,39 @@ class EngineOptions:
 class HostSide:
     """What an engine has in DRAM. Reading may begin before there is a device to compute on.
 
-    ``take`` gives an arena of at least so many bytes, resident; it stays its giver's to close, after this.
+    ``take`` gives an arena of at least so many bytes, resident; it stays its giver's to close, after this. ``ssd_gbps`` is the drive's
+    usual rate with the placement's blocks and depth, by which a read that stalls is known.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        placement: Placement,
+        kv: KvShare,
+        experts: ExpertRoom,
+        ssd_gbps: float,
         skeleton: Skeleton,
         take: Callable[[int], Arena],
         options: EngineOptions,
         say: Callable[[str], None] | None = None,
     ):
-        self.options = options
-        self.placement = plan.placement
+        self.options, self.placement, self.kv = options, placement, kv
         self.ledger = Ledger(options.keep_spans)
         self.blocks = [u for u, _ in self.placement.units if u.kind != "head"]
         self.layouts: dict[Unit, UnitLayout] = {u: skeleton.store.unit(u) for u in self.blocks}
-        if plan.hardware.gpu is None:
+        if not placement.gpu:
             self.fixtures = host_fixtures(skeleton.store, skeleton.model)
         else:
             self.fixtures = device_fixtures(self.placement, skeleton.store, skeleton.model, skeleton.layers)
             self.layouts |= {f.unit: f.layout for f in self.fixtures if f.unit and f.unit.kind == "head"}
         self._reads: list[tuple[Arrival, int]] | None = None
         self._stack = ExitStack()
-        ssd = plan.decisions.weights.ssd
+        ssd = placement.weights.ssd
         fixed = [f for f in self.fixtures if f.tier is Tier.dram]
         cache_bytes = DramTier.nbytes(self.placement, self.layouts)
-        bounce_bytes = OVERHEADS.bounce_bytes if plan.hardware.gpu else 0
-        kv_bytes = align_up(kv_layer_bytes(plan.model, plan.decisions.kv))
-        kv_sizes = [kv_bytes] * kv_arena_slots(plan.hardware, plan.model, plan.decisions.kv)
-        pages_bytes = options.page_room.dram_bytes
-        room = ExpertRoom.of(plan, skeleton.store)
-        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes, pages_bytes, room.dram_bytes)
+        bounce_bytes = OVERHEADS.bounce_bytes if placement.gpu else 0
+        kv_sizes = [align_up(kv.layer_bytes)] * kv.arena_slots
+        pages_bytes, experts_bytes = options.page_room.dram_bytes, experts.dram_bytes
+        sizes = (*(f.layout.nbytes for f in fixed), cache_bytes, bounce_bytes, ssd.staging_bytes, *kv_sizes, pages_bytes, experts_bytes)
         self.arena = take(sum(map(align_up, sizes)))
         staging_at, _ = self.arena.take(ssd.staging_bytes)
         self.fixed: list[tuple[Fixture, int]] = [(f, self.arena.take(f.layout.nbytes)[0]) for f in fixed]
@@ -96,16 +96,17 @@ class HostSide:
         self.kv_places = [(self.arena.take(size)[0], size) for size in kv_sizes]
         """(offset, bytes) of each buffer for one layer's KV: of the layers that lie in DRAM, then those that the SSD's pass through."""
         self.pages_at, _ = self.arena.take(pages_bytes)
-        experts_at, _ = self.arena.take(room.dram_bytes)
+        experts_at, _ = self.arena.take(experts_bytes)
         try:
             with uninterrupted():
                 staging = self.arena.view[staging_at : staging_at + ssd.staging_bytes]
                 on_block = self.ledger.keep_block if options.keep_spans else None
-                self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block, usual_s=_usual_read_s(plan))
+                usual_s = ssd.queue_depth * ssd.block_bytes / GB / ssd_gbps
+                self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block, usual_s=usual_s)
                 self._stack.callback(self.pool.close)
                 self.cached = CachedReads(self.pool, usable_cores())
                 self._stack.callback(self.cached.close)
-            self.experts = ExpertHost(room, self.arena, experts_at, self.pool) if room.layouts else None
+            self.experts = ExpertHost(experts, self.arena, experts_at, self.pool) if experts.layouts else None
             policy = make_policy(self.placement, options.wrap_around)
             heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self.fixed if f.unit}
             self.dram = DramTier(self.placement, self.layouts, self.arena, self.cache_at, self.pool, policy, heads, say, options.keep_log)
@@ -140,9 +141,3 @@ class HostSide:
     def close(self) -> None:
         """Stop reading. Safe to call twice."""
         self._stack.close()
-
-
-def _usual_read_s(plan: Plan) -> float:
-    """Seconds of one block with all reads in flight, at the rate that the profile has for them."""
-    ssd = plan.decisions.weights.ssd
-    return ssd.queue_depth * ssd.block_bytes / GB / ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)

@@ -13,6 +13,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.runtime.asked.page_room import page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.converters import converters
@@ -20,9 +21,11 @@ from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generate, generating, logits_behind
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.experts.expert_room import ExpertRoom
 from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.keeping import open_pages, page_shape, read_gbps
 from penstock.runtime.kv.disk.page_record import PageShape
+from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.kv.pages.advice import advice
 from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram_runs_out
@@ -30,7 +33,7 @@ from penstock.runtime.memory.free_memory import PeakDram
 from penstock.runtime.memory.ground import Ground
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
-from penstock.runtime.model.skeleton import import_model, open_skeleton
+from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
 
 Made = Generator[Generation, None, None]
 Mark = Callable[[str], None]
@@ -187,7 +190,7 @@ def open_session(
                 kept = Kept(reuse, shape, pages, time.perf_counter() - begun)
         ground.settle()
         with uninterrupted():
-            host = stack.enter_context(closing(HostSide(plan, skeleton, ground.arena, options, say)))
+            host = stack.enter_context(closing(_host_side(plan, skeleton, ground, options, say)))
         if read_at_once:
             host.begin_reading()
         mark("arena")
@@ -195,7 +198,7 @@ def open_session(
         peak = PeakDram(host.arena.nbytes)
         mark("cuda")
         with uninterrupted():
-            engine = stack.enter_context(closing(Engine(plan, skeleton, host, copier, ground.device)))
+            engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device)))
         mark("engine")
         yield Session(plan, engine, peak, kept, mark, stack)
 
@@ -209,6 +212,14 @@ def _multiplying(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOptions, say: Callable[[str], None] | None) -> HostSide:
+    """The DRAM side as ``plan`` has it: what each part needs of the plan is taken out of it here."""
+    decided, ssd = plan.decisions, plan.decisions.weights.ssd
+    experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store)
+    rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
+    return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)
 
 
 def _place(directory: str | None) -> Path | None:

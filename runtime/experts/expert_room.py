@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from penstock.planner.contract.decided.decisions import ExpertSlots
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.experts.expert_cache import ExpertCache
 from penstock.planner.contract.experts.expert_caches import expert_caches
 from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy
-from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.memory.arena import Arena
@@ -23,22 +24,25 @@ from penstock.runtime.store.base import Store, UnitLayout
 class ExpertRoom:
     """A plan's routed experts, with their layouts on the SSD; none of a dense model, which takes no room."""
 
-    plan: Plan
+    experts: Experts | None
+    """Of the model."""
+    slots: ExpertSlots | None
+    """As decided."""
+    gpu: bool
     layouts: Mapping[Key, UnitLayout]
 
     @classmethod
-    def of(cls, plan: Plan, store: Store) -> ExpertRoom:
-        experts = plan.model.experts
+    def of(cls, experts: Experts | None, slots: ExpertSlots | None, gpu: bool, store: Store) -> ExpertRoom:
         keys = [(layer, e) for layer in experts.layers for e in range(experts.count)] if experts else []
-        return cls(plan, {key: store.unit(Unit("expert", *key)) for key in keys})
+        return cls(experts, slots, gpu, {key: store.unit(Unit("expert", *key)) for key in keys})
 
     @property
     def dram_slots(self) -> int:
-        return min(self.plan.decisions.experts.dram_slots, len(self.layouts)) if self.layouts else 0
+        return min(self.slots.dram_slots, len(self.layouts)) if self.layouts else 0
 
     @property
     def vram_slots(self) -> int:
-        return min(self.plan.decisions.experts.vram_slots, len(self.layouts)) if self.layouts else 0
+        return min(self.slots.vram_slots, len(self.layouts)) if self.layouts else 0
 
     @property
     def dram_bytes(self) -> int:
@@ -56,19 +60,19 @@ class ExpertRoom:
 
     def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
         """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""
-        return expert_caches(self.plan.model.experts, self.plan.decisions.experts, self.plan.hardware.gpu is not None)
+        return expert_caches(self.experts, self.slots, self.gpu)
 
     def policy(self) -> ExpertPolicy:
         """A fresh one, as the plan says."""
-        experts = self.plan.model.experts
-        return make_expert_policy(self.plan.decisions.experts.policy, len(experts.layers), experts.count, experts.top_k)
+        experts = self.experts
+        return make_expert_policy(self.slots.policy, len(experts.layers), experts.count, experts.top_k)
 
 
 class ExpertHost:
     """The DRAM side of the experts of an MoE model: its tier in the arena, from ``base`` on, and the decisions of both tiers."""
 
     def __init__(self, room: ExpertRoom, arena: Arena, base: int, pool: ReadPool):
-        decided = room.plan.decisions.experts
+        decided = room.slots
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()
         self.dram = DramExperts(room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight)

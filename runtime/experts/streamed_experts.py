@@ -39,7 +39,7 @@ class Experts:
         ledger: Ledger,
         record: Path | None = None,
     ):
-        decided = host.room.plan.decisions.experts
+        decided = host.room.slots
         self.dram, self._room = host.dram, host.room
         self.card: CardExperts | None = None
         if device is None:
@@ -54,7 +54,7 @@ class Experts:
             )  # fmt: skip
             for number in range(len(layers)):
                 _pass_by(submodule(layers, Unit("attn", number)), self.card)
-        count = host.room.plan.model.experts.count
+        count = host.room.experts.count
         self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, count)
         self._layers = layer_experts(layers)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)

@@ -17,7 +17,7 @@ from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
 from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import open_session
 from penstock.runtime.memory import free_memory as memory
@@ -26,7 +26,6 @@ from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.free_memory import Free, PeakDram, refuse_if_short
 from penstock.runtime.memory.ground import OpenCard
 from penstock.runtime.memory.groundwork import Groundwork
-from penstock.runtime.model.skeleton import Skeleton, open_skeleton
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.cli import HANGS_S, ROOT
 from tests.runtime.fakes import LockingCopier
@@ -53,17 +52,22 @@ THREE_TIERS = [
 ]
 
 
-def need(plan: Plan, skeleton: Skeleton) -> int:
-    """Bytes of the arena that the engine asks for."""
-    asked: list[int] = []
+class Enough(Exception):
+    """A session has asked for its arena."""
 
-    def take(nbytes: int) -> Arena:
-        asked.append(nbytes)
-        return Arena(nbytes)
 
-    HostSide(plan, skeleton, take, EngineOptions()).close()
-    (nbytes,) = asked
-    return nbytes
+class Asked(OpenCard):
+    """Gives no arena: what is asked for is all that matters."""
+
+    def arena(self, nbytes: int) -> Arena:
+        raise Enough(nbytes)
+
+
+def need(plan: Plan, checkpoint: Path) -> int:
+    """Bytes of the arena that a session asks for."""
+    with pytest.raises(Enough) as asked, open_session(plan, checkpoint, Asked(None, CPU)):
+        pass
+    return asked.value.args[0]
 
 
 @pytest.mark.parametrize(("model_type", "tied"), GEOMETRIES)
@@ -74,10 +78,9 @@ def test_the_plan_tells_the_arena_that_any_checkpoint_of_its_geometry_needs(tmp_
     if form == "packed":
         pack_checkpoint(path, tmp_path / "packed", None, False, lambda done, total: None)
         path = tmp_path / "packed"
-    skeleton = open_skeleton(path)
     for gpu, made in [*((False, d) for d in TWO_TIERS), *((True, d) for d in THREE_TIERS)]:
         plan = plan_for(path, made, gpu)
-        told, needed = arena_bytes(plan.hardware, plan.model, plan.decisions), need(plan, skeleton)
+        told, needed = arena_bytes(plan.hardware, plan.model, plan.decisions), need(plan, path)
         assert needed <= told <= needed + slack(plan), (gpu, made)
 
 

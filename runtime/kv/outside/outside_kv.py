@@ -12,15 +12,13 @@ from torch import nn
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import align_up
-from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.decided.kv_tiers import kv_tiers
-from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.memory_law import kv_layer_bytes
+from penstock.planner.contract.decided.decisions import H2dCopies, Tier
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import windows
 from penstock.runtime.kv.batch.token_shape import TokenShape
 from penstock.runtime.kv.outside.kv_home import DramHome, KvHome
 from penstock.runtime.kv.outside.kv_scratch import Scratch
+from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.kv.outside.living_rows import LivingRows
 from penstock.runtime.kv.outside.spill import SpillHome
 from penstock.runtime.kv.outside.streamed_kv import HostKv, KvStream, RehearsedKv, RingKv
@@ -65,16 +63,24 @@ class OutsideKv:
     """``slots`` are VRAM for one layer's KV each, none without a GPU. With a scratch file for the SSD's layers in ``directory``, taken at
     once: UserError where there is no room."""
 
-    def __init__(self, plan: Plan, host: KvHost, slots: list[torch.Tensor], copier: CopyDevice | None, model: nn.Module, directory: Path):
-        tiers, kv = kv_tiers(plan.model.layers, plan.decisions.kv), plan.decisions.kv
+    def __init__(
+        self,
+        kv: KvShare,
+        copies: H2dCopies,
+        host: KvHost,
+        slots: list[torch.Tensor],
+        copier: CopyDevice | None,
+        model: nn.Module,
+        directory: Path,
+    ):
         own = Tier.dram if copier is None else Tier.vram
-        in_dram = [i for i, tier in enumerate(tiers) if tier is Tier.dram and own is Tier.vram]
-        self._on_ssd = [i for i, tier in enumerate(tiers) if tier is Tier.ssd]
+        in_dram = [i for i, tier in enumerate(kv.tiers) if tier is Tier.dram and own is Tier.vram]
+        self._on_ssd = [i for i, tier in enumerate(kv.tiers) if tier is Tier.ssd]
         self.layers = sorted(in_dram + self._on_ssd)
-        self._copies, self._host, self.slots = plan.decisions.weights.h2d, host, slots
+        self._copies, self._host, self.slots = copies, host, slots
         self._device = copier.twin() if copier is not None and self.layers else None
-        self._nbytes = kv_layer_bytes(plan.model, kv)
-        self._tokens = kv.pages // plan.model.layers * kv.page_tokens
+        self._nbytes = kv.layer_bytes
+        self._tokens = kv.tokens
         self._token_bytes: dict[int, int] = {}
         """Of the layers that were rehearsed."""
         self._stack = ExitStack()
