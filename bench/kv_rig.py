@@ -19,6 +19,7 @@ from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
 from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import open_cuda
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.ground import OpenCard
@@ -111,4 +112,4 @@ def opened(plan: Plan, checkpoint: Path, directory: Path, copier: CopyDevice | N
 def device_of(plan: Plan) -> tuple[CopyDevice | None, torch.device]:
     """What the plan computes on, opened."""
     device = torch.device("cuda", 0) if plan.hardware.gpu else torch.device("cpu")
-    return open_cuda(plan, device), device
+    return open_cuda(Budget.of(plan), device), device

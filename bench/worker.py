@@ -127,17 +127,19 @@ def _measure(trial: Trial) -> Measured:
     from penstock.runtime.engine.generate import Batch
     from penstock.runtime.engine.sampling import Sampler, Sampling
     from penstock.runtime.engine.session import open_session
+    from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
     from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
     from penstock.runtime.memory.ground import OpenCard
 
     plan, work = trial.plan, trial.plan.workload
-    device = find_device(plan)
-    refuse_if_short(plan, Free(free_dram().dram_bytes, *free_vram(device)))
+    budget = Budget.of(plan)
+    device = find_device(budget)
+    refuse_if_short(budget, Free(free_dram().dram_bytes, *free_vram(device)))
     prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
     batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
-    with told_when_vram_runs_out(plan, device):
-        copier = open_cuda(plan, device)
+    with told_when_vram_runs_out(budget, device):
+        copier = open_cuda(budget, device)
     with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
         session.load(batch)
         made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))

@@ -20,6 +20,7 @@ from penstock.runtime.asked.page_room import unplanned_dram_bytes
 from penstock.runtime.asked.requests import Asked
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.cli import PROGRAM
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.memory.kernels import keep_few_kernels
 
@@ -118,7 +119,7 @@ class Model:
         """As it was opened: with what the machine cannot do as planned, among the notes."""
 
     def _open(self, cfg: RunConfig, plan: Plan, checkpoint: Path) -> tuple[Session, Vocabulary]:
-        ground = self._stack.enter_context(Groundwork(plan, unplanned_dram_bytes(cfg.kv, plan)))
+        ground = self._stack.enter_context(Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)))
         ground.open_card()
         from penstock.runtime.asked.prompts import read_vocabulary
         from penstock.runtime.engine.host_side import EngineOptions
@@ -289,7 +290,7 @@ class Model:
         if self._failed is not None:
             raise UserError(f"the model can be asked no more: {self._failed}; open it again")
         try:
-            with told_when_vram_runs_out(self.plan, self._session.device), uninterrupted() as self._heard:
+            with told_when_vram_runs_out(Budget.of(self.plan), self._session.device), uninterrupted() as self._heard:
                 yield
         except KeyboardInterrupt:
             raise

@@ -18,6 +18,7 @@ from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.asked.schedule import batches_of, context_tokens
 from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.free_memory import Free, refuse_if_short, refuse_to_compare
 from penstock.runtime.reading.cached import PageCache
 
@@ -116,7 +117,7 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> J
     longest = min(limit, max(_contexts(requests, [r.max_new_tokens for r in requests])))
     together = len(batches_of([r.conversation for r in requests], cfg.batch or plan.decisions.batch)[0])
     plan = for_requests(plan, len(requests), longest, order.new_tokens, together)
-    refuse_if_short(plan, free)
+    refuse_if_short(Budget.of(plan), free)
     plan = _knowing_the_page_cache(plan, order.checkpoint)
     if cfg.validate is Validation.full:
         refuse_to_compare(plan.model, free)

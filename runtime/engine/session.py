@@ -28,6 +28,7 @@ from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.kv.pages.advice import advice
 from penstock.runtime.kv.pages.prefix import Prefix
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from penstock.runtime.memory.free_memory import PeakDram
 from penstock.runtime.memory.ground import Ground
@@ -93,8 +94,8 @@ class Session:
             self._peak.leave_out_cuda(self.engine.arena.nbytes)
         self.loaded = self.engine.loaded()
         self._mark("load")
-        take_planned(self.plan, self.device)
-        self._vram = VramWatch(self.plan, self.device)
+        take_planned(Budget.of(self.plan), self.device)
+        self._vram = VramWatch(Budget.of(self.plan), self.device)
         if self.kept is not None:
             self._keep_prefixes(self.kept)
         self._mark("room")
@@ -173,7 +174,7 @@ def open_session(
     """
     with ExitStack() as stack:
         stack.callback(ground.close)
-        stack.enter_context(told_when_vram_runs_out(plan, ground.device))
+        stack.enter_context(told_when_vram_runs_out(Budget.of(plan), ground.device))
         import_model(checkpoint)
         mark("imports")
         if plan.hardware.gpu is None:

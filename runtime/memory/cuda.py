@@ -12,16 +12,16 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
-from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.device import CudaDevice
 
 
-def find_device(plan: Plan) -> torch.device:
-    """Where ``plan`` computes. UserError when that is a GPU and there is none."""
-    if plan.hardware.gpu is None:
+def find_device(budget: Budget) -> torch.device:
+    """Where is computed. UserError when that is a GPU and there is none."""
+    if budget.gpu is None:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError(f"the plan computes on a GPU ({plan.hardware.gpu.name}) and torch sees none here; solve again with hardware=cpu")
+        raise UserError(f"the plan computes on a GPU ({budget.gpu}) and torch sees none here; solve again with hardware=cpu")
     return torch.device("cuda", 0)
 
 
@@ -30,10 +30,10 @@ def free_vram(device: torch.device) -> tuple[int, int]:
     return torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
 
 
-def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
+def open_cuda(budget: Budget, device: torch.device) -> CudaDevice | None:
     """The copy device, None on the CPU. Creates the context and cuBLAS first, so that their VRAM is known. Then caps the allocator: a run
     that would exceed the budget fails instead. Segments grow, because blocks of different sizes would waste each other's room."""
-    if device.type != "cuda" or plan.hardware.gpu is None:
+    if device.type != "cuda" or budget.gpu is None:
         return None
     with warnings.catch_warnings():  # the setter's name changes between torch versions
         warnings.simplefilter("ignore", FutureWarning)
@@ -43,19 +43,19 @@ def open_cuda(plan: Plan, device: torch.device) -> CudaDevice | None:
     small.matmul(small)  # creates cuBLAS's handle and workspace, which belong to the context's bytes
     torch.cuda.synchronize(device)
     total = torch.cuda.get_device_properties(device).total_memory
-    room = plan.hardware.vram_bytes - max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)
+    room = budget.vram_limit_bytes - max(budget.context_bytes, context_bytes(device) or 0)
     torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, room / total)), device)
     torch.cuda.reset_peak_memory_stats(device)
     return CudaDevice(device.index)
 
 
-def take_planned(plan: Plan, device: torch.device) -> None:
+def take_planned(budget: Budget, device: torch.device) -> None:
     """Make torch's allocator ask the driver now for all VRAM of the plan. A later request to the driver would wait for every copy in
     flight."""
-    if device.type != "cuda" or plan.hardware.gpu is None:
+    if device.type != "cuda" or budget.gpu is None:
         return
-    context = max(plan.hardware.gpu.context_bytes, context_bytes(device) or 0)
-    rest = min(plan.predicted.vram_bytes, plan.hardware.vram_bytes) - context - torch.cuda.memory_reserved(device)
+    context = max(budget.context_bytes, context_bytes(device) or 0)
+    rest = min(budget.vram_bytes, budget.vram_limit_bytes) - context - torch.cuda.memory_reserved(device)
     if rest > 0:
         torch.empty(rest, dtype=torch.uint8, device=device)  # dropped at once: the allocator keeps the segment
     torch.cuda.reset_peak_memory_stats(device)
@@ -64,9 +64,9 @@ def take_planned(plan: Plan, device: torch.device) -> None:
 class VramWatch:
     """What a run takes of the card from its making, at the end of the warm-up, to its end. On the CPU there is nothing to watch."""
 
-    def __init__(self, plan: Plan, device: torch.device):
-        self._device = device if device.type == "cuda" and plan.hardware.gpu is not None else None
-        self._planned_context = plan.hardware.gpu.context_bytes if plan.hardware.gpu else 0
+    def __init__(self, budget: Budget, device: torch.device):
+        self._device = device if device.type == "cuda" and budget.gpu is not None else None
+        self._planned_context = budget.context_bytes
         self._segments = self._device_allocations()
 
     def peak_bytes(self) -> int:
@@ -132,14 +132,14 @@ def process_vram_bytes(uuid: str, nvml: Any = None) -> int | None:
 
 
 @contextmanager
-def told_when_vram_runs_out(plan: Plan, device: torch.device) -> Iterator[None]:
+def told_when_vram_runs_out(budget: Budget, device: torch.device) -> Iterator[None]:
     """Inside, VRAM that runs out is a UserError of one line: the budget, what the plan takes of it, what is free now."""
     try:
         yield
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
-        raise UserError(_shortage(plan, device)) from error
+        raise UserError(_shortage(budget, device)) from error
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
@@ -148,16 +148,15 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
-def _shortage(plan: Plan, device: torch.device) -> str:
+def _shortage(budget: Budget, device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    budget, planned = plan.hardware.vram_bytes, plan.predicted.vram_bytes
-    context = plan.hardware.gpu.context_bytes if plan.hardware.gpu else 0
-    if free + reserved + context < planned:
-        remedy = f"end the other process or solve again with hardware.vram_bytes={free + reserved + context}"
+    if free + reserved + budget.context_bytes < budget.vram_bytes:
+        remedy = f"end the other process or solve again with hardware.vram_bytes={free + reserved + budget.context_bytes}"
     else:
-        remedy = f"solve again with workload.vram_guard_bytes={plan.workload.vram_guard_bytes + budget // 16}"
+        remedy = f"solve again with workload.vram_guard_bytes={budget.guard_bytes + budget.vram_limit_bytes // 16}"
     return (
-        f"VRAM ran out: hardware.vram_bytes={budget}, of which the plan takes {show_bytes(planned)}; this process holds"
-        f" {show_bytes(reserved)} beside its context and {show_bytes(free)} of the card's {show_bytes(total)} is free; {remedy}"
+        f"VRAM ran out: hardware.vram_bytes={budget.vram_limit_bytes}, of which the plan takes {show_bytes(budget.vram_bytes)}; this"
+        f" process holds {show_bytes(reserved)} beside its context and {show_bytes(free)} of the card's {show_bytes(total)} is free;"
+        f" {remedy}"
     )

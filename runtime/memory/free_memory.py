@@ -10,7 +10,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.host_memory import memory_facts
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.memory.budget import Budget
 
 
 class PeakDram:
@@ -68,9 +68,9 @@ def refuse_to_compare(model: ModelSpec, free: Free) -> None:
         )
 
 
-def refuse_if_short(plan: Plan, free: Free) -> None:
+def refuse_if_short(budget: Budget, free: Free) -> None:
     """UserError when the plan needs more memory than was free."""
-    need = plan.predicted.dram_bytes
+    need = budget.dram_bytes
     if need > free.dram_bytes:
         raise UserError(
             f"the plan takes {show_bytes(need)} of DRAM and {show_bytes(free.dram_bytes)} is free; free some, or solve again with"
@@ -78,15 +78,13 @@ def refuse_if_short(plan: Plan, free: Free) -> None:
         )
     if not free.card_bytes:
         return
-    budget = plan.hardware.vram_bytes
-    if budget > free.card_bytes:
+    if budget.vram_limit_bytes > free.card_bytes:
         raise UserError(
-            f"hardware.vram_bytes={budget} is more than the card's {show_bytes(free.card_bytes)}; solve with"
+            f"hardware.vram_bytes={budget.vram_limit_bytes} is more than the card's {show_bytes(free.card_bytes)}; solve with"
             f" hardware.vram_bytes={free.card_bytes}"
         )
-    context = plan.hardware.gpu.context_bytes if plan.hardware.gpu else 0
-    if plan.predicted.vram_bytes - context > free.vram_bytes:
+    if budget.vram_beside_context_bytes > free.vram_bytes:
         raise UserError(
-            f"the plan takes {show_bytes(plan.predicted.vram_bytes - context)} of VRAM beside its context and"
+            f"the plan takes {show_bytes(budget.vram_beside_context_bytes)} of VRAM beside its context and"
             f" {show_bytes(free.vram_bytes)} is free; end the other process or solve again with hardware.vram_bytes={free.vram_bytes}"
         )

@@ -12,6 +12,7 @@ from penstock.planner.common.interrupt import import_torch, uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
 from penstock.runtime.memory.arena import Arena, PageLock
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 class Groundwork:
     """``with`` it the plan's DRAM is taken, in threads of its own and without torch; its end gives everything back.
 
-    ``plan`` is for the work as far as it is known: what it needs is refused in one line (UserError) where it is not free. ``beside_bytes``
-    are taken on top of it.
+    ``budget`` is of the work as far as it is known: what it takes is refused in one line (UserError) where it is not free. Of its DRAM
+    ``arena_bytes`` are taken here.
     """
 
-    def __init__(self, plan: Plan, beside_bytes: int = 0):
-        self._plan = plan
-        self._beside_bytes = beside_bytes
+    def __init__(self, budget: Budget, arena_bytes: int):
+        self._budget = budget
+        self._arena_bytes = arena_bytes
         self._arena: Arena | None = None
         self._free: Free | None = None
         self._copier: CopyDevice | None = None
@@ -40,13 +41,17 @@ class Groundwork:
         self._closed = False
         self._open_s = 0.0
 
+    @classmethod
+    def of(cls, plan: Plan, beside_bytes: int = 0) -> Groundwork:
+        """For ``plan``, with ``beside_bytes`` of DRAM on top of what it has."""
+        return cls(Budget.of(plan), arena_bytes(plan.hardware, plan.model, plan.decisions) + beside_bytes)
+
     def __enter__(self) -> Groundwork:
         self._free = free_dram()
-        refuse_if_short(self._plan, self._free)
+        refuse_if_short(self._budget, self._free)
         try:
             with uninterrupted():
-                nbytes = arena_bytes(self._plan.hardware, self._plan.model, self._plan.decisions)
-                self._arena = Arena(nbytes + self._beside_bytes)
+                self._arena = Arena(self._arena_bytes)
                 self._arena.begin()
         except BaseException:
             self.close()
@@ -62,8 +67,8 @@ class Groundwork:
         import_torch()
         from penstock.runtime.memory.cuda import find_device
 
-        self._device = device = find_device(self._plan)
-        if self._plan.hardware.gpu is not None:
+        self._device = device = find_device(self._budget)
+        if self._budget.gpu is not None:
             with uninterrupted():
                 self._card = threading.Thread(target=self._open, args=(device,), name="penstock-card", daemon=True)
                 self._card.start()
@@ -76,10 +81,10 @@ class Groundwork:
         try:
             vram_bytes, card_bytes = cuda.free_vram(device)
             self._free = replace(self._free or free_dram(), vram_bytes=vram_bytes, card_bytes=card_bytes)
-            refuse_if_short(self._plan, self._free)
+            refuse_if_short(self._budget, self._free)
             self._seen.set()
-            with cuda.told_when_vram_runs_out(self._plan, device):
-                self._copier = cuda.open_cuda(self._plan, device)  # type: ignore[assignment]  # it takes its own events only
+            with cuda.told_when_vram_runs_out(self._budget, device):
+                self._copier = cuda.open_cuda(self._budget, device)  # type: ignore[assignment]  # it takes its own events only
             self._open_s = time.perf_counter() - begun
             self._taken.wait()
             if isinstance(self._copier, PageLock) and not self._closed:

@@ -28,7 +28,7 @@ def run_verb(cfg: RunConfig) -> None:
     plan = foreseen(cfg, order)
     if plan.hardware.gpu or plan.predicted.ssd_bytes_per_token:
         wait_asleep()
-    with Groundwork(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
+    with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
         device = ground.open_card()
         from penstock.runtime.tools.run import run
 

@@ -16,6 +16,7 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.experts.expert_forward import WholeExperts
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import open_cuda
 from penstock.runtime.store.decoder import decoder_layers
 from tests.runtime.sessions import opened
@@ -40,7 +41,7 @@ def plan_with(checkpoint: Path, vram: float, dram: float, **more: object) -> Pla
 
 def streamed(checkpoint: Path, plan: Plan) -> tuple[Generation, dict]:
     device = torch.device("cuda", 0)
-    with opened(plan, checkpoint, open_cuda(plan, device), device) as session:
+    with opened(plan, checkpoint, open_cuda(Budget.of(plan), device), device) as session:
         session.load(BATCH)
         made = session.generate(BATCH, Sampler(Sampling(), device), keep_logits=True)
         return made, session.engine.facts()["experts"]

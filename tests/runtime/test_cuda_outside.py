@@ -13,6 +13,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import open_cuda
 from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny, workload
@@ -34,7 +35,7 @@ def _plan(checkpoint: Path, layers: tuple[int, int, int]) -> Plan:
 def _said(checkpoint: Path, layers: tuple[int, int, int], batches: list[Batch]) -> list[tuple[list[list[int]], list[torch.Tensor]]]:
     device = torch.device("cuda", 0)
     plan = _plan(checkpoint, layers)
-    copier = open_cuda(plan, device)
+    copier = open_cuda(Budget.of(plan), device)
     with opened(plan, checkpoint, copier, device) as session:
         session.load(max(batches, key=lambda b: len(b.prompts)))
         made = [session.generate(b, Sampler(Sampling(), device), keep_logits=True) for b in batches]

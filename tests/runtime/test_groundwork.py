@@ -22,6 +22,7 @@ from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import open_session
 from penstock.runtime.memory import free_memory as memory
 from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.free_memory import Free, PeakDram, refuse_if_short
 from penstock.runtime.memory.ground import OpenCard
@@ -107,7 +108,7 @@ def test_memory_that_is_not_free_is_refused_before_any_is_taken(checkpoint: Path
     little = replace(facts, mem_available=facts.margin_bytes + MIB, mem_total=facts.mem_total, virtual=False)
     monkeypatch.setattr(memory, "memory_facts", lambda: little)
     monkeypatch.setattr("penstock.runtime.memory.groundwork.Arena", lambda nbytes: pytest.fail("DRAM was taken"))
-    with pytest.raises(UserError, match="of DRAM and 1.05 MB is free"), Groundwork(plan_for(checkpoint, decisions())):
+    with pytest.raises(UserError, match="of DRAM and 1.05 MB is free"), Groundwork.of(plan_for(checkpoint, decisions())):
         pass
 
 
@@ -120,7 +121,7 @@ def test_dram_is_taken_without_torch_and_given_back(checkpoint: Path, tmp_path: 
         "from penstock.runtime.memory.groundwork import Groundwork\n"
         "from penstock.runtime.memory.free_memory import _status; import threading\n"
         f"plan = read_plan(Path({str(tmp_path / 'plan.yaml')!r})); before = _status()['RssAnon']\n"
-        "with Groundwork(plan) as ground:\n"
+        "with Groundwork.of(plan) as ground:\n"
         "    arena = ground.arena(0); held = _status()['RssAnon'] - before; print(arena.nbytes <= held + (8 << 20))\n"
         "print(_status()['RssAnon'] - before < arena.nbytes // 2, threading.active_count())\n"
         "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
@@ -169,9 +170,9 @@ def test_an_arena_is_resident_only_between_its_beginning_and_its_end() -> None:
 
 def test_free_vram_is_asked_of_a_card_alone(checkpoint: Path) -> None:
     plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
-    refuse_if_short(plan, Free(1 << 40))
+    refuse_if_short(Budget.of(plan), Free(1 << 40))
     with pytest.raises(UserError, match="end the other process"):
-        refuse_if_short(plan, Free(1 << 40, 1, 1 << 40))
+        refuse_if_short(Budget.of(plan), Free(1 << 40, 1, 1 << 40))
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import VramWatch, context_bytes, process_vram_bytes, told_when_vram_runs_out
 from penstock.runtime.tools import run as running
 from tests.runtime.fakes import LockingCopier
@@ -110,14 +111,14 @@ def test_the_remedy_for_vram_that_a_neighbour_took_is_another_than_for_a_plan_th
     plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
     for free, remedy in ((MIB, "end the other process or solve again with hardware.vram_bytes="), (4 << 30, "workload.vram_guard_bytes=")):
         card(monkeypatch, free=free, total=8 << 30)
-        with pytest.raises(UserError, match=remedy) as told, told_when_vram_runs_out(plan, CPU):
+        with pytest.raises(UserError, match=remedy) as told, told_when_vram_runs_out(Budget.of(plan), CPU):
             raise torch.OutOfMemoryError("CUDA out of memory")
         assert "\n" not in str(told.value)
 
 
 def test_other_errors_keep_their_own_words(checkpoint: Path) -> None:
     plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
-    with pytest.raises(RuntimeError, match="shapes differ"), told_when_vram_runs_out(plan, CPU):
+    with pytest.raises(RuntimeError, match="shapes differ"), told_when_vram_runs_out(Budget.of(plan), CPU):
         raise RuntimeError("shapes differ")
 
 
@@ -186,7 +187,7 @@ def fake_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 
 def test_the_peak_counts_the_context_as_it_is_and_allocations_since_the_warm_up(checkpoint: Path, fake_card: dict[str, int]) -> None:
     plan, device = plan_for(checkpoint, decisions(gpu=True), gpu=True), torch.device("cuda", 0)
-    watch = VramWatch(plan, device)
+    watch = VramWatch(Budget.of(plan), device)
     assert watch.peak_bytes() == 4 << 30 and watch.facts()["allocations_after_warmup"] == 0
     fake_card["segments"] += 2
     facts = watch.facts()
@@ -198,5 +199,5 @@ def test_the_peak_counts_the_context_as_it_is_and_allocations_since_the_warm_up(
 
 
 def test_without_a_card_there_is_nothing_to_watch(checkpoint: Path) -> None:
-    watch = VramWatch(plan_for(checkpoint, decisions()), CPU)
+    watch = VramWatch(Budget.of(plan_for(checkpoint, decisions())), CPU)
     assert watch.peak_bytes() == 0 and watch.facts() == {}
