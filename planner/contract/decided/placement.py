@@ -120,11 +120,6 @@ class Placement:
     def h2d_bytes_per_pass(self) -> int:
         return sum(self.unit_bytes(u) for u in self.streamed_units)
 
-    @property
-    def vram_resident_bytes(self) -> int:
-        """Unit bytes kept in VRAM (norms, embedding and KV not counted)."""
-        return sum(self.unit_bytes(u) for u, tier in self.units if tier is Tier.vram) if self.gpu else 0
-
     @cached_property
     def ring_classes(self) -> dict[str, tuple[int, int]]:
         """Slot class -> (slots, bytes of one slot). ``attn`` and ``ffn``; LM-head blocks use ``ffn`` slots."""
