@@ -27,12 +27,14 @@ class LivingRows:
         self._lived: dict[int, _Lived] = {}
         self._step = Step(())
         self._known: dict[tuple[int | None, int], Spans] = {}
+        self._new: dict[int, Spans] = {}
 
     def follow(self, step: Step) -> bool:
         """``step`` comes next: until :meth:`compute`, ``wanted`` is what its rows read. False where some of that was not wanted before,
         and where all that was wanted has ended: a stream then begins anew."""
         known = bool(self._lived) and all(self._is_known(row) for row in step.rows)
         self._step = step
+        self._new.clear()
         self._note({row.sequence: _Lived(row.pages, row.start) for row in step.rows})
         return known
 
@@ -56,8 +58,10 @@ class LivingRows:
 
     def new(self, token_bytes: int) -> Spans:
         """What the pass in progress computes in a layer."""
-        rows = self._step.rows
-        return united(span for row in rows for span in spans(row.pages, row.start, row.end, self._page_tokens, token_bytes))
+        if token_bytes not in self._new:
+            found = (spans(row.pages, row.start, row.end, self._page_tokens, token_bytes) for row in self._step.rows)
+            self._new[token_bytes] = united(span for part in found for span in part)
+        return self._new[token_bytes]
 
     def _note(self, lived: Mapping[int, _Lived]) -> None:
         self._lived |= lived
