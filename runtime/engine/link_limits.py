@@ -12,6 +12,7 @@ from statistics import median
 from penstock.planner.common.measures import GB
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch
+from penstock.runtime.memory.device import Event
 from penstock.runtime.moving.filler import Arrival
 
 SECONDS = 1.5
@@ -84,8 +85,9 @@ def _h2d_gbps(engine: Engine, over: Until) -> float:
     windows of a step's size, by device time. A step's median and this one then suffer the same disturbances."""
     copier, (chunk, in_flight) = engine.copier, engine.chunking
     dst = engine.link_target
+    assert copier is not None and dst is not None, "there is a link only where there is a card"
     size = min(chunk, dst.numel())
-    queued: deque = deque()
+    queued: deque[Event] = deque()
     times: list[float] = []
     first = copier.copy_event()
     for start in itertools.cycle(range(0, engine.arena.nbytes - size + 1, size)):

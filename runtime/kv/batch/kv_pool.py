@@ -127,7 +127,8 @@ class KvPool:
     def buffers(self) -> dict[int, torch.Tensor]:
         """Of the layers that stay on the compute device, uint8, once each was computed. Layers that are alike lie at equal distances in one
         allocation."""
-        missing = [layer for layer, place in self._resident.items() if place.buffer is None]
+        taken = {layer: place.buffer for layer, place in self._resident.items() if place.buffer is not None}
+        missing = [layer for layer in self._resident if layer not in taken]
         if missing:
             raise RuntimeError(f"KV of layer {missing[0]} was not taken yet")
-        return {layer: place.buffer for layer, place in self._resident.items()}
+        return taken

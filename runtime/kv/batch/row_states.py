@@ -53,7 +53,7 @@ class RowByRow:
         """The sequence has ended: its slot is free."""
         self._held.pop(sequence, None)
 
-    def _one(self, row: Row, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    def _one(self, row: Row, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         held = self._held.get(row.sequence) if row.start else None
         if held is None:
             held = _Held(self._fresh(), 0)

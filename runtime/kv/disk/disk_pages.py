@@ -82,10 +82,13 @@ class DiskPages:
             checksum = fetch(self._files, place, key, target)
         except OSError as error:
             if error.errno in _GONE:
-                return self._missing(index, place)
-            return self._failed(index, key, place, "failed_error", error.strerror or str(error))
+                self._missing(index, place)
+            else:
+                self._failed(index, key, place, "failed_error", error.strerror or str(error))
+            return None
         except Damaged as error:
-            return self._failed(index, key, place, error.counter, str(error))
+            self._failed(index, key, place, error.counter, str(error))
+            return None
         self._tally.add(read_hits=1, read_bytes=len(target))
         self._use(index, place)
         return checksum

@@ -40,7 +40,7 @@ def page_keys(namespace: bytes, tokens: Sequence[int] | np.ndarray, page_tokens:
     ids = np.asarray(tokens)
     if ids.size and ids.dtype.kind not in "iu":
         raise TypeError(f"tokens are {ids.dtype}, integers are needed")
-    raw = memoryview(np.ascontiguousarray(ids, dtype="<i8")).cast("B")
+    raw = np.ascontiguousarray(ids, dtype="<i8").data.cast("B")
     stride = page_tokens * 8
     keys, parent = [], ROOT
     for start in range(0, len(ids) // page_tokens * stride, stride):

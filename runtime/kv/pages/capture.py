@@ -27,7 +27,7 @@ token."""
 class _Arriving(NamedTuple):
     """Pages in transit to DRAM; ``held`` are slots of the pool that must stay as they are until then."""
 
-    future: Future
+    future: Future[None]
     held: Sequence[int]
 
 
@@ -141,7 +141,7 @@ class Capture:
         self._arriving.append(_Arriving(self._threads.submit(self._arrive, pages, slots, over), held))
 
     def _arrive(self, pages: Sequence[Page], slots: Sequence[int], over: Event | None) -> None:
-        if over is not None:
+        if over is not None and self._tiers.device is not None:
             self._tiers.device.host_waits(over)
         if self._tiers.slots.any_on_host:
             self._settle()

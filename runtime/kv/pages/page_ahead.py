@@ -17,7 +17,7 @@ class ReadAhead:
     def __init__(self, keys: Iterable[bytes], disk: DiskPages | None, dram: DramPages, threads: ThreadPoolExecutor, depth: int):
         self._wanted = deque(keys)
         self._disk, self._dram, self._threads, self._depth = disk, dram, threads, depth
-        self._reading: dict[bytes, tuple[int, Future]] = {}
+        self._reading: dict[bytes, tuple[int, Future[bool]]] = {}
         self._top_up()
 
     def take(self, key: bytes, free_one: Callable[[], bool]) -> int | None:
@@ -49,13 +49,15 @@ class ReadAhead:
             self._wanted.popleft()
 
     def _begin(self, key: bytes) -> bool:
-        taken = None if self._disk is None else self._dram.slots.take(key)
+        if self._disk is None:
+            return False
+        taken = self._dram.slots.take(key)
         if taken is not None:
-            self._reading[key] = taken.slot, self._threads.submit(self._read, key, taken.slot)
+            self._reading[key] = taken.slot, self._threads.submit(self._read, self._disk, key, taken.slot)
         return taken is not None
 
-    def _read(self, key: bytes, slot: int) -> bool:
-        checksum = self._disk.read(key, self._dram.view(slot))
+    def _read(self, disk: DiskPages, key: bytes, slot: int) -> bool:
+        checksum = disk.read(key, self._dram.view(slot))
         if checksum is not None:
             self._dram.seal(slot, checksum)
         return checksum is not None

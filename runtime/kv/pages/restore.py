@@ -115,7 +115,7 @@ class Restore:
         if not self._copied:
             return False
         slot, over, check = self._copied.popleft()
-        if over is not None:
+        if over is not None and self._tiers.device is not None:
             self._tiers.device.host_waits(over)
         if check is not None:
             check.result()
@@ -123,4 +123,5 @@ class Restore:
         return True
 
     def _is_over(self, copied: _Copied) -> bool:
-        return (copied.over is None or self._tiers.device.done(copied.over)) and (copied.check is None or copied.check.done())
+        device = self._tiers.device
+        return (copied.over is None or device is None or device.done(copied.over)) and (copied.check is None or copied.check.done())
