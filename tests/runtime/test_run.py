@@ -38,13 +38,16 @@ def small(checkpoint: Path, tmp_path: Path) -> Desk:
 
 
 def said_by_transformers(checkpoint: Path, prompts: list[str], **options: Any) -> list[str]:
-    """Texts that ``generate`` adds to ``prompts``, all in one batch."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
+    """Texts that ``generate`` adds to ``prompts``, to each of them alone: padded attention rounds otherwise."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto").eval()
-    fed = tokenizer(prompts, return_tensors="pt", padding=True)
-    fed.pop("token_type_ids", None)
-    ids = model.generate(**fed, **{"max_new_tokens": NEW_TOKENS, "do_sample": False, "tokenizer": tokenizer} | options)
-    return tokenizer.batch_decode(ids[:, fed["input_ids"].shape[1] :], skip_special_tokens=True)
+    texts = []
+    for prompt in prompts:
+        fed = tokenizer(prompt, return_tensors="pt")
+        fed.pop("token_type_ids", None)
+        ids = model.generate(**fed, **{"max_new_tokens": NEW_TOKENS, "do_sample": False, "tokenizer": tokenizer} | options)
+        texts.append(tokenizer.decode(ids[0, fed["input_ids"].shape[1] :], skip_special_tokens=True))
+    return texts
 
 
 def test_a_prompt_is_continued_as_transformers_does(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
