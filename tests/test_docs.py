@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from penstock.planner.common.command.app import _grammar, _spelled_out
 from penstock.planner.common.command.known_keys import keys_of
 from penstock.planner.common.command.overrides import normalise
+from penstock.planner.common.command.verb import grammar_of, spelled_out
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import ForceConfig
 from penstock.planner.contract.decided.decisions import KvPages
@@ -119,8 +119,8 @@ def test_every_command_is_of_a_verb_and_of_keys_that_it_has(name: str, clean_env
             continue
         multirun = "--multirun" in words
         typed = [word for word in words[2:] if not word.startswith("-") and word != "…"]
-        grammar = _grammar(verb, multirun)
-        for override in _spelled_out(typed, verb.words):
+        grammar = grammar_of(verb, multirun)
+        for override in spelled_out(typed, verb.words):
             if override.startswith("hydra") or override.endswith("="):
                 continue
             try:

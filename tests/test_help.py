@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.planner.common.command.app import Verb, _grammar, _spelled_out
 from penstock.planner.common.command.overrides import normalise
+from penstock.planner.common.command.verb import Verb, grammar_of, spelled_out
 from tests.cli import command
 
 VERBS = [(name, verb) for name in ("planner", "runtime") for verb in importlib.import_module(f"{name}.cli").PROGRAM.verbs]
@@ -20,17 +20,17 @@ IDS = [f"{name}-{verb.name}" for name, verb in VERBS]
 def test_the_example_of_a_verb_is_one_that_it_accepts(program: str, verb: Verb) -> None:
     words = shlex.split(verb.example)
     assert words[:2] == [program, verb.name]
-    grammar = _grammar(verb, multirun=False)
-    for override in _spelled_out(words[2:], verb.words):
+    grammar = grammar_of(verb, multirun=False)
+    for override in spelled_out(words[2:], verb.words):
         assert normalise(override, grammar)
-    typed = {word.partition("=")[0] for word in _spelled_out(words[2:], verb.words)}
+    typed = {word.partition("=")[0] for word in spelled_out(words[2:], verb.words)}
     assert not verb.words or set(verb.words) <= typed, "bare words stand for keys, so the example shows them"
 
 
 @pytest.mark.parametrize(("program", "verb"), VERBS, ids=IDS)
 def test_a_verb_has_a_line_that_says_what_it_does(program: str, verb: Verb) -> None:
     assert len(verb.summary.split()) > 5 and verb.summary[0].islower() and not verb.summary.endswith(".")
-    assert set(verb.words) <= set(_grammar(verb, multirun=False).keys)
+    assert set(verb.words) <= set(grammar_of(verb, multirun=False).keys)
 
 
 @pytest.mark.parametrize(("program", "verb"), VERBS, ids=IDS)

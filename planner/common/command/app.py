@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from importlib import resources
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, get_type_hints
 
 from penstock.planner.common.command.arguments import arguments, parse
@@ -20,40 +18,18 @@ from penstock.planner.common.command.complaints import explain
 from penstock.planner.common.command.completion import complete_word
 from penstock.planner.common.command.job import LOCAL, Call, calling, complete
 from penstock.planner.common.command.job import job as job
-from penstock.planner.common.command.known_keys import keys_of, strip_none
+from penstock.planner.common.command.known_keys import strip_none
 from penstock.planner.common.command.overrides import Grammar, key_of, normalise, quote
 from penstock.planner.common.command.sweep_folders import check_launcher, death_of_worker, sweep_directory
+from penstock.planner.common.command.verb import CONFIG as CONFIG
+from penstock.planner.common.command.verb import Verb as Verb
+from penstock.planner.common.command.verb import grammar_of, own_profiles, spelled_out
 from penstock.planner.common.command.wsm import Environment, read_environment
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
 from penstock.planner.common.user_folder import profile_dir
 
-CONFIG = "pkg://penstock.conf"
-"""Where Hydra finds the primary configs and the presets: inside the installed package."""
-
 SHELLS = ("bash", "zsh", "fish")
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One verb of a program: its ``@hydra.main`` function (the docstring is the help), schema and a worked example."""
-
-    main: Callable[[], Any]
-    schema: type
-    example: str
-    reads_wsm: bool = False
-    words: tuple[str, ...] = ()
-    """The keys that bare words set, in this order: with ``action``, ``kv list`` is ``kv action=list``."""
-    instead: str | None = None
-    """The key that is set instead of all that describes a problem, such as ``plan``, whose file holds it."""
-
-    @property
-    def name(self) -> str:
-        return self.main.__name__
-
-    @property
-    def summary(self) -> str:
-        return (self.main.__doc__ or "").strip().splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -106,7 +82,7 @@ class Program:
     def call_of(self, verb: str, typed: list[str]) -> Call:
         """The call of ``verb`` in a process that a launcher started for one point of a sweep."""
         found = next(v for v in self.verbs if v.name == verb)
-        return _call(found, _grammar(found, multirun=False), typed, Environment(), self.name)
+        return _call(found, grammar_of(found, multirun=False), typed, Environment(), self.name)
 
     def configuration(self, verb: str, typed: Sequence[str]) -> Any:
         """What ``verb`` is given when ``typed`` is on its command line, for a caller in this process: its schema's dataclass, complete.
@@ -115,9 +91,9 @@ class Program:
         from hydra.core.global_hydra import GlobalHydra
 
         found = next(v for v in self.verbs if v.name == verb)
-        call, overrides = _read(found, _grammar(found, multirun=False), list(typed), self.name)
+        call, overrides = _read(found, grammar_of(found, multirun=False), list(typed), self.name)
         if "hydra.searchpath" not in [key_of(o) for o in overrides]:
-            overrides += _own_profiles()
+            overrides += own_profiles()
         _store_schemas(call)
         around = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
@@ -152,7 +128,7 @@ class Program:
         answers = [v.name for v in self.verbs if v.name.startswith(name)]
         if space:
             verb = next((v for v in self.verbs if v.name == name), None)
-            answers = complete_word(rest.rpartition(" ")[2], _grammar(verb, multirun=True), verb.words) if verb else []
+            answers = complete_word(rest.rpartition(" ")[2], grammar_of(verb, multirun=True), verb.words) if verb else []
         print(("\n" if shell == "fish" else " ").join(answers))
         return 0
 
@@ -164,20 +140,20 @@ def _program() -> str:
 def _run(verb: Verb, args: argparse.Namespace) -> int:
     """Run one verb; its status, or 2 when a point of a sweep failed. Raises UserError for everything that the user can mend."""
     multirun = bool(args.multirun) or any(o.replace(" ", "").upper() == "HYDRA.MODE=MULTIRUN" for o in args.overrides)
-    grammar = _grammar(verb, multirun, args.config_dir)
+    grammar = grammar_of(verb, multirun, args.config_dir)
     if args.help:
         from penstock.planner.common.command.help_page import print_help
 
         print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.schema, grammar)
         return 0
-    typed = _spelled_out(args.overrides, verb.words)
+    typed = spelled_out(args.overrides, verb.words)
     if multirun:
         check_launcher(typed)
     call, overrides = _read(verb, grammar, typed, _program())
     if args.config_dir is None:
         args.config_dir = str(profile_dir()) if profile_dir().is_dir() else None
     elif "hydra.searchpath" not in [key_of(o) for o in overrides]:
-        overrides += _own_profiles()
+        overrides += own_profiles()
     with sweep_directory(multirun and "hydra.sweep.dir" not in [key_of(o) for o in overrides]) as sweep:
         _enter_hydra(call, arguments(args, overrides + sweep))
     if call.failed and not multirun:
@@ -199,13 +175,6 @@ def _read(verb: Verb, grammar: Grammar, typed: list[str], program: str) -> tuple
 def _call(verb: Verb, grammar: Grammar, typed: list[str], environment: Environment, program: str) -> Call:
     groups = {group: tuple(options) for group, options in grammar.groups.items()}
     return Call(verb, program, grammar.keys, groups, typed, environment)
-
-
-def _spelled_out(overrides: list[str], words: tuple[str, ...]) -> list[str]:
-    """``overrides`` with the first bare words as the values of the keys ``words``."""
-    bare = [i for i, override in enumerate(overrides) if "=" not in override and not override.startswith("~")]
-    keys = dict(zip(bare, words, strict=False))
-    return [f"{keys[i]}={override}" if i in keys else override for i, override in enumerate(overrides)]
 
 
 def _refuse_both(verb: Verb, explicit: set[str], grammar: Grammar) -> None:
@@ -232,11 +201,6 @@ def _enter_hydra(call: Call, line: list[str]) -> None:
             raise mistake from error
 
 
-def _own_profiles() -> list[str]:
-    """The override by which Hydra finds the profiles in the user's own directory; none without one."""
-    return [f"hydra.searchpath=[{quote('file://' + str(profile_dir()))}]"] if profile_dir().is_dir() else []
-
-
 def _store_schemas(call: Call) -> None:
     """Let Hydra know the types of the verb's configuration."""
     from hydra.core.config_store import ConfigStore
@@ -256,28 +220,3 @@ def _implied(verb: Verb, grammar: Grammar, environment: Environment, explicit: s
     if environment.notes:
         overrides.append(f"notes=[{','.join(quote(note, literal=True) for note in environment.notes)}]")
     return overrides
-
-
-def _grammar(verb: Verb, multirun: bool, config_dir: str | None = None) -> Grammar:
-    """What ``verb`` accepts here: its schema's keys, the presets, and the profiles in the user's config directory."""
-    directories: list[Any] = [resources.files("penstock").joinpath("conf"), profile_dir()]
-    if config_dir is not None:
-        if not os.path.isdir(config_dir):
-            raise UserError(f"--config-dir={config_dir}: no such directory")
-        directories.append(Path(config_dir))
-    groups = {}
-    for entry in fields(verb.schema):
-        if directories[0].joinpath(entry.name).is_dir():
-            groups[entry.name] = sorted({o for directory in directories for o in _options(directory.joinpath(entry.name))})
-    return Grammar(keys_of(verb.schema), groups, multirun, _absent)
-
-
-def _options(directory: Any) -> Iterator[str]:
-    if directory.is_dir():
-        yield from (file.name.removesuffix(".yaml") for file in directory.iterdir() if file.name.endswith(".yaml"))
-
-
-def _absent(group: str, option: str) -> str | None:
-    if (group, option) == ("hardware", LOCAL):
-        return f"this machine has no measured profile in {profile_dir()}; run `planner probe` first"
-    return None
