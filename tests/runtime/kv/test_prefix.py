@@ -29,7 +29,7 @@ from penstock.runtime.kv.disk.page_writer import DiskWriter
 from penstock.runtime.kv.disk.upkeep import verify
 from penstock.runtime.kv.pages.dram_pages import DramPages
 from penstock.runtime.kv.pages.prefix import Prefix
-from penstock.runtime.model.rows import Step
+from penstock.runtime.model.rows import RowKind, Step
 from tests.runtime.kv.batches import page_memory
 from tests.support import GPU, HostCopier, decisions, machine, plan_for, save_tiny
 
@@ -117,7 +117,7 @@ def last_logits(made: Generation) -> list[torch.Tensor]:
     prompts: dict[int, torch.Tensor] = {}
     steps = []
     for one in made.passes:
-        if one.step.has_prompt:
+        if any(row.kind is RowKind.prompt for row in one.step.rows):
             logits = iter(one.logits)
             prompts |= {row.sequence: next(logits) for row in one.step.rows if row.wanted}
         else:
