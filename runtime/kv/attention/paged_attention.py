@@ -15,6 +15,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.kv.attention.layer_views import LayerViews, seen, write
 from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Put, Traits, slots_of
 from penstock.runtime.kv.attention.row_groups import Loose, Rect, groups_of, packed
 from penstock.runtime.kv.attention.row_masks import MaskRequest, request_mask
@@ -82,6 +83,8 @@ class PagedAttention:
         self._slots: torch.Tensor | None = None
         self._tabled: Sequence[Loose] = ()
         self._tables: PageTables | None = None
+        self._views: dict[int, LayerViews] = {}
+        self._of_kind: dict[type[nn.Module], Attention] = {}
         self._masks: dict[tuple[MaskRequest, int, int, int], torch.Tensor | None] = {}
         for module in model.modules():
             if hasattr(module, "layer_idx"):
@@ -117,44 +120,51 @@ class PagedAttention:
         """One layer of the pass in progress: [1, heads, tokens, dim] each -> [1, tokens, heads, dim]."""
         if not isinstance(asked, MaskRequest):
             raise UserError(f"{type(module).__name__} makes a mask of its own for its attention; such models cannot be run")
-        layer, shape = module.layer_idx, TokenShape.of(key, value)
-        self._pool.shapes[layer] = shape
+        layer = module.layer_idx
+        views = self._views.get(layer) or self._meet(layer, key, value)
         place = self._pool.place(layer)
-        held = shape.pair(place.enter(shape))
-        self._write(held, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        held = views.pair(place.enter(views.shape))
+        self._write(held, key, value)
         place.written()
-        out = self._all(module, query, held, shape, asked, more)
+        out = self._all(module, query, held, views.shape, asked, more)
         place.leave()
         return out
+
+    def _meet(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> LayerViews:
+        """The first pass shows how a layer's tokens lie."""
+        shape = self._pool.shapes[layer] = TokenShape.of(key, value)
+        views = self._views[layer] = LayerViews(shape)
+        return views
 
     def _all(
         self, module: nn.Module, query: torch.Tensor, held: Pair, shape: TokenShape, asked: MaskRequest, more: dict[str, Any]
     ) -> torch.Tensor:
-        queries, groups, out = query[0].transpose(0, 1), self._groups, None
+        groups, out = self._groups, None
+        if self._tables is None and len(groups) == 1:
+            return self._one(module, query, groups[0], held, asked, more)
+        queries = query[0].transpose(0, 1)
         traits = self._traits(module.layer_idx, asked, more) if self._tables is not None else None
         if traits is not None and self._kernel.takes(queries, shape):
             out = query.new_empty(len(queries), queries.shape[1], shape.values[1])
             self._kernel.attend(queries, held, self._tables, traits, out)
             tabled = {at.first for at in self._tabled}
             groups = [group for group in groups if group.first not in tabled]
-        if out is None and len(groups) == 1:
-            return self._one(module, query, groups[0], held, asked, more)[None]
         out = query.new_empty(len(queries), queries.shape[1], shape.values[1]) if out is None else out
         for group in groups:
-            made = self._one(module, query, group, held, asked, more)
-            out[group.first : group.first + len(made)] = made
+            count = group.rows * group.tokens if isinstance(group, Rect) else len(group.row.tokens)
+            end = group.first + count
+            out[group.first : end] = self._one(module, query[:, :, group.first : end], group, held, asked, more)[0]
         return out[None]
 
     def _one(
         self, module: nn.Module, query: torch.Tensor, group: Rect | Loose, held: Pair, asked: MaskRequest, more: dict[str, Any]
     ) -> torch.Tensor:
-        """One group's tokens [tokens, heads, dim]."""
-        rect, pair = (group, held) if isinstance(group, Rect) else self._gathered(group, held)
+        """A group's queries [1, heads, tokens, dim] -> [1, tokens, heads, dim]."""
+        rect, (keys, values) = (group, held) if isinstance(group, Rect) else self._gathered(group, held)
         first = first_seen(rect.start, self._windows[module.layer_idx])
-        keys, values = (_seen(states, rect, first) for states in pair)
-        taken = query[0, :, rect.first : rect.first + rect.rows * rect.tokens]
-        queries = taken.unflatten(1, (rect.rows, rect.tokens)).transpose(0, 1)
-        return self._alone(module, queries, keys, values, self._mask(asked, rect, first), more).flatten(0, 1)
+        queries = query.view(query.shape[1], rect.rows, rect.tokens, query.shape[3]).transpose(0, 1)
+        out = self._alone(module, queries, seen(keys, rect, first), seen(values, rect, first), self._mask(asked, rect, first), more)
+        return out.reshape(1, rect.rows * rect.tokens, *out.shape[2:])
 
     def _alone(
         self,
@@ -165,18 +175,23 @@ class PagedAttention:
         mask: torch.Tensor | None,
         more: dict[str, Any],
     ) -> torch.Tensor:
-        """[rows, heads, tokens, dim] each -> [rows, tokens, heads, dim], as without a pool; on a card several tokens behind others go to
-        FlashAttention, where `transformers` would take a kernel that knows nothing of causality."""
+        """[rows, heads, tokens, dim] each -> [rows, tokens, heads, dim], as without a pool. On a card that is one call without a mask, of
+        FlashAttention: of several tokens behind others, too, where `transformers` would take a kernel that knows nothing of causality."""
         tokens, keys = query.shape[2], key.shape[2]
-        if self._flash and mask is None and 1 < tokens < keys:
-            bias, grouped = causal_lower_right(tokens, keys), query.shape[1] != key.shape[1]
-            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=more.get("scaling"), enable_gqa=grouped)
+        if self._flash and mask is None and more.get("position_bias") is None:
+            behind, grouped = 1 < tokens < keys, query.shape[1] != key.shape[1]
+            bias, causal = causal_lower_right(tokens, keys) if behind else None, 1 < tokens == keys
+            scale = more.get("scaling")
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=causal, scale=scale, enable_gqa=grouped)
             return out.transpose(1, 2)
         return self._own(module)(module, query, key, value, mask, **more)[0]
 
     def _own(self, module: nn.Module) -> Attention:
-        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        return ALL_ATTENTION_FUNCTIONS.get_interface(self._implementation, eager)
+        kind = type(module)
+        if kind not in self._of_kind:
+            eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
+            self._of_kind[kind] = ALL_ATTENTION_FUNCTIONS.get_interface(self._implementation, eager)
+        return self._of_kind[kind]
 
     def _mask(self, asked: MaskRequest, rect: Rect, first: int) -> torch.Tensor | None:
         if self._flash and asked.is_causal:
@@ -193,19 +208,19 @@ class PagedAttention:
             return None
         return Traits(more["scaling"], self._windows[layer], more.get("softcap"), more.get("s_aux"), more.get("alibi_slopes"))
 
-    def _write(self, held: Pair, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """New states [tokens, heads, dim] to their places."""
-        for states, new in zip(held, (keys, values), strict=True):
+    def _write(self, held: Pair, key: torch.Tensor, value: torch.Tensor) -> None:
+        """New states [1, heads, tokens, dim] to their places."""
+        for states, new in zip(held, (key, value), strict=True):
             if self._slots is not None:
-                states.index_copy_(0, self._slots, new)
+                states.index_copy_(0, self._slots, new[0].transpose(0, 1))
                 continue
             for group in self._groups:
                 if isinstance(group, Rect):
-                    taken = new[group.first : group.first + group.rows * group.tokens]
-                    _tokens(states, group, group.start).copy_(taken.unflatten(0, (group.rows, group.tokens)))
+                    end = group.first + group.rows * group.tokens
+                    write(states, group, new if len(self._groups) == 1 else new[:, :, group.first : end])
                 else:
                     for at, begin, count in self._pieces(group, group.row.start):
-                        states[at : at + count] = new[group.first + begin : group.first + begin + count]
+                        states[at : at + count] = new[0, :, group.first + begin : group.first + begin + count].transpose(0, 1)
 
     def _gathered(self, loose: Loose, held: Pair) -> tuple[Rect, Pair]:
         """A copy of all that a row sees, in order."""
@@ -221,15 +236,3 @@ class PagedAttention:
             found.append((start, begin, end - start))
             begin += end - start
         return found
-
-
-def _tokens(states: torch.Tensor, rect: Rect, first: int) -> torch.Tensor:
-    """K or V [tokens, heads, dim] of the pool -> [rows, tokens, heads, dim] of ``rect`` from each row's token ``first`` to its end."""
-    token, head, dim = states.stride()
-    size = (rect.rows, rect.end - first, *states.shape[1:])
-    return states.as_strided(size, (rect.stride * token, token, head, dim), states.storage_offset() + (rect.base + first) * token)
-
-
-def _seen(states: torch.Tensor, rect: Rect, first: int) -> torch.Tensor:
-    """The same as attention takes it, [rows, heads, tokens, dim]."""
-    return _tokens(states, rect, first).transpose(1, 2)

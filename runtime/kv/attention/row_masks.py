@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,12 +24,12 @@ class MaskRequest:
         sizes = {"batch_size": 1, "q_length": tokens, "kv_length": start + tokens - first, "q_offset": start, "kv_offset": first}
         return make(**{**self.asked, **sizes})
 
-    @property
+    @cached_property
     def is_causal(self) -> bool:
         """Whether every token sees itself and all before it."""
         return self.asked.get("mask_function") is causal_mask_function and self._is_simple
 
-    @property
+    @cached_property
     def is_window(self) -> bool:
         """Whether every token sees itself and all before it in a window."""
         return self.asked.get("local_size") is not None and self._is_simple
