@@ -6,11 +6,14 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import terminate_as_interrupt
 from penstock.planner.common.user_folder import profile_dir
-from penstock.planner.contract.config.config_schema import HardwareConfig
+
+if TYPE_CHECKING:
+    from penstock.planner.contract.config.config_schema import HardwareConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
