@@ -20,8 +20,8 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.contract.plan.tier_fill import Fill, fills
-from penstock.planner.contract.prices.memory_law import dram_slot_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.prices.sizes import dram_slot_bytes, unit_vram_bytes
 
 INK, FAINT, PALE, LINE, FREE = "#1f2937", "#4b5563", "#f8fafc", "#94a3b8", "#ffffff"
 HOME = {Tier.vram: "#8ab4f0", Tier.dram: "#f6c177", Tier.ssd: "#8fcf9f"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.prices.memory_law import unit_dram_bytes
+from penstock.planner.contract.prices.sizes import unit_dram_bytes
 from penstock.planner.explain.resources import Resource, resources
 from penstock.planner.solver.program import Optimum, optimum
 from penstock.planner.solver.terms.problem import Question

@@ -13,9 +13,9 @@ from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import split
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.memory_law import kv_page_bytes
 from penstock.planner.contract.prices.price import Place, Price, Resource
 from penstock.planner.contract.prices.price_table import PriceTable, passed
+from penstock.planner.contract.prices.sizes import kv_page_bytes
 from penstock.planner.contract.rules.broken import broken_rules
 
 

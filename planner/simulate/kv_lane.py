@@ -14,9 +14,9 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy.layer_slots import Held, LayerSlots
 from penstock.planner.contract.policy.rolling import RollingPolicy
 from penstock.planner.contract.policy.turns import Turns
-from penstock.planner.contract.prices.memory_law import kv_ring_slots, kv_staging_slots
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.prices.sizes import kv_ring_slots, kv_staging_slots
 from penstock.planner.simulate.events import Record
 from penstock.planner.simulate.lanes import Lanes, Work, ns
 from penstock.planner.simulate.ring_lane import SimulatedRing

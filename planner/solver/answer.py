@@ -23,7 +23,7 @@ from penstock.planner.contract.decided.decisions import (
     WeightDecisions,
 )
 from penstock.planner.contract.prices.foresight import DecodeStep
-from penstock.planner.contract.prices.memory_law import kept_file_bytes
+from penstock.planner.contract.prices.sizes import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.menu import MENUS

@@ -9,7 +9,7 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.prices.cost import objective_weights
-from penstock.planner.contract.prices.memory_law import OVERHEADS, dram_workspace_bytes
+from penstock.planner.contract.prices.memory_law import Held, dram_items, vram_items
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import Place, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
@@ -24,15 +24,11 @@ def bound_s(problem: Problem) -> float:
     p, model, hardware = problem, problem.model, problem.hardware
     (page,) = page_menu(hardware, model, p.workload, p.force, p.batch)
     passes = pass_menu(hardware, model, p.workload, p.force, p.batch, kept_set(p.workload, page.page_tokens))
-    working = min(c.activation_bytes for c in passes) + model.norm_bytes
-    if not p.workload.kv_spill:
-        working += model.layers * page.layer_bytes
-    dram = hardware.dram_bytes - p.workload.dram_reserve_bytes - dram_workspace_bytes(hardware, model)
-    vram = 0
-    if hardware.gpu:
-        vram = hardware.vram_bytes - p.workload.vram_guard_bytes - hardware.gpu.context_bytes - OVERHEADS.cuda_workspace_bytes - working
-    else:
-        dram -= working
+    lies = Tier.vram if hardware.gpu else Tier.dram
+    kv = {} if p.workload.kv_spill else {lies: model.layers * page.layer_bytes}
+    held = Held(kv=kv, activations=min(c.activation_bytes for c in passes))
+    dram = hardware.dram_bytes - sum(dram_items(hardware, model, p.workload, held).values())
+    vram = hardware.vram_bytes - sum(vram_items(hardware, model, p.workload, held).values()) if hardware.gpu else 0
     if min(vram, dram) < 0:
         return math.inf
     blocks = head_blocks(model) if hardware.gpu else 1

@@ -26,7 +26,7 @@ from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
-from penstock.planner.contract.prices.memory_law import pages_per_sequence
+from penstock.planner.contract.prices.sizes import pages_per_sequence
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.setting import Setting, broken

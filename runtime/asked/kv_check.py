@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.memory_law import kv_page_bytes
+from penstock.planner.contract.prices.sizes import kv_page_bytes
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.runtime.asked.kv_place import directory
 from penstock.runtime.asked.page_room import is_reused, limit_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.memory_law import kept_page_bytes, kv_bounce_bytes
+from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_bounce_bytes
 from penstock.runtime.asked.run_schema import ReuseConfig
 
 USUAL_LIMIT_BYTES = 10 << 30

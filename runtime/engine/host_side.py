@@ -15,7 +15,7 @@ from penstock.planner.common.measures import GB, align_down, align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.policy import make_policy
-from penstock.planner.contract.prices.memory_law import OVERHEADS
+from penstock.planner.contract.prices.sizes import OVERHEADS
 from penstock.runtime.asked.page_room import PageRoom
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
 from penstock.runtime.kv.outside.kv_share import KvShare

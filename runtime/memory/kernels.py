@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.planner.contract.prices.memory_law import OVERHEADS
+from penstock.planner.contract.prices.sizes import OVERHEADS
 
 
 def keep_few_kernels() -> None:

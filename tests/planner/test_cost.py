@@ -11,9 +11,10 @@ from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.prices.cost import load_s, objective_weights, predict
 from penstock.planner.contract.prices.launches import issue_s
-from penstock.planner.contract.prices.memory_law import activation_bytes, dram_use, used_bytes, vram_use
+from penstock.planner.contract.prices.memory_law import dram_use, used_bytes, vram_use
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.prices.sizes import activation_bytes
 from penstock.planner.contract.prices.stages import (
     earlier_kv,
     elementwise_bytes_per_token,

@@ -22,17 +22,11 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s, predict
 from penstock.planner.contract.prices.launches import issue_s
-from penstock.planner.contract.prices.memory_law import (
-    activation_bytes,
-    arena_bytes,
-    dram_use,
-    expert_dram_bytes,
-    expert_vram_bytes,
-    vram_use,
-)
+from penstock.planner.contract.prices.memory_law import arena_bytes, dram_use, vram_use
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
+from penstock.planner.contract.prices.sizes import activation_bytes, expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s, ssd_gbps, weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.expert_notes import expert_notes

@@ -14,7 +14,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.memory_law import unit_dram_bytes
+from penstock.planner.contract.prices.sizes import unit_dram_bytes
 from penstock.planner.explain.constraints import Grip
 from penstock.planner.explain.explain_table import print_explanation, print_impossible
 from penstock.planner.explain.explanation import Explanation, advice, check_share, document, explain, question_of

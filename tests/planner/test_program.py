@@ -9,8 +9,9 @@ from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.memory_law import kv_page_bytes, ssd_need
+from penstock.planner.contract.prices.memory_law import ssd_need
 from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.prices.sizes import kv_page_bytes
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.program import search, solve

@@ -14,7 +14,8 @@ from penstock.planner.contract.given.hardware import Curve, SsdPoint
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.memory_law import dram_use, expert_dram_bytes, expert_vram_bytes, vram_use
+from penstock.planner.contract.prices.memory_law import dram_use, vram_use
+from penstock.planner.contract.prices.sizes import expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.program import search, solve

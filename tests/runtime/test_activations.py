@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
-from penstock.planner.contract.prices.memory_law import activation_bytes
+from penstock.planner.contract.prices.sizes import activation_bytes
 from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.memory.free_memory import PeakDram
 from penstock.runtime.model.rows import Row, RowKind, Step

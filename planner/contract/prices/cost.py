@@ -13,7 +13,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.head_start import first_pass_bytes, head_start
-from penstock.planner.contract.prices.memory_law import dram_use, ssd_use, used_bytes, vram_use
+from penstock.planner.contract.prices.memory_law import dram_items, dram_use, held_by, ssd_items, used_bytes, vram_items
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Resource, computing_of
 from penstock.planner.contract.prices.reuse import expected
@@ -106,7 +106,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     if model.experts:
         expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
     prefill_weight, decode_weight = objective_weights(workload, decisions.batch)
-    dram = used_bytes(dram_use(hardware, model, workload, decisions))
+    held = held_by(hardware, model, workload, decisions)
     return Prediction(
         load_s=load_s(hardware, model, workload, decisions),
         ttft_s=prefill_s - (prefill_s - first_s) / waves(workload, decisions.batch),
@@ -117,9 +117,9 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         bottleneck_decode=step.slowest,
         ssd_bytes_per_token=placement.ssd_bytes_per_pass + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
         h2d_bytes_per_token=placement.h2d_bytes_per_pass + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
-        vram_bytes=used_bytes(vram_use(hardware, model, workload, decisions)),
-        dram_bytes=dram,
-        ssd_bytes=used_bytes(ssd_use(hardware, model, workload, decisions)),
+        vram_bytes=used_bytes(vram_items(hardware, model, workload, held)),
+        dram_bytes=used_bytes(dram_items(hardware, model, workload, held)),
+        ssd_bytes=used_bytes(ssd_items(model, held)),
         total_s=prefill_weight * prefill_s + decode_weight * decode_s,
         prefill_stages={str(resource): s for resource, s in bill.by_resource().items()},
         decode_stages={str(resource): s for resource, s in step.by_resource().items()},

@@ -1,257 +1,151 @@
-"""What a plan's decisions take of each tier, item by item: one source for rules, prediction, program and runtime."""
+"""What takes bytes of each tier, item by item: the memory law, of plans as of the integer program."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from penstock.planner.common.measures import ALIGN, align_up
-from penstock.planner.contract.decided.decisions import Decisions, KvPages, Tier
-from penstock.planner.contract.decided.placement import Placement, place
+from penstock.planner.common.measures import align_up
+from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.given.hardware import HardwareProfile
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.price import Amount, Place, total
+from penstock.planner.contract.prices.price_table import PriceTable
+from penstock.planner.contract.prices.sizes import (
+    OVERHEADS,
+    activation_bytes,
+    card_activation_bytes,
+    dram_slot_bytes,
+    dram_workspace_bytes,
+    expert_dram_bytes,
+    expert_vram_bytes,
+    kept_page_bytes,
+    kv_arena_slots,
+    kv_layer_bytes,
+    kv_page_bytes,
+    kv_ring_slots,
+    kv_staging_slots,
+    ring_bytes,
+)
 
 LEFT_ALONE = frozenset({"guard", "reserve"})
 """Items that a capacity must leave free: rules count them, a prediction of used bytes does not."""
 
 
 @dataclass(frozen=True)
-class Overheads:
-    """Bytes beyond weights and KV that every run takes."""
+class Held:
+    """What takes bytes: whole numbers for a plan, expressions of its variables in the integer program. Bytes where nothing else is said."""
 
-    cuda_workspace_bytes: int = 64 * 2**20
-    """cuBLAS and cuBLASLt workspaces: 32 MiB each on Hopper, less on older devices (cuBLAS documentation)."""
-    cpu_workspace_bytes: int = 72 * 2**20
-    """Scratch of the CPU's matrix library for one layer at a time."""
-    cpu_kernels: int = 32
-    """Compiled matrix kernels that oneDNN keeps, and its PyTorch binding once more. A decoder has fewer than ten shapes of weights."""
-    cpu_kernel_bytes: int = 700_000
-    """One of them with AVX-512, measured: routed experts fill both caches, since each layer and prompt brings other numbers of rows."""
-    allocator_holes: float = 0.25
-    """Room for holes in torch's allocator on a card, as a share of a prefill's activations. Blocks of different sizes then find a place
-    without asking the driver. An 8B geometry on an H200 needs 0.10 to 0.22 with 2048 to 16384 tokens; with less, passes take 8 to 12 %
-    longer."""
-    host_workspace_bytes: int = 64 * 2**20
-    """With a GPU: the interpreter's growth while it runs (events, views, buffers of the driver), measured on an H100."""
-    bounce_bytes: int = 64 * 2**20
-    """With a GPU: page-locked buffers that VRAM's residents pass through at start."""
-    unit_padding_bytes: int = 2 * 4096
-    """A unit is read in place by O_DIRECT from an offset that is not page-aligned in its file: a page at either end."""
-    tables_padding_bytes: int = 4 * 4096
-    """The same for the embedding table and the LM head."""
-    pieces_padding_bytes: int = 4 * 4096
-    """More of the same for a layer that lies in several pieces: its shard ended, or its experts are put together."""
-    outside_per_layer: int = 4
-    """Tensors of a decoder layer outside its two blocks, at most: the norms of Gemma. The runtime places each one in pages of its own."""
-    kv_ring_slots: int = 3
-    """One layer's KV is read by attention, the next one's has arrived, a third one's is in transit."""
-    kv_bounce_pages: int = 2
-    """Pages of VRAM that kept pages pass through, each with all layers in one copy. One is scattered to its layers while the next arrives.
-    Scattering takes a tenth of the copy's time at most, so the link does not wait."""
-    kv_segment_bytes: int = 256 * 2**20
-    """Bytes of a file of kept pages. Eviction on the SSD is by the file, so two files come on top of the kept set: the one being written
-    and the one being evicted."""
-    norm_float32_copies: int = 2
-    """RMSNorm upcasts its input to float32 and multiplies it into a second float32 tensor."""
-    float32_bytes: int = 4
+    residents: Amount = 0
+    """Units of weights that stay in VRAM."""
+    ring: Amount = 0
+    embedding: Amount = 0
+    """In VRAM."""
+    layer_cache: Amount = 0
+    staging: Amount = 0
+    tables: Amount = 0
+    """Embedding table and LM head, as far as DRAM has them."""
+    expert_slots: Mapping[Tier, Amount] = field(default_factory=dict)
+    """Slots."""
+    kv: Mapping[Tier, Amount] = field(default_factory=dict)
+    """Of running sequences, where it lies."""
+    kv_passing: Mapping[Tier, Amount] = field(default_factory=dict)
+    """Slots of VRAM and DRAM that KV from farther tiers passes through."""
+    kept_pages: Mapping[Tier, Amount] = field(default_factory=dict)
+    """Pages of VRAM and DRAM for prompts to come, each of ``kept_page_bytes``."""
+    kept_page_bytes: int = 0
+    bounces: Amount = 0
+    """1 where kept pages pass through VRAM, else 0."""
+    kept_files: Amount = 0
+    activations: Amount = 0
 
 
-OVERHEADS = Overheads()
-
-
-def dram_workspace_bytes(hardware: HardwareProfile, model: ModelSpec) -> int:
-    """DRAM that a run takes beside what the plan places."""
-    if hardware.gpu:
-        return OVERHEADS.host_workspace_bytes + OVERHEADS.bounce_bytes
-    return OVERHEADS.cpu_workspace_bytes + (2 * OVERHEADS.cpu_kernels * OVERHEADS.cpu_kernel_bytes if model.experts else 0)
-
-
-def unit_vram_bytes(unit_bytes: int) -> int:
-    """VRAM of one unit, resident or in its ring slot: whole pages."""
-    return align_up(unit_bytes)
-
-
-def unit_dram_bytes(unit_bytes: int) -> int:
-    """DRAM of one unit in the layer cache: whole pages and the padding of an in-place O_DIRECT read; 0 bytes take nothing."""
-    return align_up(unit_bytes) + OVERHEADS.unit_padding_bytes if unit_bytes else 0
-
-
-def dram_slot_bytes(placement: Placement) -> int:
-    """One slot of the DRAM cache: it fits any layer's units that pass through DRAM, each with its padding."""
-    return max((sum(unit_dram_bytes(n) for n in _through_dram(placement, i)) for i in placement.dram_layers), default=0)
-
-
-def _through_dram(placement: Placement, layer: int) -> list[int]:
-    tiers = ((placement.attn, placement.model.attn_bytes), (placement.ffn, placement.model.ffn_bytes))
-    return [sizes[layer] for tier, sizes in tiers if tier[layer] != "vram"]
-
-
-def expert_vram_bytes(experts: Experts) -> int:
-    """One slot of VRAM for an expert: whole pages."""
-    return unit_vram_bytes(experts.expert_bytes)
-
-
-def expert_dram_bytes(experts: Experts) -> int:
-    """One slot of DRAM for an expert: whole pages, and the padding of each of the three tensors that it is put together from."""
-    return unit_dram_bytes(experts.expert_bytes) + OVERHEADS.pieces_padding_bytes
-
-
-def ring_bytes(placement: Placement) -> int:
-    """VRAM of all ring slots."""
-    return sum(slots * unit_vram_bytes(size) for slots, size in placement.ring_classes.values())
-
-
-def kv_page_bytes(model: ModelSpec, page_tokens: int) -> int:
-    """One KV page: K and V of ``page_tokens`` tokens in one layer."""
-    return page_tokens * model.kv_bytes_per_token // model.layers
-
-
-def kv_layer_bytes(model: ModelSpec, kv: KvPages) -> int:
-    """K and V of one layer for all sequences of a batch at their end."""
-    return kv.pages // model.layers * kv_page_bytes(model, kv.page_tokens)
-
-
-def kv_ring_slots(model: ModelSpec, kv: KvPages) -> int:
-    """VRAM slots that streamed layers' KV passes through, one layer each; none when all of it stays in VRAM."""
-    outside = (kv.dram_pages + kv.ssd_pages) * model.layers // max(1, kv.pages)
-    return min(OVERHEADS.kv_ring_slots, outside)
-
-
-def kv_staging_slots(model: ModelSpec, kv: KvPages) -> int:
-    """DRAM slots that the KV of the SSD's layers passes through, one layer each."""
-    return min(OVERHEADS.kv_ring_slots, kv.ssd_pages * model.layers // max(1, kv.pages))
-
-
-def kv_arena_slots(hardware: HardwareProfile, model: ModelSpec, kv: KvPages) -> int:
-    """Buffers of one layer's KV in a run's arena: with a GPU one for each layer in DRAM, and those that the SSD's layers pass through."""
-    in_dram = kv.dram_pages * model.layers // max(1, kv.pages) if hardware.gpu else 0
-    return in_dram + kv_staging_slots(model, kv)
-
-
-def kept_page_bytes(model: ModelSpec, page_tokens: int) -> int:
-    """One page that is kept for prompts to come: K and V of ``page_tokens`` tokens in all layers, from an aligned address on."""
-    return align_up(model.layers * kv_page_bytes(model, page_tokens))
-
-
-def kept_file_bytes(model: ModelSpec, page_tokens: int, pages: int) -> int:
-    """SSD space in which ``pages`` stay: each with a header, and room for the files that come and go."""
-    records = pages * (ALIGN + kept_page_bytes(model, page_tokens))
-    return records + min(records, 2 * OVERHEADS.kv_segment_bytes)
-
-
-def kept_file_pages(model: ModelSpec, kv: KvPages) -> int:
-    """Pages that stay on the SSD: the most of which ``kept_file_bytes`` are no more than the plan's."""
-    record, nbytes = ALIGN + kept_page_bytes(model, kv.page_tokens), kv.reuse.ssd_bytes
-    return max(nbytes // 2, nbytes - 2 * OVERHEADS.kv_segment_bytes) // record
-
-
-def kv_bounce_bytes(model: ModelSpec, kv: KvPages) -> int:
-    """VRAM that pages from the other tiers pass through; none where all pages stay in VRAM."""
-    outside = kv.reuse.dram_pages or kv.reuse.ssd_bytes
-    return OVERHEADS.kv_bounce_pages * kept_page_bytes(model, kv.page_tokens) if outside else 0
-
-
-def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
-    """KV pages of one sequence at its end."""
-    return -(-workload.max_tokens // page_tokens)
-
-
-def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
-    """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included.
-
-    The embeddings, which transformers keep alive, the residual, and the largest of three phases of a decoder layer:
-
-    * a norm in float32;
-    * attention, with rotary temporaries, K and V of one layer repeated over the query heads, and the mask;
-    * the gated FFN, with gate, up and product.
-
-    From the forward passes of ``transformers`` v5 with SDPA attention. With an 8B geometry on an H100 the peak was 61 MB for 512 tokens and
-    3910 MB for 32768, in one sequence or in many. Only a chunk that follows other tokens of its prompt needs a mask. A pass of whole
-    prompts has none, since every row is computed by itself.
-    """
-    dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes
-    chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
-    norm = 3 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
-    qkv = model.attn_width + 2 * model.kv_width
-    rotary = 2 * model.attn_width + model.kv_width
-    attention = (3 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
-    routed = _experts_bytes_per_token(model.experts, model) if model.experts else 0
-    dense = model.experts is None or len(model.experts.layers) < model.layers
-    ffn = 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype)
-    repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
-    one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
-    masked = chunk_tokens < workload.prompt_tokens
-    mask = chunk_tokens * workload.max_tokens * (1 + dtype) if masked else 0
-    logits = model.vocab * (dtype + f32)
-    return batch * (max(chunk_tokens * max(norm, ffn), chunk_tokens * attention + one_layer_kv + mask) + logits)
-
-
-def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
-    """``activation_bytes`` with what a card's allocator needs to place them."""
-    return round((1 + OVERHEADS.allocator_holes) * activation_bytes(model, workload, batch, chunk_tokens))
-
-
-def _experts_bytes_per_token(experts: Experts, model: ModelSpec) -> int:
-    """Activations of a layer's routed experts for one token, if experts are computed one after the other.
-
-    A row of ``hidden`` for each of the token's ``top_k`` experts waits for the sum of all; an int64 index a row says which is whose. Beside
-    them lies the larger of
-
-    * the expert that computes, at worst with every token: gathered hidden states, gate and up in one tensor, the activated gate, and the
-      product or the row brought back down. One expert's width is taken as ``ffn_width`` / ``top_k``;
-    * at the end, every row weighted in float32, and their sum.
-    """
-    top_k, width, hidden = experts.top_k, -(-model.ffn_width // experts.top_k), model.hidden
-    dtype = model.compute_dtype.nbytes
-    computing = max(4 * width + hidden, 3 * width + 2 * hidden) * dtype
-    summing = (top_k + 1) * hidden * OVERHEADS.float32_bytes + hidden * dtype
-    return top_k * hidden * dtype + max(computing, summing) + 8 * top_k
-
-
-def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, held: Held) -> dict[str, Amount]:
     """Bytes of VRAM by item, the guard included; empty without a GPU."""
     if hardware.gpu is None:
         return {}
-    placement = place(model, decisions.weights, True)
     return {
         "context": hardware.gpu.context_bytes,
         "workspace": OVERHEADS.cuda_workspace_bytes,
         "norms": model.norm_bytes,
-        "embedding": placement.embed_vram_bytes,
-        "residents": sum(unit_vram_bytes(placement.unit_bytes(u)) for u, tier in placement.units if tier == "vram"),
-        "ring": ring_bytes(placement),
-        "experts": decisions.experts.vram_slots * expert_vram_bytes(model.experts) if model.experts and decisions.experts else 0,
-        "kv": decisions.kv.vram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
-        "kv_ring": kv_ring_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
-        "kv_reuse": decisions.kv.reuse.vram_pages * kept_page_bytes(model, decisions.kv.page_tokens),
-        "kv_bounce": kv_bounce_bytes(model, decisions.kv),
-        "activations": card_activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
+        "embedding": held.embedding,
+        "residents": held.residents,
+        "ring": held.ring,
+        "experts": held.expert_slots.get(Tier.vram, 0) * expert_vram_bytes(model.experts) if model.experts else 0,
+        "kv": held.kv.get(Tier.vram, 0),
+        "kv_ring": held.kv_passing.get(Tier.vram, 0),
+        "kv_reuse": held.kept_pages.get(Tier.vram, 0) * held.kept_page_bytes,
+        "kv_bounce": held.bounces * (OVERHEADS.kv_bounce_pages * held.kept_page_bytes),
+        "activations": held.activations,
         "guard": workload.vram_guard_bytes,
     }
 
 
-def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+def dram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, held: Held) -> dict[str, Amount]:
     """Bytes of DRAM by item, the reserve included. Without a GPU everything that computes lies here."""
-    placement = place(model, decisions.weights, hardware.gpu is not None)
-    use = {
-        "layer_cache": placement.dram_slots * dram_slot_bytes(placement),
-        "experts": _experts_dram_bytes(model, decisions),
-        "staging": decisions.weights.ssd.staging_bytes,
-        "embedding_head": placement.head_dram_bytes + OVERHEADS.tables_padding_bytes,
-        "kv": decisions.kv.dram_pages * kv_page_bytes(model, decisions.kv.page_tokens),
-        "kv_staging": kv_staging_slots(model, decisions.kv) * kv_layer_bytes(model, decisions.kv),
-        "kv_reuse": decisions.kv.reuse.dram_pages * kept_page_bytes(model, decisions.kv.page_tokens),
+    items = {
+        "layer_cache": held.layer_cache,
+        "experts": held.expert_slots.get(Tier.dram, 0) * expert_dram_bytes(model.experts) if model.experts else 0,
+        "staging": held.staging,
+        "embedding_head": held.tables + OVERHEADS.tables_padding_bytes,
+        "kv": held.kv.get(Tier.dram, 0),
+        "kv_staging": held.kv_passing.get(Tier.dram, 0),
+        "kv_reuse": held.kept_pages.get(Tier.dram, 0) * held.kept_page_bytes,
+        "workspace": dram_workspace_bytes(hardware, model),
     }
-    use["workspace"] = dram_workspace_bytes(hardware, model)
     if hardware.gpu is None:
-        use["norms"] = model.norm_bytes
-        use["activations"] = activation_bytes(model, workload, decisions.batch, decisions.prefill_chunk_tokens)
-    use["reserve"] = workload.dram_reserve_bytes
-    return use
+        items |= {"norms": model.norm_bytes, "activations": held.activations}
+    return items | {"reserve": workload.dram_reserve_bytes}
 
 
-def _experts_dram_bytes(model: ModelSpec, decisions: Decisions) -> int:
-    return decisions.experts.dram_slots * expert_dram_bytes(model.experts) if model.experts and decisions.experts else 0
+def ssd_items(model: ModelSpec, held: Held) -> dict[str, Amount]:
+    """Bytes of SSD by item: the checkpoint, the KV pages that spill and those that are kept."""
+    return {"weights": model.weight_bytes, "kv": held.kv.get(Tier.ssd, 0), "kv_reuse": held.kept_files}
+
+
+def held_by(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Held:
+    """By a plan's ``decisions``."""
+    kv, experts, gpu = decisions.kv, decisions.experts, hardware.gpu is not None
+    placement, table = place(model, decisions.weights, gpu), PriceTable.of(hardware, decisions)
+    page, layer = kv_page_bytes(model, kv.page_tokens), kv_layer_bytes(model, kv)
+    alike = Counter(placement.unit_bytes(unit) for unit, lies in placement.units if gpu and lies is Tier.vram)
+    stay = total(table.unit(nbytes, Tier.vram, Place.card) * count for nbytes, count in alike.items())
+    activations = card_activation_bytes if gpu else activation_bytes
+    return Held(
+        residents=stay.nbytes.get(Tier.vram, 0),
+        ring=ring_bytes(placement),
+        embedding=placement.embed_vram_bytes,
+        layer_cache=placement.dram_slots * dram_slot_bytes(placement),
+        staging=decisions.weights.ssd.staging_bytes,
+        tables=placement.head_dram_bytes,
+        expert_slots={Tier.vram: experts.vram_slots, Tier.dram: experts.dram_slots} if experts else {},
+        kv={Tier.vram: kv.vram_pages * page, Tier.dram: kv.dram_pages * page, Tier.ssd: kv.ssd_pages * page},
+        kv_passing={Tier.vram: kv_ring_slots(model, kv) * layer, Tier.dram: kv_staging_slots(model, kv) * layer},
+        kept_pages={Tier.vram: kv.reuse.vram_pages, Tier.dram: kv.reuse.dram_pages},
+        kept_page_bytes=kept_page_bytes(model, kv.page_tokens),
+        bounces=int(bool(kv.reuse.dram_pages or kv.reuse.ssd_bytes)),
+        kept_files=kv.reuse.ssd_bytes,
+        activations=activations(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
+    )
+
+
+def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+    """Bytes of VRAM by item, the guard included; empty without a GPU."""
+    return vram_items(hardware, model, workload, held_by(hardware, model, workload, decisions))
+
+
+def dram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+    """Bytes of DRAM by item, the reserve included."""
+    return dram_items(hardware, model, workload, held_by(hardware, model, workload, decisions))
+
+
+def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
+    """Bytes of SSD by item."""
+    kv = {Tier.ssd: decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)}
+    return ssd_items(model, Held(kv=kv, kept_files=decisions.kv.reuse.ssd_bytes))
 
 
 def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> int:
@@ -262,7 +156,8 @@ def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decision
     """
     placement = place(model, decisions.weights, hardware.gpu is not None)
     sizes = [placement.dram_slots * (dram_slot_bytes(placement) + OVERHEADS.pieces_padding_bytes), decisions.weights.ssd.staging_bytes]
-    sizes.append(_experts_dram_bytes(model, decisions))
+    if model.experts and decisions.experts:
+        sizes.append(decisions.experts.dram_slots * expert_dram_bytes(model.experts))
     sizes.append(decisions.kv.reuse.dram_pages * kept_page_bytes(model, decisions.kv.page_tokens))
     if hardware.gpu is None:
         tables = model.embed_bytes + model.head_bytes + model.norm_bytes
@@ -274,12 +169,6 @@ def arena_bytes(hardware: HardwareProfile, model: ModelSpec, decisions: Decision
         sizes.append(OVERHEADS.bounce_bytes)
     sizes += [align_up(kv_layer_bytes(model, decisions.kv))] * kv_arena_slots(hardware, model, decisions.kv)
     return sum(map(align_up, sizes)) + align_up(tables) + pieces * OVERHEADS.unit_padding_bytes
-
-
-def ssd_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:
-    """Bytes of SSD by item: the checkpoint, the KV pages that spill and those that are kept."""
-    spilled = decisions.kv.ssd_pages * kv_page_bytes(model, decisions.kv.page_tokens)
-    return {"weights": model.weight_bytes, "kv": spilled, "kv_reuse": decisions.kv.reuse.ssd_bytes}
 
 
 def ssd_in_place_bytes(model: ModelSpec) -> int:

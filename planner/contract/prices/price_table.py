@@ -9,8 +9,8 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts
-from penstock.planner.contract.prices.memory_law import expert_dram_bytes, expert_vram_bytes, unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.price import Amount, Place, Price, Resource, computing
+from penstock.planner.contract.prices.sizes import expert_dram_bytes, expert_vram_bytes, unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 
 

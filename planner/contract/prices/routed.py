@@ -12,9 +12,9 @@ from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.prices.launches import issue_s
-from penstock.planner.contract.prices.memory_law import expert_vram_bytes
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
+from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import weight_pass_s, weight_read_s
 
 PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

@@ -9,7 +9,7 @@ from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.memory_law import kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence
+from penstock.planner.contract.prices.sizes import kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
 

@@ -10,7 +10,6 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
-from penstock.planner.contract.prices.memory_law import expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
 from penstock.planner.contract.prices.routed import Fetched, Routed, held_up
@@ -21,10 +20,8 @@ from penstock.planner.solver.terms.problem import Problem
 
 
 class ExpertTerms:
-    """Whole slots by tier, and of those the ones that keep an expert. Sizes in MB, times in ticks. Of a dense model all is 0."""
+    """Whole slots by tier, and of those the ones that keep an expert. Times are in ticks. Of a dense model all is 0."""
 
-    vram_mb: pulp.LpAffineExpression | int = 0
-    dram_mb: pulp.LpAffineExpression | int = 0
     copied: pulp.LpAffineExpression | int = 0
     """Whether any expert passes through VRAM."""
     read: pulp.LpVariable | int = 0
@@ -60,9 +57,7 @@ class ExpertTerms:
             self._vram_more = program.integer("experts_vram_more", 0, 1)
             all_vram = self._tier(Tier.vram, problem.force.expert_vram_slots, 0)
             self.copied = 1 - all_vram
-            self.vram_mb = self.slots[Tier.vram] * (expert_vram_bytes(self.experts) / MB)
         all_dram = self._tier(Tier.dram, problem.force.expert_dram_slots, all_vram)
-        self.dram_mb = self.slots[Tier.dram] * (expert_dram_bytes(self.experts) / MB)
         self.read = program.integer("experts_read", 0, 1)
         program.add(self.read >= 1 - all_vram - all_dram)
 

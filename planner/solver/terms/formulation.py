@@ -15,17 +15,12 @@ import pulp
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, ring_classes
 from penstock.planner.contract.prices.cost import objective_weights
-from penstock.planner.contract.prices.memory_law import (
-    OVERHEADS,
-    dram_workspace_bytes,
-    ssd_in_place_bytes,
-    unit_dram_bytes,
-    unit_vram_bytes,
-)
+from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, vram_items
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.expert_terms import ExpertTerms
@@ -105,11 +100,11 @@ class Formulation(LinearProgram):
     def _streams(self, kind: int) -> pulp.LpAffineExpression:
         return pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if streams[kind])
 
-    def _ring_mb(self, streams: tuple[int, ...], slots: int) -> float:
+    def _ring_bytes(self, streams: tuple[int, ...], slots: int) -> int:
         model = self.problem.model
         attn = streams[0] * model.attn_max
         ffn = max(streams[1] * model.ffn_max, streams[2] * self.block)
-        return sum(count * unit_vram_bytes(size) for count, size in ring_classes(slots, attn, ffn).values()) / MB
+        return sum(count * unit_vram_bytes(size) for count, size in ring_classes(slots, attn, ffn).values())
 
     def _dram_cache(self) -> None:
         """Slots of the DRAM cache, and the layers that pass through them from SSD."""
@@ -139,7 +134,7 @@ class Formulation(LinearProgram):
         self.spare_slots = self.amount("spare_slots", LIMITS.headroom_spare)
         self.add(self.spare_slots <= self.headroom - LIMITS.headroom_min)
         self.add(self.spare_slots <= LIMITS.headroom_spare * (1 - self.all_cached))
-        self.cache_mb = 0
+        self.layer_cache: Amount = 0
         slots = []
         for attn, ffn in ((0, 1), (1, 0), (1, 1)):
             chosen = pulp.lpSum(b for b, (s, _) in zip(self.ring_bits, self.ring_options, strict=True) if s[:2] == (attn, ffn))
@@ -147,7 +142,7 @@ class Formulation(LinearProgram):
             self.add(count <= n * chosen)
             slots.append(count)
             slot = (attn and unit_dram_bytes(model.attn_max)) + (ffn and unit_dram_bytes(model.ffn_max))
-            self.cache_mb += count * (slot / MB)
+            self.layer_cache += count * slot
         self.add(pulp.lpSum(slots) >= hwm - most * self.all_cached)
         self.add(pulp.lpSum(slots) >= self.through_dram - n * (1 - self.all_cached))
 
@@ -156,20 +151,19 @@ class Formulation(LinearProgram):
         model, force = self.problem.model, self.problem.force
         forced = None if force.embedding is None else int(force.embedding is Tier.vram)
         self.embed_in_vram = self.integer("embed_in_vram", 0, 1 if self.gpu else 0, forced)
-        embed, head_streams = model.embed_bytes / MB, self._streams(2)
+        embed, head_streams = model.embed_bytes, self._streams(2)
         if model.tied:
             in_vram, in_dram = self.amount("tied_vram", 1), self.amount("tied_dram", 1)
             self.add(in_vram >= self.embed_in_vram + head_streams - 1)
             self.add(in_dram >= head_streams)
             self.add(in_dram >= 1 - self.embed_in_vram)
-            self.tables_vram_mb, self.tables_dram_mb = embed * in_vram, embed * in_dram
+            self.embedding, self.tables = embed * in_vram, embed * in_dram
         else:
             no_head = self.integer("no_head_in_vram", 0, 1)
             self.add(self.head <= self.head_blocks * (1 - no_head))
-            rounding = (self.head_blocks * self.block - model.head_bytes) / MB
-            head_mb = (self.head_blocks - self.head) * (self.block / MB) - rounding * no_head
-            self.tables_vram_mb = embed * self.embed_in_vram
-            self.tables_dram_mb = embed * (1 - self.embed_in_vram) + head_mb
+            rounding = self.head_blocks * self.block - model.head_bytes
+            self.embedding = embed * self.embed_in_vram
+            self.tables = embed * (1 - self.embed_in_vram) + (self.head_blocks - self.head) * self.block - rounding * no_head
 
     def _kv(self) -> None:
         """The KV of running sequences, and of prompts to come."""
@@ -290,30 +284,38 @@ class Formulation(LinearProgram):
         return passed(self.problem.hardware, mb * (MB * self.ticks_per_s))
 
     def _capacities(self) -> None:
-        """The three capacities, from the items of ``penstock.planner.contract.prices.memory_law``. Slacks are in MB."""
-        p, model = self.problem, self.problem.model
-        activations = pulp.lpSum(bit * (c.activation_bytes / MB) for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
-        staging = pulp.lpSum(bit * (c.staging_bytes / MB) for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True))
-        self.vram_mb: pulp.LpAffineExpression = pulp.lpSum([])
-        self.dram_mb = self.cache_mb + staging + self.tables_dram_mb + self.kv.mb(Tier.dram) + self.kv.staging_mb + self.kept.dram_mb
-        self.dram_mb += self.experts.dram_mb
-        self.dram_mb += (OVERHEADS.tables_padding_bytes + dram_workspace_bytes(p.hardware, p.model) + p.workload.dram_reserve_bytes) / MB
-        if self.gpu:
-            ring = pulp.lpSum(bit * self._ring_mb(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True))
-            fixed = self.gpu.context_bytes + OVERHEADS.cuda_workspace_bytes + model.norm_bytes + p.workload.vram_guard_bytes
-            kinds = ((self.attn, model.attn_bytes), (self.ffn, model.ffn_bytes))
-            residents = self.head * (unit_vram_bytes(self.block) / MB)
-            for kind, (count, sizes) in enumerate(kinds):
-                largest, taken = unit_vram_bytes(max(sizes)), sum(map(unit_vram_bytes, sizes))
-                residents += count * (largest / MB) - (1 - self._streams(kind)) * ((self.layers * largest - taken) / MB)
-            self.vram_mb = ring + residents + self.tables_vram_mb + self.kv.mb(Tier.vram) + self.kv.ring_mb + activations + fixed / MB
-            self.vram_mb += self.kept.vram_mb + self.experts.vram_mb
-        else:
-            self.dram_mb += activations + model.norm_bytes / MB
-        self.ssd_mb = self.kv.mb(Tier.ssd) + self.kept.ssd_mb + (model.weight_bytes - ssd_in_place_bytes(model)) / MB
+        """The three capacities, by the memory law. Slacks are in MB."""
+        p, held = self.problem, self._held()
+        self.vram_mb = pulp.lpSum(vram_items(p.hardware, p.model, p.workload, held).values()) / MB
+        self.dram_mb = pulp.lpSum(dram_items(p.hardware, p.model, p.workload, held).values()) / MB
+        self.ssd_mb = (pulp.lpSum(ssd_items(p.model, held).values()) - ssd_in_place_bytes(p.model)) / MB
         self.slack = {t: self.amount(f"slack_{t}", None if self.elastic else 0) for t in Tier}
-        limits = ((Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes))
+        limits = [(Tier.dram, self.dram_mb, p.hardware.dram_bytes), (Tier.ssd, self.ssd_mb, p.hardware.ssd_bytes)]
         if self.gpu:
-            limits = ((Tier.vram, self.vram_mb, p.hardware.vram_bytes), *limits)
+            limits.insert(0, (Tier.vram, self.vram_mb, p.hardware.vram_bytes))
         for tier, used, capacity in limits:
             self.add(used <= max(0.0, capacity / MB - CAPACITY_MARGIN_MB) + self.slack[tier])
+
+    def _held(self) -> Held:
+        """What takes bytes, by the program's variables. Units of a kind are as large as the largest, unless all of them stay."""
+        model, layer = self.problem.model, self.page.layer_bytes
+        residents = self.head * unit_vram_bytes(self.block)
+        for kind, (count, sizes) in enumerate(((self.attn, model.attn_bytes), (self.ffn, model.ffn_bytes))):
+            largest, taken = unit_vram_bytes(max(sizes)), sum(map(unit_vram_bytes, sizes))
+            residents += count * largest - (1 - self._streams(kind)) * (self.layers * largest - taken)
+        return Held(
+            residents=residents,
+            ring=pulp.lpSum(bit * self._ring_bytes(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True)),
+            embedding=self.embedding,
+            layer_cache=self.layer_cache,
+            staging=pulp.lpSum(bit * c.staging_bytes for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True)),
+            tables=self.tables,
+            expert_slots=self.experts.slots,
+            kv={tier: layers * layer for tier, layers in self.kv.layers.items()},
+            kv_passing={tier: slots * layer for tier, slots in self.kv.passing.items()},
+            kept_pages=self.kept.tiers,
+            kept_page_bytes=self.kept.page_bytes,
+            bounces=self.kept.bounces,
+            kept_files=self.kept.files,
+            activations=pulp.lpSum(bit * c.activation_bytes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True)),
+        )

@@ -8,25 +8,27 @@ import pulp
 
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.prices.memory_law import OVERHEADS
 from penstock.planner.contract.prices.price import Resource, computing_of
 from penstock.planner.contract.prices.reuse import Restoring, kept_set, restoring
+from penstock.planner.contract.prices.sizes import OVERHEADS
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.solver.terms.linear import MB, LinearProgram
+from penstock.planner.solver.terms.linear import LinearProgram
 from penstock.planner.solver.terms.menu import SsdChoice
 from penstock.planner.solver.terms.page_menu import PageChoice
 from penstock.planner.solver.terms.problem import Problem
 
 
 class KeptTerms:
-    """Pages that hold all layers, each counted in the nearest tier that has it. Sizes in MB, times in ticks.
+    """Pages that hold all layers, each counted in the nearest tier that has it. Times are in ticks.
 
     Without a set to keep there are no variables, and all that they would add is 0.
     """
 
-    vram_mb: pulp.LpAffineExpression | int = 0
-    dram_mb: pulp.LpAffineExpression | int = 0
-    ssd_mb: pulp.LpAffineExpression | int = 0
+    page_bytes: int = 0
+    bounces: pulp.LpVariable | int = 0
+    """Whether pages pass through VRAM."""
+    files: pulp.LpAffineExpression | int = 0
+    """Bytes on the SSD."""
     restore_t: pulp.LpVariable | int = 0
     """Of a batch, before its first pass."""
     pages: pulp.LpAffineExpression | int = 0
@@ -57,20 +59,17 @@ class KeptTerms:
 
     def _sizes(self, most: int, gpu: bool) -> None:
         """The SSD has all pages or none: what is found there was not found before, so it lies there beside copies of the others."""
-        program, rates = self._program, self._rates(1)
-        page_mb = rates.page_bytes / MB
+        program, self.page_bytes = self._program, self._rates(1).page_bytes
         self.on_ssd, files = program.integer("kept_files", 0, most), program.integer("kept_any_files", 0, 1)
         program.add(self.on_ssd <= most * files)
         program.add(self.on_ssd <= self.pages)
         program.add(self.tiers[Tier.ssd] <= most * files)
         program.add(self.on_ssd >= self.pages - most * (1 - files))
-        self.ssd_mb = self.on_ssd * (page_mb + ALIGN / MB) + files * (2 * OVERHEADS.kv_segment_bytes / MB)
-        self.dram_mb = self.tiers[Tier.dram] * page_mb
+        self.files = self.on_ssd * (self.page_bytes + ALIGN) + files * (2 * OVERHEADS.kv_segment_bytes)
         if gpu:
-            bounce = program.integer("kept_bounce", 0, 1)
-            program.add(self.tiers[Tier.dram] <= most * bounce)
-            program.add(files <= bounce)
-            self.vram_mb = self.tiers[Tier.vram] * page_mb + bounce * (OVERHEADS.kv_bounce_pages * page_mb)
+            self.bounces = program.integer("kept_bounce", 0, 1)
+            program.add(self.tiers[Tier.dram] <= most * self.bounces)
+            program.add(files <= self.bounces)
 
     def _times(self, most: int, ssd: tuple[Sequence[pulp.LpVariable], Sequence[SsdChoice]], ticks_per_s: float) -> None:
         """The slowest stage's seconds: each is in proportion to the pages of its tiers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulp
 
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.prices.memory_law import OVERHEADS
+from penstock.planner.contract.prices.sizes import OVERHEADS
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.page_menu import PageChoice
@@ -15,10 +15,9 @@ from penstock.planner.solver.terms.problem import Problem
 class KvTerms:
     """Whole layers by tier: where the model computes, unless the workload lets them spill. Sizes in MB."""
 
-    staging_mb: pulp.LpAffineExpression | int = 0
-    ring_mb: pulp.LpAffineExpression | int = 0
-
     def __init__(self, program: LinearProgram, problem: Problem, page: PageChoice):
+        self.passing: dict[Tier, pulp.LpVariable] = {}
+        """Layers' slots of DRAM and VRAM that spilled layers pass through."""
         self._program, self._page, self._gpu, self._n = program, page, problem.hardware.gpu, problem.model.layers
         spill = problem.workload.kv_spill
         free = {
@@ -31,13 +30,13 @@ class KvTerms:
 
     def spill(self, all_cached: pulp.LpVariable) -> pulp.LpVariable:
         """The slots that spilled layers pass through, and whether the SSD is read at all."""
-        program, layer_mb = self._program, self._page.layer_bytes / MB
+        program = self._program
         ssd_busy = program.integer("ssd_busy", 0, 1)
         program.add(ssd_busy >= 1 - all_cached)
         program.add(self.layers[Tier.ssd] <= self._n * ssd_busy)
-        self.staging_mb = self._slots(self.layers[Tier.ssd], "ssd") * layer_mb
+        self.passing[Tier.dram] = self._slots(self.layers[Tier.ssd], "ssd")
         if self._gpu:
-            self.ring_mb = self._slots(self.layers[Tier.dram] + self.layers[Tier.ssd], "outside") * layer_mb
+            self.passing[Tier.vram] = self._slots(self.layers[Tier.dram] + self.layers[Tier.ssd], "outside")
         return ssd_busy
 
     def _slots(self, layers: pulp.LpAffineExpression, name: str) -> pulp.LpVariable:

@@ -12,9 +12,9 @@ from penstock.planner.contract.decided.placement import head_block_bytes, head_b
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.memory_law import activation_bytes, card_activation_bytes
 from penstock.planner.contract.prices.phase import Phase, prefill_phase
 from penstock.planner.contract.prices.reuse import KeptSet
+from penstock.planner.contract.prices.sizes import activation_bytes, card_activation_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, ssd_gbps
 from penstock.planner.contract.rules.limits import LIMITS
 

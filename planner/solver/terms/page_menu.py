@@ -9,8 +9,8 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.memory_law import kept_page_bytes, kv_page_bytes, pages_per_sequence
 from penstock.planner.contract.prices.reuse import Restoring, restoring
+from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_page_bytes, pages_per_sequence
 from penstock.planner.contract.prices.stages import prefill_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 

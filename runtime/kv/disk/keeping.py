@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.memory_law import OVERHEADS, kv_page_bytes
+from penstock.planner.contract.prices.sizes import OVERHEADS, kv_page_bytes
 from penstock.runtime.asked.kv_place import directory
 from penstock.runtime.asked.page_room import limit_bytes, page_room
 from penstock.runtime.asked.run_schema import ReuseConfig

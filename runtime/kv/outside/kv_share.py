@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.memory_law import kv_arena_slots, kv_layer_bytes, kv_ring_slots
+from penstock.planner.contract.prices.sizes import kv_arena_slots, kv_layer_bytes, kv_ring_slots
 
 
 @dataclass(frozen=True)
