@@ -38,7 +38,7 @@ def wrong(hardware: HardwareProfile, ssd: float, link: float, back: float, step:
         dense_tflops=hardware.gpu.dense_tflops * products,
         attention_tflops=hardware.gpu.attention_tflops * products,
     )
-    return replace(
+    other = replace(
         hardware,
         ssd_read=tuple(replace(point, gbps=point.gbps * ssd) for point in hardware.ssd_read),
         ssd_write_gbps=hardware.ssd_write_gbps * ssd,
@@ -49,6 +49,7 @@ def wrong(hardware: HardwareProfile, ssd: float, link: float, back: float, step:
         layer_launch_s=hardware.layer_launch_s / step,
         gpu=card,
     )
+    return slowed(other, {})  # a memory bus that carries less than one link alone is no machine
 
 
 def told(resources: dict[str, float]) -> dict[Stage, float]:

@@ -18,6 +18,7 @@ from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.replay.replayed import Fetched, replay
 from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.experts.routing_record import RoutingRecorder
+from penstock.runtime.model.rows import Row, RowKind, Step
 from tests.conftest import SHARED
 from tests.runtime.whole_experts import take_over
 
@@ -38,7 +39,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Routings:
     text = AutoTokenizer.from_pretrained(directory)(Path(json.decoder.__file__).read_text(), return_tensors="pt").input_ids
     with torch.inference_mode():
         for read in (text[:, :1], text[:, : PROMPTS * TOKENS].view(PROMPTS, -1)):
-            recorder.begin([read.shape[1]] * len(read))
+            rows = (Row(number, tuple(ids), 0, (), RowKind.prompt) for number, ids in enumerate(read.tolist()))
+            recorder.begin_pass(Step(tuple(rows)))
             model(read)
     recorder.close()
     return read_routings(path, 8, lambda share: None).all_decoded()
