@@ -25,6 +25,8 @@ sys.path.insert(0, str(ROOT))
 from bench.link import SMALL, limit_of, machine, step_s  # noqa: E402
 
 BATCH = 96
+MOST = 1.01
+"""Seconds of the new code over the old one's, unless the old one differs more from itself."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,16 @@ def compare(name: str, case: Case, old: Tree, new: Tree, checkpoint: Path, pairs
 
 
 def rows(old: Tree, new: Tree) -> list[dict]:
-    """A row a figure."""
+    """A row a figure: the old code's median is the limit. Two plans that differ are no comparison of code, so such a row has no target."""
     found = []
     for figure, before in old.found.items():
-        after = new.found[figure]
+        case, what = figure.split(": ")
+        after, same = new.found[figure], old.decided[case] == new.decided[case]
         ratio = median(b / a for a, b in zip(before, after, strict=True))
         spread = median(abs(b / a - 1) for a, b in pairwise(before)) if len(before) > 1 else 0.0
-        found.append({"figure": figure, "old": before, "new": after, "ratio": ratio, "old_to_old": spread})
+        row = {"case": what, "what": f"{case}, {len(before)} pairs", "result": median(after), "limit": median(before), "unit": "s"}
+        row |= {"ratio": ratio, "target": f"<= {max(MOST, 1 + spread):.3f}" if same else "", "predicted": None}
+        found.append(row | {"old": before, "new": after, "old_to_old": spread})
     return found
 
 
@@ -139,12 +144,12 @@ def main() -> None:
             new.call("runtime", "synth", *case.model, f"out={checkpoint}")
             os.sync()
         compare(name, case, old, new, checkpoint, int(given.get("pairs", 5)))
-        document["same_plan"] = {case_name: old.decided[case_name] == new.decided[case_name] for case_name in new.decided}
         document["rows"] = rows(old, new)
         if "out" in given:
             Path(given["out"]).write_text(json.dumps(document, indent=1) + "\n")
     for row in rows(old, new):
-        print(f"{row['figure']:30} new/old {row['ratio']:.4f}   old/old +-{row['old_to_old']:.4f}")
+        plans = "" if row["target"] else "   the plans differ"
+        print(f"{row['what']:20} {row['case']:34} new/old {row['ratio']:.4f}   old/old +-{row['old_to_old']:.4f}{plans}")
 
 
 if __name__ == "__main__":

@@ -182,6 +182,34 @@ def cells(*row: object) -> str:
     return "| " + " | ".join(re.sub(r"\s+", " ", str(cell)).replace("|", "\\|") for cell in row) + " |"
 
 
+def passes_table(document: Document) -> Iterator[str]:
+    """What ``bench/rows.py`` printed."""
+    titles = {
+        "alone_s": "one prompt of 3,008 tokens",
+        "prompts_s": "the same tokens as 1 x 2048 and 15 x 64",
+        "equal_s": "decode step, 96 rows behind 1,024 tokens each",
+        "unequal_s": "decode step, 96 rows behind 512 to 1,535",
+        "loose_s": "the same in pages that lie anywhere",
+        "one_by_one_s": "the same, a call of attention a row",
+    }
+    yield f"{document['layers']} layers of an 8B geometry, torch {document['torch']}.\n"
+    yield from head("pass", "seconds")
+    yield from (cells(title, show_seconds(document[name])) for name, title in titles.items())
+
+
+def passes_checks(document: Document) -> Iterator[Check]:
+    yield Check("1 x 2048 and 15 x 64 tokens over their tokens alone", document["prompts_to_alone"], "<= 1.1")
+
+
+def graphs_table(document: Document) -> Iterator[str]:
+    """What ``bench/graphs.py`` printed."""
+    yield f"{document['layers']} layers of an 8B geometry, torch {document['torch']}.\n"
+    yield from head("rows", "launch by launch", "one graph", "kernels", "same tokens")
+    for row in document["batches"]:
+        times = (show_seconds(row["launches_s"]), show_seconds(row["graph_s"]))
+        yield cells(str(row["rows"]), *times, str(row["kernels"]), "yes" if row["same_tokens"] else "no")
+
+
 STUDIES: Mapping[str, Study] = {
     "link": Study(
         "Each link at its limit",
@@ -192,6 +220,19 @@ STUDIES: Mapping[str, Study] = {
         "Beside other systems",
         "The same work under the same VRAM budget, each system in a process of its own. Where tokens differ, `docs/log.md` says why.",
         peers_table, no_target, "peers/run.py"),
+    "pairs": Study(
+        "The code before and after its rebuilding",
+        "The code before its rebuilding and after, in alternated pairs: the limit is the median of the old code. Rows whose plans differ have "
+        "no target. The runs below name the new code.",
+        rows_table, rows_checks, "pairs.py"),
+    "rows": Study(
+        "Rows of unequal lengths",
+        "Passes over a resident model: what unequal prompts and unequal decode rows cost.",
+        passes_table, passes_checks, "rows.py"),
+    "graphs": Study(
+        "A resident step as a CUDA graph",
+        "The same decode step issued kernel by kernel, and replayed as one graph.",
+        graphs_table, no_target, "graphs.py"),
     "mechanisms": Study(
         "What each mechanism buys",
         "Each row with + adds a mechanism to the row before, each row with - takes one from the whole. The question is "
