@@ -222,8 +222,8 @@ STUDIES: Mapping[str, Study] = {
         peers_table, no_target, "peers/run.py"),
     "pairs": Study(
         "The code before and after its rebuilding",
-        "The code before its rebuilding and after, in alternated pairs: the limit is the median of the old code. Rows whose plans differ have "
-        "no target. The runs below name the new code.",
+        "The code before its rebuilding and after, in alternated pairs: the limit is the median of the old code. Rows whose plans differ "
+        "have no target. The runs below name the new code.",
         rows_table, rows_checks, "pairs.py"),
     "rows": Study(
         "Rows of unequal lengths",
