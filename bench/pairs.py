@@ -59,8 +59,8 @@ def work(prompt: int, new: int, batch: int, requests: int) -> tuple[str, ...]:
 EIGHT = ("model=llama8b",)
 CASES: Mapping[str, Case] = {
     "dram": Case(EIGHT, ("hardware.vram_bytes=6GiB", *work(2048, 12, 1, 3)), {"decode": step_s, "prefill 2048": prefill_s}),
-    "prefill": Case(EIGHT, ("hardware.vram_bytes=6GiB", *work(8192, 2, 1, 3)), {"prefill 8192": prefill_s}),
-    "batch": Case(EIGHT, ("hardware.vram_bytes=12GiB", *work(512, 32, BATCH, 1)), {f"decode batch {BATCH}": step_s}),
+    "prefill": Case(EIGHT, ("hardware.vram_bytes=6GiB", *work(8192, 12, 1, 2)), {"decode": step_s, "prefill 8192": prefill_s}),
+    "batch": Case(EIGHT, ("hardware.vram_bytes=12GiB", *work(512, 16, BATCH, 1)), {f"decode batch {BATCH}": step_s}),
     "resident": Case(EIGHT, ("hardware.vram_bytes=40GiB", *work(512, 32, 32, 1)), {"decode batch 32, nothing streams": step_s}),
     "ssd": Case(
         EIGHT,
