@@ -2,9 +2,10 @@
 
     python bench/pairs.py old=OLD_TREE new=NEW_TREE work=/data/penstock cases=dram,prefill,batch,ssd pairs=5 out=pairs.json
 
-Each tree measures the machine, solves and runs by its own code, every run in a process of its own; the order turns with every pair. A row
-gives the median of new over old, and how far old was from old: the median of |ratio - 1| over consecutive runs of it. Rows that the SSD
-binds compare shares of the drive's rate, which the run's own process measures before and after. `cases=host` needs no GPU.
+Each tree measures the machine, solves and runs by its own code, every run in a process of its own; the order turns with every pair. The
+new tree is given the old plan's decisions, so that code is compared and not two probes. A row gives the median of new over old, and how
+far old was from old: the median of |ratio - 1| over consecutive runs of it. Rows that the SSD binds compare shares of the drive's rate,
+which the run's own process measures before and after. `cases=host` needs no GPU.
 """
 
 from __future__ import annotations
@@ -72,6 +73,18 @@ CASES: Mapping[str, Case] = {
 }
 
 
+def forced(decided: Mapping) -> tuple[str, ...]:
+    """Keys that fix what another solve ``decided`` of a model without experts."""
+    weights, kv = decided["weights"], decided["kv"]
+    vram, dram = weights["vram"], weights["dram"]
+    keys = {f"resident_{kind}": units for kind, units in vram["resident_units"].items()}
+    keys |= {"policy": weights["policy"], "embedding": weights["embedding"], "page_tokens": kv["page_tokens"]}
+    keys |= {"vram_slots": vram["slots"], "vram_prefetch_distance": vram["prefetch_distance"]}
+    keys |= {key: dram[key] for key in ("cap_layers", "hwm_layers", "prefetch_distance")}
+    keys |= {**weights["ssd"], **weights["h2d"], "prefill_chunk_tokens": decided["prefill_chunk_tokens"]}
+    return tuple(f"force.{key}={value}" for key, value in keys.items())
+
+
 @dataclass
 class Tree:
     """One version of the code, with a configuration of its own."""
@@ -93,10 +106,11 @@ class Tree:
             raise SystemExit(f"{self.name}: {program} {' '.join(arguments)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
         return json.loads(done.stdout.strip().splitlines()[-1])
 
-    def solve(self, name: str, case: Case, checkpoint: Path) -> None:
-        self.decided[name] = self.call(
-            "planner", "solve", "hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={name}-{self.name}.yaml", *case.solve
-        )["decided"]
+    def solve(self, name: str, case: Case, checkpoint: Path, like: Mapping | None = None) -> dict:
+        """What this tree decides for ``case``: what ``like`` decided, where it is given."""
+        keys = ("hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={name}-{self.name}.yaml", *case.solve)
+        self.decided[name] = decided = self.call("planner", "solve", *keys, *(forced(like) if like else ()))["decided"]
+        return decided
 
     def run(self, name: str, case: Case) -> dict[str, float]:
         out = self.work / f"{name}-{self.name}.json"
@@ -107,8 +121,7 @@ class Tree:
 
 def compare(name: str, case: Case, old: Tree, new: Tree, checkpoint: Path, pairs: int) -> None:
     """Run ``case`` ``pairs`` times with each tree; what they found is theirs to keep."""
-    for tree in (old, new):
-        tree.solve(name, case, checkpoint)
+    new.solve(name, case, checkpoint, old.solve(name, case, checkpoint))
     for k in range(pairs):
         for tree in (old, new) if k % 2 == 0 else (new, old):
             for figure, value in tree.run(name, case).items():
