@@ -51,7 +51,7 @@ class Point:
     @property
     def predicted_s(self) -> float | None:
         """Like ``measured_s``: a token for each request."""
-        return self.plan and self.plan.predicted.decode_s_per_token * self.waves
+        return self.plan and self.plan.prediction.decode_s_per_token * self.waves
 
     @property
     def predicted_prefill_s(self) -> float | None:
@@ -105,7 +105,7 @@ def neighbourhood(regime: str, plan: Plan) -> list[Point]:
             continue
         seen.add(made.decisions)
         predicted = predict(made.hardware, made.model, made.workload, made.decisions)
-        points.append(Point(regime, name, replace(made, predicted=predicted)))
+        points.append(Point(regime, name, replace(made, prediction=predicted)))
     return points
 
 

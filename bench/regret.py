@@ -137,7 +137,7 @@ def steps_of(predicted_s: float, most: int, point_s: float) -> int:
 
 
 def run_point(worker: Worker, checkpoint: Path, asked: dict[str, Any], point: Point) -> Measured:
-    steps = steps_of(point.plan.predicted.decode_s_per_token, asked["steps"], asked["point_s"])
+    steps = steps_of(point.plan.prediction.decode_s_per_token, asked["steps"], asked["point_s"])
     return worker(measure, Trial(point.plan, checkpoint, steps, asked["seed"]))
 
 
@@ -162,7 +162,7 @@ def points_of(regime: Regime, bench: Bench, checkpoint: Path, worker: Worker, as
 
     around = [*neighbourhood(regime.name, plan), *peers(regime.name, plan, infer)]
     kept = sampled(around, asked["points"], asked["seed"])
-    print(f"{regime.name}: {len(kept)} points of {len(around)}, {OURS} predicted {plan.predicted.decode_s_per_token:.4f} s", flush=True)
+    print(f"{regime.name}: {len(kept)} points of {len(around)}, {OURS} predicted {plan.prediction.decode_s_per_token:.4f} s", flush=True)
     return kept
 
 

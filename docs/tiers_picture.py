@@ -158,7 +158,7 @@ def notes(axes: Axes, plan: Plan, where: Where) -> None:
 
 def moves(axes: Axes, plan: Plan, where: Where) -> None:
     """The two links, from slot to slot, with what they carry for one token."""
-    p, w = plan.predicted, plan.decisions.weights
+    p, w = plan.prediction, plan.decisions.weights
     ring, passing, kept = where[Tier.vram]["ring"], where[Tier.dram]["passing"], where[Tier.dram]["kept"]
     streamed = where[Tier.ssd]["streamed"]
     h2d, ssd = p.decode_stages[Resource.h2d], p.decode_stages[Resource.ssd]

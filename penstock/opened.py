@@ -107,7 +107,7 @@ class Model:
         self._failed: str | None = None
         self._heard: list[int] = []
         keep_few_kernels()
-        if plan.hardware.gpu or plan.predicted.ssd_bytes_per_token:
+        if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
             wait_asleep()
         try:
             self._session, self._vocabulary = self._open(cfg, plan, checkpoint)

@@ -118,7 +118,7 @@ def test_a_prefill_is_predicted_as_that_of_a_first_batch_in_as_many_batches_as_a
     batch = plan.decisions.batch
     many = replace(plan, workload=replace(plan.workload, requests=3 * batch))
     (one,), (three,) = points(plan)[:1], [Point("here", OURS, many)]
-    assert three.waves == 3 and one.predicted_prefill_s == plan.predicted.ttft_s
+    assert three.waves == 3 and one.predicted_prefill_s == plan.prediction.ttft_s
     assert three.predicted_prefill_s == pytest.approx(3 * one.predicted_prefill_s)
     assert Point("here", OURS, None).predicted_prefill_s is None
 
@@ -192,7 +192,7 @@ def test_a_plan_for_a_card_is_measured_through_the_cards_own_side(
 
 
 def _too_large(plan: Plan) -> Plan:
-    return replace(plan, predicted=replace(plan.predicted, dram_bytes=1 << 60))
+    return replace(plan, prediction=replace(plan.prediction, dram_bytes=1 << 60))
 
 
 def test_the_picture_and_the_document_have_every_regime(plan: Plan, tmp_path: Path) -> None:

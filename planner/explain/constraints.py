@@ -53,7 +53,7 @@ def constraints(plan: Plan, margins: Sequence[Margin]) -> tuple[Constraint, ...]
 
 
 def _stages(plan: Plan) -> Iterator[Constraint]:
-    p = plan.predicted
+    p = plan.prediction
     phases = (("decode", p.decode_stages, p.decode_s_per_token, 0.0), ("prefill", p.prefill_stages, p.prefill_s, p.restore_s))
     for phase, stages, phase_s, first_s in phases:
         slowest_s = max(stages.values())
@@ -81,7 +81,7 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
 def launches_bind(plan: Plan) -> bool:
     """Whether a decode step computes no faster than the host launches its kernels."""
     launched_s = issue_s(plan.hardware, plan.model, plan.decisions.batch)
-    return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.predicted.decode_stages[computing_of(plan.hardware)]
+    return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.prediction.decode_stages[computing_of(plan.hardware)]
 
 
 def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:

@@ -55,7 +55,7 @@ def explanation_page(explanation: Explanation) -> str:
         "<h2>What to buy next</h2>", _p(advice(e), "buy"),
         "<h2>Tiers, each filled to scale</h2>", tiers_picture(fills(plan)), *map(_legend, fills(plan)),
         "<h2>A decode step</h2>",
-        step_picture(drawn, plan.predicted.decode_s_per_token, {str(stage): name for stage, name in STAGES.items()}),
+        step_picture(drawn, plan.prediction.decode_s_per_token, {str(stage): name for stage, name in STAGES.items()}),
         _swatches("", [(look_of(kind), said) for kind, said in KINDS.items() if kind in {p.kind for lane in drawn for p in lane.parts}]),
         _p("Each stage works through its layers side by side with the others; the step lasts as long as the slowest.", "dim"),
         "<h2>What holds it back</h2>",

@@ -47,14 +47,14 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
         console.print()
         _wrapped(
             console,
-            f"The program's own plan: decode {show_seconds(e.own.predicted.decode_s_per_token)} a token, first token "
-            f"{show_seconds(e.own.predicted.ttft_s)}; `planner solve` writes it, `planner diff` shows where it differs.",
+            f"The program's own plan: decode {show_seconds(e.own.prediction.decode_s_per_token)} a token, first token "
+            f"{show_seconds(e.own.prediction.ttft_s)}; `planner solve` writes it, `planner diff` shows where it differs.",
         )
 
 
 def standing(explanation: Explanation) -> str:
     """How the plan stands to the best one, in a sentence or two."""
-    e, p = explanation, explanation.plan.predicted
+    e, p = explanation, explanation.plan.prediction
     step = (
         f"{show_seconds(p.decode_s_per_token)} a token"
         if e.plan.decisions.batch == 1

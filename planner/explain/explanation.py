@@ -46,7 +46,7 @@ class Explanation:
     @property
     def lost(self) -> float:
         """Share of what is minimised that the plan takes longer than the program's own, if it does."""
-        return max(0.0, self.plan.predicted.total_s / self.own.predicted.total_s - 1)
+        return max(0.0, self.plan.prediction.total_s / self.own.prediction.total_s - 1)
 
     @property
     def is_simple(self) -> bool:
@@ -85,7 +85,7 @@ def explain(
         () if given is None else tuple(rule.message for rule in broken_rules(given.hardware, given.model, given.workload, given.decisions))
     )
     plan = own if given is None or broken else given
-    changed = plan.predicted.total_s / own.predicted.total_s - 1 > WORSE
+    changed = plan.prediction.total_s / own.prediction.total_s - 1 > WORSE
     asked = candidates(question, plan.decisions, own=changed)
     total, done = 2 * len(resources(question.hardware)) + len(asked), 0
 
@@ -103,7 +103,7 @@ def explain(
 
 def _taken(plan: Plan) -> Optimum:
     """What ``plan`` takes."""
-    p = plan.predicted
+    p = plan.prediction
     return Optimum(plan.decisions.batch, p.prefill_s, p.decode_s_per_token, p.total_s)
 
 
@@ -152,7 +152,7 @@ def _gain_text(margin: Margin) -> str:
 
 def document(explanation: Explanation) -> dict[str, Any]:
     """``explanation`` for JSON."""
-    e, p = explanation, explanation.plan.predicted
+    e, p = explanation, explanation.plan.prediction
     best = e.best_buy
     return {
         "feasible": True,

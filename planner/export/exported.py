@@ -45,7 +45,7 @@ class Losses:
 
     def lines(self, request: Request) -> list[str]:
         """The head of an export, without comment signs, each at most ``WIDTH`` columns."""
-        plan, own = request.plan, request.plan.predicted.decode_tokens_per_s
+        plan, own = request.plan, request.plan.prediction.decode_tokens_per_s
         said = [
             f"{request.plan_name}: {plan.model.name} on {plan.hardware.name}, workload {plan.workload.name}, batch {plan.decisions.batch}. "
             f"`runtime run` is predicted {own:.3g} tokens/s."

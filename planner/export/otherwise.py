@@ -50,7 +50,7 @@ class Step:
 
 def planned(plan: Plan) -> Step:
     """The step that ``plan`` predicts."""
-    p, pass_s = plan.predicted, plan.passes_s["decode"]
+    p, pass_s = plan.prediction, plan.passes_s["decode"]
     bill = Price({resource: p.decode_stages[resource] for resource in Resource})
     return Step(plan.decisions.batch, bill, p.decode_s_per_token - pass_s if plan.model.experts else 0.0, pass_s)
 
@@ -59,7 +59,7 @@ def decided(plan: Plan, decisions: Decisions) -> Plan | None:
     """``plan`` with other ``decisions``, predicted; None where they break a rule."""
     if broken_rules(plan.hardware, plan.model, plan.workload, decisions):
         return None
-    return replace(plan, decisions=decisions, predicted=predict(plan.hardware, plan.model, plan.workload, decisions))
+    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 
 def moved_price(plan: Plan, read_bytes: float, copied_bytes: float) -> Price:

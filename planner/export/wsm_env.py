@@ -67,7 +67,7 @@ def _lost(plan: Plan, values: Mapping[str, str], written: Mapping[str, str]) -> 
     kept = w.vram.resident_units
     if kept.attn or kept.ffn:
         other = _streaming(plan)
-        speed = other.predicted.decode_tokens_per_s if other else None
+        speed = other.prediction.decode_tokens_per_s if other else None
         what = f"{kept.attn} attention and {kept.ffn} FFN units stay in VRAM"
         lost.append(Lost(what, "every unit streams", speed, "" if other else NO_ROOM))
     for variable in TABLE:
@@ -106,7 +106,7 @@ def _together(plan: Plan) -> float | None:
     other = _streaming(plan)
     if other is None:
         return None
-    return _experts_whole(other) if plan.model.experts else other.predicted.decode_tokens_per_s
+    return _experts_whole(other) if plan.model.experts else other.prediction.decode_tokens_per_s
 
 
 ENV = Target("env", "the WSM environment variables of the documents that the project started from", "env", _export)

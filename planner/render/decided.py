@@ -51,7 +51,7 @@ def _follows(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 
 def _kept_experts(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    slots, experts, p = plan.decisions.experts, plan.model.experts, plan.predicted
+    slots, experts, p = plan.decisions.experts, plan.model.experts, plan.prediction
     if slots is None or experts is None:
         return
     rows = [("DRAM", slots.dram_slots, p.experts_missed_dram)]

@@ -55,7 +55,7 @@ def _print_note(console: Console, note: str) -> None:
 
 
 def _print_stages(plan: Plan, console: Console) -> None:
-    predicted, batch = plan.predicted, plan.decisions.batch
+    predicted, batch = plan.prediction, plan.decisions.batch
     print_head(console, "Ceilings", ", each stage alone")
     titles = f"  {'':<11} {'prefill':>10} {'decode/token':>13} {'tokens/s':>10} {'bytes/token':>12} {'GB/s':>7}"
     print_line(console, Text(titles, style="dim"))

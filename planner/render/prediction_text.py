@@ -15,7 +15,7 @@ from penstock.planner.render.stage_names import STAGES
 
 
 def print_prediction(plan: Plan, console: Console) -> None:
-    p = plan.predicted
+    p = plan.prediction
     print_head(console, "Predicted")
     rows = (
         ("load", show_seconds(p.load_s), "once, before the first request"),
@@ -31,7 +31,7 @@ def print_prediction(plan: Plan, console: Console) -> None:
 
 
 def _of_prefill(plan: Plan) -> str:
-    p = plan.predicted
+    p = plan.prediction
     if p.restored_tokens:
         return f"restoring {p.restored_tokens} tokens takes {show_seconds(p.restore_s)}"
     return f"prefill {show_seconds(p.prefill_s)}, bound by {STAGES[p.bottleneck_prefill]}"

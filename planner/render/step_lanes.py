@@ -48,7 +48,7 @@ class Lane:
 
 def lanes(plan: Plan) -> tuple[Lane, ...]:
     """The stages that work at all. A stage's seconds are shared out by bytes; those of compute evenly over the layers."""
-    p, placement = plan.predicted, plan.placement
+    p, placement = plan.prediction, plan.placement
     ssd = [(f"layer {i}", "layer", placement.layer_dram_bytes(i)) for i in placement.ssd_layers]
     h2d = [(str(unit), unit.kind, placement.unit_bytes(unit)) for unit in placement.streamed_units]
     work: dict[str, list[tuple[str, str, int]]] = {

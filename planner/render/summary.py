@@ -13,7 +13,7 @@ from penstock.planner.contract.plan.tier_fill import fills
 
 def summary(plan: Plan, out: str) -> dict[str, object]:
     """The JSON line: what was asked, decided and promised. What was assumed of the machine is in the plan file."""
-    p, d = plan.predicted, plan.decisions
+    p, d = plan.prediction, plan.decisions
     return {
         "plan": out,
         "hardware": plan.hardware.name,

@@ -113,7 +113,7 @@ def _plan_row(path: Path, name: str) -> Row | None:
         plan = read_plan(path)
     except UserError as error:
         return Row(name, "failed", error=str(error))
-    predicted = {key: value for key, value in vars(plan.predicted).items() if not isinstance(value, dict)}
+    predicted = {key: value for key, value in vars(plan.prediction).items() if not isinstance(value, dict)}
     return Row(name, "plan", facts=_facts(plan), predicted={key: _plain(value) for key, value in predicted.items()})
 
 

@@ -53,7 +53,7 @@ class Told:
 
     def closed(self, name: str) -> float | None:
         """The closed form's figure, where it has one."""
-        return None if self.bent else getattr(self.plan.predicted, name)
+        return None if self.bent else getattr(self.plan.prediction, name)
 
     def bytes(self, phase: str, stage: Resource) -> int:
         """What ``stage`` brought in ``phase``; writes of KV apart."""

@@ -28,7 +28,7 @@ def _hits(plan: Plan, d: Decisions, experts: Experts, curve: str | None) -> str:
     assert d.experts is not None
     tier, slots = ("VRAM", d.experts.vram_slots) if plan.hardware.gpu else ("DRAM", d.experts.dram_slots)
     each = kept_in_all(experts, slots) / len(experts.layers)
-    missed = plan.predicted.experts_missed_vram if plan.hardware.gpu else plan.predicted.experts_missed_dram
+    missed = plan.prediction.experts_missed_vram if plan.hardware.gpu else plan.prediction.experts_missed_dram
     source = f"({curve})" if curve else f"({default_source(d.experts.policy)}); moe.routings=FILE takes the model's own"
     return f"{tier} keeps {each:.3g} of {experts.count} experts a layer and is taken to find {1 - missed:.1%} of those visited {source}"
 

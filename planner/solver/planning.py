@@ -23,7 +23,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
     asked = read_question(cfg)
     plan = answer(asked.question, (*cfg.notes, *asked.notes))
     model = asked.hits.in_slots(plan.decisions.experts)
-    plan = replace(plan, model=model, predicted=predict(plan.hardware, model, plan.workload, plan.decisions))
+    plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
     return replace(plan, notes=(*plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.hits.source)))
 
 

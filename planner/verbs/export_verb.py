@@ -23,8 +23,8 @@ def export_verb(cfg: ExportConfig) -> None:
     made = target.export(request)
     out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")
     write_at_once(out, "out", lambda temporary: temporary.write_text(made.text, encoding="utf-8"))
-    _tell(made.losses, plan.predicted.decode_tokens_per_s, target.name, out)
-    print(json.dumps(_document(made.losses, cfg.plan, target.name, out, plan.predicted.decode_tokens_per_s), separators=(",", ":")))
+    _tell(made.losses, plan.prediction.decode_tokens_per_s, target.name, out)
+    print(json.dumps(_document(made.losses, cfg.plan, target.name, out, plan.prediction.decode_tokens_per_s), separators=(",", ":")))
 
 
 def _tell(losses: Losses, own: float, target: str, out: Path) -> None:

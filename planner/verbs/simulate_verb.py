@@ -83,7 +83,7 @@ def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
     if broken:
         check_bent(changed, broken)
         return changed
-    return changed if changed is plan else replace(changed, predicted=predict(plan.hardware, plan.model, plan.workload, decisions))
+    return changed if changed is plan else replace(changed, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 
 def _broken(plan: Plan) -> tuple[str, ...]:

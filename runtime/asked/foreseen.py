@@ -19,7 +19,7 @@ def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: i
     pages = {name: getattr(kv, name) // old * batch for name in ("vram_pages", "dram_pages", "ssd_pages")}
     decisions = replace(plan.decisions, batch=batch, kv=replace(kv, **pages))
     work = replace(plan.workload, batch=batch, prompt_tokens=longest, new_tokens=new_tokens, requests=count, shared_prefix_tokens=0)
-    return replace(plan, workload=work, decisions=decisions, predicted=predict(plan.hardware, plan.model, work, decisions))
+    return replace(plan, workload=work, decisions=decisions, prediction=predict(plan.hardware, plan.model, work, decisions))
 
 
 def random_count(cfg: RunConfig, plan: Plan) -> int:

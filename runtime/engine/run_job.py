@@ -145,4 +145,4 @@ def _knowing_the_page_cache(plan: Plan, checkpoint: Path) -> Plan:
     with closing(PageCache()) as cache:
         cached = cache.share(p for p in checkpoint.iterdir() if p.suffix in (".safetensors", ".bin"))
     again = load_s(plan.hardware, plan.model, plan.workload, plan.decisions, cached)
-    return replace(plan, predicted=replace(plan.predicted, load_s=again))
+    return replace(plan, prediction=replace(plan.prediction, load_s=again))

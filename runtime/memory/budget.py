@@ -26,7 +26,7 @@ class Budget:
 
     @classmethod
     def of(cls, plan: Plan) -> Budget:
-        gpu, predicted = plan.hardware.gpu, plan.predicted
+        gpu, predicted = plan.hardware.gpu, plan.prediction
         limit, guard = plan.hardware.vram_bytes, plan.workload.vram_guard_bytes
         context, name = (0, None) if gpu is None else (gpu.context_bytes, gpu.name)
         return cls(predicted.dram_bytes, predicted.vram_bytes, limit, context, guard, name)

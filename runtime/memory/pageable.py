@@ -26,12 +26,12 @@ def slowed_by_pageable(plan: Plan, locked_share: float) -> Plan:
 
     h2d = Curve(tuple((nbytes, slowed(gbps)) for nbytes, gbps in gpu.h2d.points))
     hardware = replace(plan.hardware, gpu=replace(gpu, h2d=h2d))
-    return replace(plan, hardware=hardware, predicted=predict(hardware, plan.model, plan.workload, plan.decisions))
+    return replace(plan, hardware=hardware, prediction=predict(hardware, plan.model, plan.workload, plan.decisions))
 
 
 def pageable_note(arena: Arena, planned: Plan, slowed: Plan) -> str:
     """One line: how much was refused and why, and what that costs."""
-    pageable, old, new = arena.nbytes - arena.locked_bytes, planned.predicted, slowed.predicted
+    pageable, old, new = arena.nbytes - arena.locked_bytes, planned.prediction, slowed.prediction
     gpu = planned.hardware.gpu
     cost = "which the hardware profile has no rate for"
     if gpu is not None and gpu.h2d_pageable_gbps > 0:

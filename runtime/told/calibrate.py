@@ -84,7 +84,7 @@ def measured(outcome: Outcome) -> Measured:
     if whole and _alike(outcome):
         prefill = _seconds(outcome, prefills, prompts, typical)
     if whole and steps:
-        p, moved = plan.predicted, phases["decode"]
+        p, moved = plan.prediction, phases["decode"]
         said = {Stage.ssd: p.ssd_bytes_per_token, Stage.h2d: p.h2d_bytes_per_token}
         busy = _seconds(outcome, moved, steps, typical)
         shares = {stage: said[stage] * len(steps) / moved[stage].bytes for stage in busy if stage in said}

@@ -30,7 +30,7 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         console.rule(f"text {k}{cut}", align="left", style="dim")
         console.print(text, markup=False)
     console.rule(style="dim")
-    console.print(_comparison(outcome.job.plan.predicted, report["measured"], report["ratio"]))
+    console.print(_comparison(outcome.job.plan.prediction, report["measured"], report["ratio"]))
     if report["kv_reuse"] or len(report["requests"]) > 1:
         console.print(table(report["requests"], report["requests_total"]))
     console.print(_stage_table(outcome.clock))

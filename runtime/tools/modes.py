@@ -74,7 +74,7 @@ def _preload(setting: Setting) -> Plan:
     _needs_gpu(setting)
     roomy = setting.plan_with_more_dram()
     through = len(roomy.placement.dram_layers)
-    if not roomy.placement.streamed_units and not roomy.predicted.experts_missed_vram:
+    if not roomy.placement.streamed_units and not roomy.prediction.experts_missed_vram:
         raise NotHere("everything fits in VRAM, so it is the same as full")
     kept = roomy.decisions.weights.vram.resident_units
     experts = setting.expert_slots(dram=1.0)
@@ -95,7 +95,7 @@ def _mixed(setting: Setting) -> Plan:
     best = setting.best
     if isinstance(best, NoPlan):
         raise best
-    if best.placement.ssd_layers or best.predicted.experts_missed_dram:
+    if best.placement.ssd_layers or best.prediction.experts_missed_dram:
         return best
     if setting.model.experts is not None:
         return setting.plan(**setting.expert_slots(dram=0.5))

@@ -26,7 +26,7 @@ def run_verb(cfg: RunConfig) -> None:
     startup = Startup()
     order = read_order(cfg)
     plan = foreseen(cfg, order)
-    if plan.hardware.gpu or plan.predicted.ssd_bytes_per_token:
+    if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
         wait_asleep()
     with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
         device = ground.open_card()

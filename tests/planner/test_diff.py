@@ -43,7 +43,7 @@ def test_a_smaller_cache_differs_in_its_counts_and_in_what_follows(plan: Plan) -
     decided, predicted = names(found, Part.decided), names(found, Part.predicted)
     assert decided["weights.dram.cap_layers"] == pytest.approx((cap - 1) / cap)
     assert "weights.policy" not in decided and "batch" not in decided
-    slower = other.predicted.decode_s_per_token / plan.predicted.decode_s_per_token
+    slower = other.prediction.decode_s_per_token / plan.prediction.decode_s_per_token
     assert predicted["predicted.decode_s_per_token"] == pytest.approx(slower, rel=1e-4) and slower > 1
     assert predicted["predicted.decode_tokens_per_s"] == pytest.approx(1 / slower, rel=1e-4)
     assert not names(found, Part.assumed), "the same machine, model and work"

@@ -347,8 +347,8 @@ class TestRoutersAskedBeforehand:
         for share in (0.0, 0.5, 0.9, 1.0):
             m = moe()
             plan = TestForesight().plan(hardware, replace(m, routers=replace(m.routers, foreseen=share)), expert_vram_slots=4)
-            slowest_s = max(plan.predicted.decode_stages.values())
-            steps.append(plan.predicted.decode_s_per_token)
+            slowest_s = max(plan.prediction.decode_stages.values())
+            steps.append(plan.prediction.decode_s_per_token)
             assert (steps[-1] == pytest.approx(slowest_s, rel=1e-6)) == (share == 1)
         assert steps == sorted(steps, reverse=True) and len(set(steps)) == len(steps)
 
@@ -369,8 +369,8 @@ class TestRoutersAskedBeforehand:
         told = replace(m, routers=replace(m.routers, foreseen=1.0))
         hardware = machine(vram=2 * GB, layer_launch_s=4e-3)
         plan = TestForesight().plan(hardware, told, expert_vram_slots=4, expert_dram_slots=m.experts.units * 3 // 4)
-        ssd_s, compute_s = (plan.predicted.decode_stages[stage] for stage in ("ssd", "card"))
-        assert ssd_s < plan.predicted.decode_s_per_token < ssd_s + compute_s
+        ssd_s, compute_s = (plan.prediction.decode_stages[stage] for stage in ("ssd", "card"))
+        assert ssd_s < plan.prediction.decode_s_per_token < ssd_s + compute_s
 
     def test_as_many_are_fetched_as_a_token_uses_however_little_a_layer_hides(self):
         m = moe()

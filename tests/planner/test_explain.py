@@ -243,7 +243,7 @@ def test_the_simple_plan_is_said_to_be_chosen_and_its_neighbours_are_compared_wi
     assert found.is_simple and not found.was_changed and found.lost == 0
     text = said_by(print_explanation, found)
     assert "It is the simple plan (each tier filled, nearest first)" in text and "of decisions the simple one" in text
-    assert all(n.base.total_s == found.plan.predicted.total_s for n in found.neighbours)
+    assert all(n.base.total_s == found.plan.prediction.total_s for n in found.neighbours)
     losses = {(n.key, n.value): n.loss for n in found.neighbours if n.loss is not None}
     decided = found.plan.decisions.weights
     assert losses["force.resident_ffn", decided.vram.resident_units.ffn - 1] > 0 and losses["force.policy", "rolling"] > 1
@@ -272,7 +272,7 @@ def test_experts_are_explained_with_their_slots_and_what_their_routers_hold_up()
     assert {"force.expert_vram_slots", "force.expert_dram_slots"} <= keys
     fewer = min((n for n in found.neighbours if n.key == "force.expert_dram_slots"), key=lambda n: n.value)
     assert fewer.loss is not None and fewer.loss > 0.01
-    p = found.plan.predicted
+    p = found.plan.prediction
     waits = p.decode_s_per_token - max(p.decode_stages.values())
     assert waits > 0 and any(c.name == "decode: routers" and c.used == pytest.approx(waits) for c in found.constraints)
     assert lanes(found.plan)[-1].stage == ROUTERS
@@ -283,7 +283,7 @@ def test_the_lanes_of_a_step_are_as_long_as_its_stages(question: Question) -> No
     plan = answer(question)
     for lane in lanes(plan):
         if lane.stage != ROUTERS:
-            assert lane.busy_s == pytest.approx(plan.predicted.decode_stages[lane.stage]) and lane.stage in STAGES
+            assert lane.busy_s == pytest.approx(plan.prediction.decode_stages[lane.stage]) and lane.stage in STAGES
         assert all(one.end_s == other.start_s for one, other in zip(lane.parts, lane.parts[1:], strict=False))
     ssd = next(lane for lane in lanes(plan) if lane.stage == "ssd")
     assert [p.name for p in ssd.parts if p.kind == "layer"] == [f"layer {i}" for i in plan.placement.ssd_layers]

@@ -104,7 +104,7 @@ def test_nothing_overlapped_over_pageable_memory_is_slower_than_either(dense: Pl
         made = exported("accelerate", plan)
         alone = [lost.tokens_per_s for lost in made.losses.lost if lost.tokens_per_s is not None]
         assert made.losses.together_tokens_per_s is not None and made.losses.together_tokens_per_s < min(alone)
-        assert max(alone) <= plan.predicted.decode_tokens_per_s * 1.0001
+        assert max(alone) <= plan.prediction.decode_tokens_per_s * 1.0001
 
 
 def test_the_verb_writes_a_file_and_ends_with_one_json_line(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def passes_of(question: Question) -> int:
 def test_a_plan_predicts_them_once_a_step_and_once_a_pass_of_the_prefill(name: str) -> None:
     without, plan = planned_pair(QUESTIONS[name])
     passes = passes_of(QUESTIONS[name])
-    assert plan.predicted.decode_s_per_token - without.predicted.decode_s_per_token == pytest.approx(PASS_S)
-    assert plan.predicted.prefill_s - without.predicted.prefill_s == pytest.approx(passes * PASS_S)
+    assert plan.prediction.decode_s_per_token - without.prediction.decode_s_per_token == pytest.approx(PASS_S)
+    assert plan.prediction.prefill_s - without.prediction.prefill_s == pytest.approx(passes * PASS_S)
     assert plan.passes_s == pytest.approx({"prefill": passes * PASS_S, "decode": PASS_S})
 
 
@@ -88,7 +88,7 @@ def test_a_steps_picture_ends_with_them(name: str) -> None:
     without, plan = planned_pair(QUESTIONS[name])
     *others, last = lanes(plan)
     assert last.stage == EACH_PASS and last.busy_s == pytest.approx(PASS_S)
-    assert last.parts[-1].end_s == plan.predicted.decode_s_per_token
+    assert last.parts[-1].end_s == plan.prediction.decode_s_per_token
     assert [lane.stage for lane in others] == [lane.stage for lane in lanes(without)]
     assert (others[-1].stage == ROUTERS) == (name == "routed")
     assert others[-1].busy_s == pytest.approx(lanes(without)[-1].busy_s)
@@ -109,4 +109,4 @@ def test_a_simulated_run_takes_them_and_moves_nothing_else_in_them(name: str, sk
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_an_exports_steps_are_those_of_the_plan(name: str) -> None:
     for plan in planned_pair(QUESTIONS[name]):
-        assert planned(plan).seconds == pytest.approx(plan.predicted.decode_s_per_token)
+        assert planned(plan).seconds == pytest.approx(plan.prediction.decode_s_per_token)

@@ -75,7 +75,7 @@ def test_what_is_kept_and_from_when_it_pays_is_in_the_file(gpu: bool, tmp_path: 
     plan = plan_of(spec_from_geometry(LLAMA), gpu, **KEEPING)
     write_plan(plan, tmp_path / "plan.yaml")
     data, read = yaml.safe_load((tmp_path / "plan.yaml").read_text()), read_plan(tmp_path / "plan.yaml")
-    assert read == plan and read.predicted.restored_tokens == 16384
+    assert read == plan and read.prediction.restored_tokens == 16384
     assert data["kv"]["reuse"] == asdict(plan.decisions.kv.reuse) != asdict(KvReuse())
     assert data["break_even_tokens"] == asdict(plan.break_even) != dict.fromkeys(("vram", "dram", "ssd"))
     assert data["workload"]["kept_tokens"] == 65536
@@ -115,7 +115,7 @@ def test_an_edit_of_what_is_kept_that_cannot_be_is_refused(old: str, new: str, c
 def test_an_edit_of_what_is_kept_is_predicted_anew(tmp_path: Path) -> None:
     plan = plan_of(spec_from_geometry(LLAMA), **KEEPING)
     none = read_plan(edited(plan, tmp_path / "plan.yaml", "reuse: {", "reuse: {} # {"))
-    assert none.predicted.restored_tokens == 0 and none.predicted.prefill_s > plan.predicted.prefill_s
+    assert none.prediction.restored_tokens == 0 and none.prediction.prefill_s > plan.prediction.prefill_s
 
 
 def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:
@@ -240,12 +240,12 @@ def test_an_edit_of_experts_that_cannot_be_is_refused(old: str, new: str, compla
 def test_an_edit_of_expert_slots_or_hits_is_predicted_anew(tmp_path: Path) -> None:
     plan = plan_of(spec_from_geometry(MIXTRAL))
     fewer = read_plan(edited(plan, tmp_path / "plan.yaml", "dram_slots: 16", "dram_slots: 11"))
-    assert fewer.predicted.ssd_bytes_per_token > plan.predicted.ssd_bytes_per_token == 0
+    assert fewer.prediction.ssd_bytes_per_token > plan.prediction.ssd_bytes_per_token == 0
     rates = fewer.model.experts.hit_rates
     write_plan(fewer, tmp_path / "fewer.yaml")
     old = f"hit_rates: [{', '.join(map(str, rates))}]"
     better = read_plan(edited(fewer, tmp_path / "fewer.yaml", old, "hit_rates: [0.0, 0.5, 1.0, 1.0, 1.0]"))
-    assert better.predicted.experts_missed_dram < fewer.predicted.experts_missed_dram
+    assert better.prediction.experts_missed_dram < fewer.prediction.experts_missed_dram
 
 
 def test_what_a_second_tier_adds_is_in_the_file_and_in_none_from_before_it_was_measured(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_what_a_second_tier_adds_is_in_the_file_and_in_none_from_before_it_was_m
 def test_an_edited_plan_is_predicted_anew(plan: Plan, tmp_path: Path) -> None:
     launch = plan.hardware.layer_launch_s
     path = edited(plan, tmp_path / "plan.yaml", f"layer_launch_s: {launch}", f"layer_launch_s: {2 * launch}")
-    assert read_plan(path).predicted.decode_s_per_token > 1.5 * plan.predicted.decode_s_per_token
+    assert read_plan(path).prediction.decode_s_per_token > 1.5 * plan.prediction.decode_s_per_token
 
 
 def test_a_broken_rule_is_read_and_named_by_the_check(plan: Plan, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def sweep(tmp_path: Path) -> Path:
     runs = tmp_path / "sweeps" / "1"
     for number, slower in enumerate((1.0, 1.1)):
         write_point(runs / str(number), Point("runtime run", number, ("plan=sweeps/0/1/plan.yaml", f"seed={number}"), 0, None))
-        predicted = asdict(plans[1].predicted)
+        predicted = asdict(plans[1].prediction)
         measured = {key: value for key, value in predicted.items() if not isinstance(value, dict)}
         measured["decode_tokens_per_s"] = predicted["decode_tokens_per_s"] / slower
         (runs / str(number) / "run.json").write_text(json.dumps({"predicted": predicted, "measured": measured, "batch_size": 1}))

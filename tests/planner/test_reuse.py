@@ -106,9 +106,9 @@ def test_what_comes_back_passes_the_bus_once_a_link_and_twice_where_dram_is_copi
 def test_where_the_link_binds_a_prefill_of_one_pass_nothing_is_restored():
     hardware = machine(vram=GB, dram=64 * GB, gpu=gpu(dense_tflops=1e6, attention_tflops=1e6, memory_gbps=1e6))
     plan = plan_of(hardware, model(16), work(**SHARED, objective=Objective.latency))
-    assert plan.predicted.bottleneck_prefill == "h2d" and plan.decisions.prefill_chunk_tokens == 2000
+    assert plan.prediction.bottleneck_prefill == "h2d" and plan.decisions.prefill_chunk_tokens == 2000
     assert (plan.break_even.vram, plan.break_even.dram, plan.break_even.ssd) == (None, None, None)
-    assert plan.decisions.kv.reuse == KvReuse() and plan.predicted.restored_tokens == 0
+    assert plan.decisions.kv.reuse == KvReuse() and plan.prediction.restored_tokens == 0
 
 
 def test_whole_passes_over_streamed_weights_are_saved():
@@ -116,16 +116,16 @@ def test_whole_passes_over_streamed_weights_are_saved():
     m = model(16)
     plan = plan_of(hardware, m, work(**SHARED), Force(prefill_chunk_tokens=400, page_tokens=64))
     assert plan.break_even.dram == 448, "seven pages leave four passes of five"
-    assert plan.predicted.restored_tokens == 1600
+    assert plan.prediction.restored_tokens == 1600
     none = predict(hardware, m, plan.workload, keep(plan.decisions))
-    assert plan.predicted.prefill_stages["h2d"] == pytest.approx(none.prefill_stages["h2d"] / 5)
-    assert plan.predicted.prefill_s == pytest.approx(plan.predicted.restore_s + max(plan.predicted.prefill_stages.values()))
+    assert plan.prediction.prefill_stages["h2d"] == pytest.approx(none.prefill_stages["h2d"] / 5)
+    assert plan.prediction.prefill_s == pytest.approx(plan.prediction.restore_s + max(plan.prediction.prefill_stages.values()))
 
 
 def test_where_compute_binds_a_prefill_the_first_page_pays():
     plan = plan_of(machine(), model(8), work(**SHARED), SMALL_PAGES)
     assert plan.break_even.vram == plan.break_even.dram == 64
-    assert plan.predicted.restored_tokens == 1600 and plan.predicted.bottleneck_prefill == "card"
+    assert plan.prediction.restored_tokens == 1600 and plan.prediction.bottleneck_prefill == "card"
 
 
 def test_a_drive_that_is_too_slow_never_pays_and_keeps_nothing():

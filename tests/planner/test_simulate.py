@@ -87,7 +87,7 @@ def test_passes_that_are_counted_are_exactly_those_that_would_be_acted_out(case:
 @pytest.mark.parametrize("case", CASES)
 def test_a_simulation_moves_the_bytes_of_the_closed_form_and_is_no_faster_than_any_stage(case: str) -> None:
     plan = planned(case)
-    told, p = Told(acted(plan)), plan.predicted
+    told, p = Told(acted(plan)), plan.prediction
     fills = plan.workload.new_tokens - 1
     kept = plan.placement.dram_slots * plan.placement.dram_slot_bytes
     read = told.figures["ssd_bytes_per_token"]
@@ -101,28 +101,28 @@ def test_a_simulation_moves_the_bytes_of_the_closed_form_and_is_no_faster_than_a
 @pytest.mark.parametrize("case", CASES)
 def test_where_one_stage_binds_the_seconds_are_those_of_the_closed_form(case: str) -> None:
     plan = planned(case)
-    assert Told(acted(plan)).figures["decode_s_per_token"] == pytest.approx(plan.predicted.decode_s_per_token, rel=0.05)
+    assert Told(acted(plan)).figures["decode_s_per_token"] == pytest.approx(plan.prediction.decode_s_per_token, rel=0.05)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("rolls", "several batches")])
 def test_the_first_token_is_predicted_as_it_is_acted_out_with_slots_that_are_full(case: str) -> None:
     plan = planned(case)
-    assert Told(acted(plan)).figures["ttft_s"] == pytest.approx(plan.predicted.ttft_s, rel=0.05)
+    assert Told(acted(plan)).figures["ttft_s"] == pytest.approx(plan.prediction.ttft_s, rel=0.05)
 
 
 def test_what_lies_in_slots_is_saved_by_the_first_batch_alone() -> None:
     plan = planned("streams from the SSD")
     two = predict(plan.hardware, plan.model, replace(plan.workload, requests=2 * plan.decisions.batch), plan.decisions)
-    assert plan.predicted.ttft_s < 0.9 * plan.predicted.prefill_s
-    assert two.ttft_s == pytest.approx((plan.predicted.ttft_s + plan.predicted.prefill_s) / 2)
-    assert two.prefill_s == plan.predicted.prefill_s and two.decode_s_per_token == plan.predicted.decode_s_per_token
+    assert plan.prediction.ttft_s < 0.9 * plan.prediction.prefill_s
+    assert two.ttft_s == pytest.approx((plan.prediction.ttft_s + plan.prediction.prefill_s) / 2)
+    assert two.prefill_s == plan.prediction.prefill_s and two.decode_s_per_token == plan.prediction.decode_s_per_token
 
 
 def test_a_window_that_is_filled_with_less_than_it_keeps_is_filled_by_the_first_pass() -> None:
     plan = planned("rolls")
     assert not plan.placement.ssd_layers
     assert head_start(plan.hardware, plan.model, plan.decisions).ssd_s < 0
-    assert plan.predicted.prefill_s < plan.predicted.ttft_s <= Told(acted(plan)).figures["ttft_s"]
+    assert plan.prediction.prefill_s < plan.prediction.ttft_s <= Told(acted(plan)).figures["ttft_s"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -103,7 +103,7 @@ def test_experts_are_where_the_mode_says(tmp_path: Path, asked_here: None) -> No
     units = here.model.experts.units
     assert slots["full"].vram_slots == units and slots["mixed"].dram_slots == units // 2
     assert (slots["stream"].vram_slots, slots["stream"].dram_slots) == (fewest_slots(here.model.experts), units)
-    vram_bytes = MODES["full"](here).predicted.vram_bytes - here.model.experts.nbytes // 2
+    vram_bytes = MODES["full"](here).prediction.vram_bytes - here.model.experts.nbytes // 2
     small = machine(True, vram_bytes=vram_bytes, layer_launch_s=1e-6)  # copies of such small experts would hide behind launches
     kept = MODES["preload"](read_setting(configured(small, experts))).decisions.experts
     assert fewest_slots(here.model.experts) < kept.vram_slots < units and kept.dram_slots == units
@@ -112,7 +112,7 @@ def test_experts_are_where_the_mode_says(tmp_path: Path, asked_here: None) -> No
 
 def test_preload_keeps_in_vram_what_fits_and_the_rest_in_dram(checkpoint: Path, asked_here: None) -> None:
     roomy = read_setting(configured(machine(True), checkpoint))
-    spare = MODES["full"](roomy).predicted.vram_bytes - roomy.model.weight_bytes // 2
+    spare = MODES["full"](roomy).prediction.vram_bytes - roomy.model.weight_bytes // 2
     small = machine(True, vram_bytes=spare + workload().vram_guard_bytes)
     here = read_setting(configured(small, checkpoint))
     vram, dram, ssd = where(MODES["preload"](here))

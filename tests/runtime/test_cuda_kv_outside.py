@@ -50,7 +50,7 @@ def split(checkpoint: Path, in_vram: int, dram_pages: int = 60) -> Plan:
     plan = plan_of(checkpoint, 0, dram_pages)
     kv = replace(plan.decisions.kv, vram_pages=A_LAYER * in_vram, dram_pages=A_LAYER * (LAYERS - in_vram))
     made = replace(plan.decisions, kv=kv)
-    return replace(plan, decisions=made, predicted=predict(plan.hardware, plan.model, plan.workload, made))
+    return replace(plan, decisions=made, prediction=predict(plan.hardware, plan.model, plan.workload, made))
 
 
 @cards

@@ -36,7 +36,7 @@ def plan_with(checkpoint: Path, vram: float, dram: float, **more: object) -> Pla
     experts = plan.model.experts
     slots = (0 if share < 0 else max(fewest_slots(experts), round(share * experts.units)) for share in (vram, dram))
     made = replace(plan.decisions, experts=ExpertSlots(*slots, chunk_bytes=1 << 13, **more))
-    return replace(plan, decisions=made, predicted=predict(plan.hardware, plan.model, plan.workload, made))
+    return replace(plan, decisions=made, prediction=predict(plan.hardware, plan.model, plan.workload, made))
 
 
 def streamed(checkpoint: Path, plan: Plan) -> tuple[Generation, dict]:

@@ -29,7 +29,7 @@ CASES = {"all in DRAM": (0, 6, 0), "half in DRAM": (3, 3, 0), "all tiers": (2, 2
 def _plan(checkpoint: Path, layers: tuple[int, int, int]) -> Plan:
     plan = plan_for(checkpoint, decisions(gpu=True, resident=(1, 2, 0), head_blocks=2), True, workload(kv_spill=True))
     made = replace(plan.decisions, kv=KvPages(64, *(count * 2 * 3 for count in layers)))
-    return replace(plan, decisions=made, predicted=predict(plan.hardware, plan.model, plan.workload, made))
+    return replace(plan, decisions=made, prediction=predict(plan.hardware, plan.model, plan.workload, made))
 
 
 def _said(checkpoint: Path, layers: tuple[int, int, int], batches: list[Batch]) -> list[tuple[list[list[int]], list[torch.Tensor]]]:

@@ -72,8 +72,8 @@ def test_the_prediction_is_for_the_work_at_hand(plan: Plan, tmp_path: Path) -> N
     made = job(plan, tmp_path, batch=1, prompt_tokens=5, max_new_tokens=3)
     assert made.plan.workload == replace(plan.workload, batch=1, prompt_tokens=5, new_tokens=3, requests=1)
     cold = predict(plan.hardware, plan.model, made.plan.workload, made.plan.decisions)
-    assert replace(made.plan.predicted, load_s=cold.load_s) == cold != plan.predicted
-    assert made.plan.predicted.load_s <= cold.load_s, "this checkpoint was just written: it lies in the page cache, or nobody can say"
+    assert replace(made.plan.prediction, load_s=cold.load_s) == cold != plan.prediction
+    assert made.plan.prediction.load_s <= cold.load_s, "this checkpoint was just written: it lies in the page cache, or nobody can say"
     assert made.plan.decisions.weights == plan.decisions.weights, "how weights move is the plan's"
 
 

@@ -132,7 +132,7 @@ def plan_on_a_free_bus(checkpoint: Path) -> Plan:
     """Copies are not slowed by reads of the SSD, so their predicted seconds are bytes over rate alone."""
     plan = plan_for(checkpoint, decisions(gpu=True, pages=8), gpu=True)
     hardware = replace(plan.hardware, dram_bus_gbps=0.0)
-    return replace(plan, hardware=hardware, predicted=predict(hardware, plan.model, plan.workload, plan.decisions))
+    return replace(plan, hardware=hardware, prediction=predict(hardware, plan.model, plan.workload, plan.decisions))
 
 
 @pytest.mark.parametrize("most_bytes", [0, 40 * MIB])
@@ -165,8 +165,8 @@ def test_a_run_without_page_locking_goes_on_says_what_it_costs_and_predicts_anew
 
 def test_a_share_of_pageable_memory_costs_its_share(checkpoint: Path) -> None:
     plan = plan_on_a_free_bus(checkpoint)
-    half = slowed_by_pageable(plan, 0.5).predicted.decode_stages["h2d"]
-    whole, none = (slowed_by_pageable(plan, share).predicted.decode_stages["h2d"] for share in (1.0, 0.0))
-    assert whole == pytest.approx(plan.predicted.decode_stages["h2d"]) and half == pytest.approx((whole + none) / 2)
+    half = slowed_by_pageable(plan, 0.5).prediction.decode_stages["h2d"]
+    whole, none = (slowed_by_pageable(plan, share).prediction.decode_stages["h2d"] for share in (1.0, 0.0))
+    assert whole == pytest.approx(plan.prediction.decode_stages["h2d"]) and half == pytest.approx((whole + none) / 2)
     unknown = replace(plan, hardware=replace(plan.hardware, gpu=replace(plan.hardware.gpu, h2d_pageable_gbps=0.0)))
     assert slowed_by_pageable(unknown, 0.0) is unknown

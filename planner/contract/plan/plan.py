@@ -27,13 +27,9 @@ class Plan:
     model: ModelSpec
     workload: Workload
     decisions: Decisions
-    predicted: Prediction
+    prediction: Prediction
+    """What a run of the plan will show: seconds, bytes a token, bytes of each tier."""
     notes: tuple[str, ...] = field(default=())
-
-    @property
-    def prediction(self) -> Prediction:
-        """What a run of the plan will show: seconds, bytes a token, bytes of each tier."""
-        return self.predicted
 
     @cached_property
     def break_even(self) -> BreakEven:
@@ -48,7 +44,7 @@ class Plan:
     @property
     def passes_s(self) -> dict[str, float]:
         """Phase -> seconds that its passes take beyond every stage (``HardwareProfile.pass_s``): of the prefill, and of one decode step."""
-        passes = prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, self.predicted.restored_tokens)
+        passes = prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, self.prediction.restored_tokens)
         return {"prefill": passes * self.hardware.pass_s, "decode": self.hardware.pass_s}
 
     @property

@@ -149,7 +149,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "experts": _plain(decisions.experts),
         "batch": decisions.batch,
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
-        "predicted": _rounded(_plain(plan.predicted) | {_INTERVALS: _plain(plan.intervals)}),
+        "predicted": _rounded(_plain(plan.prediction) | {_INTERVALS: _plain(plan.intervals)}),
         "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
         "hardware": hardware_mapping(plan.hardware),
         "model": model_mapping(plan.model),

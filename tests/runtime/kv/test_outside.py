@@ -47,7 +47,7 @@ def _plan(checkpoint: Path, layers: tuple[int, int, int], gpu: bool, **made: obj
     plan = plan_for(checkpoint, decisions(gpu=gpu, **made), gpu, workload(kv_spill=True))
     kv = KvPages(64, *(count * A_LAYER for count in layers))
     spilled = replace(plan.decisions, kv=kv)
-    return replace(plan, decisions=spilled, predicted=predict(plan.hardware, plan.model, plan.workload, spilled))
+    return replace(plan, decisions=spilled, prediction=predict(plan.hardware, plan.model, plan.workload, spilled))
 
 
 def _session(plan: Plan, checkpoint: Path, gpu: bool) -> AbstractContextManager[Session]:

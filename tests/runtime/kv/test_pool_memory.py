@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan_of(checkpoint: Path, layers: tuple[int, int, int], kept: int = 0) -> Plan:
     plan = plan_for(checkpoint, decisions(gpu=True), True, workload(kv_spill=True))
     made = replace(plan.decisions, kv=KvPages(64, *(count * A_LAYER for count in layers), KvReuse(kept, 2 * kept, 0)))
-    return replace(plan, decisions=made, predicted=predict(plan.hardware, plan.model, plan.workload, made))
+    return replace(plan, decisions=made, prediction=predict(plan.hardware, plan.model, plan.workload, made))
 
 
 def taken_on_card(session: Session) -> int:
