@@ -23,7 +23,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.link import SMALL, limit_of, machine, step_s  # noqa: E402
+from bench.link import limit_of, machine, step_s  # noqa: E402
 
 BATCH = 96
 MOST = 1.01
@@ -73,8 +73,8 @@ CASES: Mapping[str, Case] = {
     "batch": Case(EIGHT, ("hardware.vram_bytes=12GiB", *work(512, 16, BATCH, 1)), {f"decode batch {BATCH}": step_s}),
     "resident": Case(EIGHT, ("hardware.vram_bytes=40GiB", *work(512, 32, 32, 1)), {"decode batch 32, nothing streams": step_s}),
     "ssd": Case(
-        EIGHT,
-        (*SMALL, *work(512, 6, 1, 1)),
+        ("model=llama8b", "model.layers=8"),
+        ("hardware.vram_bytes=3GiB", "hardware.dram_bytes=2500MB", *work(512, 6, 1, 1)),
         {"decode, SSD": ssd_inverse_share},
         limits=True,
     ),
@@ -161,7 +161,7 @@ def main() -> None:
     asked = {name: CASES[name] for name in given.get("cases", "host").split(",")}
     document: dict[str, object] = {"machine": machine(profiles[1]), "pairs": int(given.get("pairs", 5))}
     for name, case in asked.items():
-        checkpoint = where / case.model[0].removeprefix("model=")
+        checkpoint = where / "-".join(key.partition("=")[2] for key in case.model)
         if not checkpoint.exists():
             new.call("runtime", "synth", *case.model, f"out={checkpoint}")
             os.sync()
