@@ -25,7 +25,7 @@ def probe(cfg: ProbeConfig) -> None:
     """measure this machine and keep what was found as a hardware profile"""
     from penstock.planner.verbs.probe_verb import probe_verb
 
-    probe_verb(cfg.probe)
+    probe_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="solve")

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
+from penstock.planner.common.closing import Closing
 from penstock.planner.contract.config.config_schema import (
     CalibrationUse,
     ForceConfig,
@@ -18,7 +19,7 @@ from penstock.planner.contract.config.config_schema import (
 
 
 @dataclass
-class ExplainConfig:
+class ExplainConfig(Closing):
     """`planner explain`"""
 
     plan: str | None = None
@@ -41,7 +42,7 @@ class ExplainConfig:
 
 
 @dataclass
-class DiffConfig:
+class DiffConfig(Closing):
     """`planner diff`"""
 
     a: str = MISSING
@@ -53,7 +54,7 @@ class DiffConfig:
 
 
 @dataclass
-class DoctorConfig:
+class DoctorConfig(Closing):
     """`planner doctor`"""
 
     path: str = "."
@@ -75,14 +76,14 @@ class ProbeSettings:
 
 
 @dataclass
-class ProbeConfig:
+class ProbeConfig(Closing):
     """`planner probe`"""
 
     probe: ProbeSettings = field(default_factory=ProbeSettings)
 
 
 @dataclass
-class ReplayConfig:
+class ReplayConfig(Closing):
     """`planner replay`"""
 
     routings: str = MISSING
@@ -115,7 +116,7 @@ class TargetName(StrEnum):
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(Closing):
     """`planner export`"""
 
     plan: str = MISSING
@@ -127,7 +128,7 @@ class ExportConfig:
 
 
 @dataclass
-class ReportConfig:
+class ReportConfig(Closing):
     """`planner report`"""
 
     dir: str = MISSING
@@ -161,7 +162,7 @@ class DemoConfig:
 
 
 @dataclass
-class SimulateConfig:
+class SimulateConfig(Closing):
     """`planner simulate`"""
 
     plan: str | None = None

@@ -29,7 +29,7 @@ def diff_verb(cfg: DiffConfig) -> None:
     if cfg.out is not None:
         write_json(Path(cfg.out), "out", result)
     _print(found, cfg, make_console())
-    print(json.dumps(result, separators=(",", ":")))
+    cfg.close(result)
 
 
 def _print(found: PlanDiff, cfg: DiffConfig, console: Console) -> None:

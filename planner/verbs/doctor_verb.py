@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def doctor_verb(cfg: DoctorConfig) -> int:
     for finding in findings:
         _tell(finding, console)
     console.print(_summary(findings), style="bold", soft_wrap=True)
-    print(json.dumps(result, separators=(",", ":")))
+    cfg.close(result)
     return 1 if result["stops"] else 0
 
 

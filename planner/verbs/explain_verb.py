@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def explain_verb(cfg: ExplainConfig) -> None:
         print_impossible(found, console)
     if cfg.html is not None:
         console.print(f"\nwrote {cfg.html}; open it in a browser", soft_wrap=True)
-    print(json.dumps(result, separators=(",", ":")))
+    cfg.close(result)
 
 
 def _document(found: Explanation | Impossible) -> dict[str, Any]:

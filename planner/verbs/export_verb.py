@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def export_verb(cfg: ExportConfig) -> None:
     out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")
     write_at_once(out, "out", lambda temporary: temporary.write_text(made.text, encoding="utf-8"))
     _tell(made.losses, plan.prediction.decode_tokens_per_s, target.name, out)
-    print(json.dumps(_document(made.losses, cfg.plan, target.name, out, plan.prediction.decode_tokens_per_s), separators=(",", ":")))
+    cfg.close(_document(made.losses, cfg.plan, target.name, out, plan.prediction.decode_tokens_per_s))
 
 
 def _tell(losses: Losses, own: float, target: str, out: Path) -> None:

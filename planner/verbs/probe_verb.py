@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from penstock.planner.asked.verb_schema import ProbeSettings
+from penstock.planner.asked.verb_schema import ProbeConfig
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.profile_files import prepare_directory, profile_path, write_profile
 from penstock.planner.probe.measure import probe
 from penstock.planner.probe.profile_table import profile_table
 
 
-def probe_verb(settings: ProbeSettings) -> None:
+def probe_verb(cfg: ProbeConfig) -> None:
     """Measure this machine. The name is refused before measuring: a preset's name would never be found."""
+    settings = cfg.probe
     if resources.files("penstock").joinpath("conf", "hardware", f"{settings.name}.yaml").is_file():
         raise UserError(f"probe.name={settings.name}: a preset has this name and would hide the profile; choose another name")
     prepare_directory(profile_path(settings.name))
@@ -26,4 +26,4 @@ def probe_verb(settings: ProbeSettings) -> None:
     print(f"kept as hardware={settings.name} in {path}")
     figures = OmegaConf.to_container(OmegaConf.structured(config))
     assert isinstance(figures, dict)
-    print(json.dumps({"profile": str(path)} | {str(k): v for k, v in figures.items()}, separators=(",", ":")))
+    cfg.close({"profile": str(path)} | {str(k): v for k, v in figures.items()})

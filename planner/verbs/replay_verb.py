@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def _tell(found: Comparison, cfg: ReplayConfig, experts: Experts | None, left_ou
         write_json(Path(cfg.out), "out", result)
     if cfg.plot is not None:
         write_at_once(Path(cfg.plot), "plot", lambda temporary: draw_comparison(found, Path(cfg.routings).name, temporary))
-    print(json.dumps(result, separators=(",", ":")))
+    cfg.close(result)
 
 
 def _named(words: Sequence[str]) -> list[ExpertPolicyName]:

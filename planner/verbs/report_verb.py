@@ -44,7 +44,7 @@ def report_verb(cfg: ReportConfig) -> None:
     _tell(gathered, files)
     kinds = [row.kind for row in gathered.rows]
     counts = {name: kinds.count(kind) for name, kind in (("plans", "plan"), ("runs", "run"), ("failed", "failed"))}
-    print(json.dumps({"dir": str(directory), **counts, "files": files, "left_out": list(gathered.left_out)}, separators=(",", ":")))
+    cfg.close({"dir": str(directory), **counts, "files": files, "left_out": list(gathered.left_out)})
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
@@ -58,7 +57,7 @@ def simulate_verb(cfg: SimulateConfig) -> None:
         write_json(Path(cfg.out), "out", document)
     if cfg.trace is not None:
         write_trace(told.timeline(), Path(cfg.trace))
-    print(json.dumps(document, separators=(",", ":")))
+    cfg.close(document)
 
 
 def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:

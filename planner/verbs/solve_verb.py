@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -23,4 +22,4 @@ def solve_plan(cfg: SolveConfig) -> None:
     console.print(
         f"\nwrote {os.path.relpath(cfg.out)}; edit it if you know better, then: runtime run plan={os.path.relpath(cfg.out)}", soft_wrap=True
     )
-    print(json.dumps(summary(plan, cfg.out), separators=(",", ":")))
+    cfg.close(summary(plan, cfg.out))

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
+from penstock.planner.common.closing import Closing
 from penstock.planner.contract.config.config_schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
 
 
@@ -62,7 +63,7 @@ class ExpertsConfig:
 
 
 @dataclass
-class RunConfig:
+class RunConfig(Closing):
     """`runtime run`"""
 
     plan: str = MISSING
@@ -114,7 +115,7 @@ class RunConfig:
 
 
 @dataclass
-class BenchConfig:
+class BenchConfig(Closing):
     """`runtime bench`"""
 
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
@@ -154,7 +155,7 @@ class BenchConfig:
 
 
 @dataclass
-class PackConfig:
+class PackConfig(Closing):
     """`runtime pack`"""
 
     checkpoint: str = MISSING
@@ -168,7 +169,7 @@ class PackConfig:
 
 
 @dataclass
-class VerifyConfig:
+class VerifyConfig(Closing):
     """`runtime verify`"""
 
     store: str = MISSING
@@ -187,7 +188,7 @@ class KvAction(StrEnum):
 
 
 @dataclass
-class KvConfig:
+class KvConfig(Closing):
     """`runtime kv`"""
 
     action: KvAction = MISSING
@@ -199,7 +200,7 @@ class KvConfig:
 
 
 @dataclass
-class SynthConfig:
+class SynthConfig(Closing):
     """`runtime synth`"""
 
     model: ModelConfig = field(default_factory=ModelConfig)

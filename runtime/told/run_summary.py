@@ -1,8 +1,7 @@
-"""What a run prints of its report: texts, predicted against measured, stages, what went wrong, and one JSON line."""
+"""What a run prints of its report: texts, predicted against measured, stages, what went wrong."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 
 def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Path) -> None:
-    """Texts, predicted against measured, stages, checks, and last one JSON line."""
+    """Texts, predicted against measured, stages, checks."""
     for k, (text, row) in enumerate(zip(report["texts"], report["requests"], strict=False)):
         cut = f" (the prompt's first {row['cut_tokens']} tokens were cut)" if row["cut_tokens"] else ""
         console.rule(f"text {k}{cut}", align="left", style="dim")
@@ -64,9 +63,13 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
     for line in outcome.rules_broken:
         console.print(f"rule broken at run time: {line}", style="bold red", markup=False)
     console.print(f"report: {path}", style="dim", soft_wrap=True)
+
+
+def closing(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What ends the output, for programs to read."""
     keys = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s")
     last = {"report": str(path), **{k: report["measured"][k] for k in keys}, "ratio": report["ratio"]}
-    print(json.dumps(last | {"logits": outcome.logits, "rules_broken": outcome.rules_broken}, separators=(",", ":")))
+    return last | {key: report[key] for key in ("logits", "rules_broken")}
 
 
 def _expert_line(tier: str, facts: Mapping[str, Any]) -> str:

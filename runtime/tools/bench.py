@@ -50,7 +50,7 @@ def bench(cfg: BenchConfig) -> None:
         raise UserError(f"no mode could run here; {modes[-1]}: {results[modes[-1]][WHY_NOT]}")
     write_json(out, "out", _document(cfg, setting, results))
     line = {mode: {key: result[key] for key in SHOWN if key in result} for mode, result in results.items()}
-    print(json.dumps({"bench": str(out), "modes": line}, separators=(",", ":")))
+    cfg.close({"bench": str(out), "modes": line})
 
 
 def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> dict[str, Any]:

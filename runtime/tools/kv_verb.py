@@ -34,7 +34,9 @@ def _list(place: Path, cfg: KvConfig) -> int:
         print("  ".join([*cells, *(cell.rjust(width) for cell, width in zip(right, widths[2:], strict=True))]))
     pages, nbytes = sum(use.pages for use in uses), sum(use.nbytes for use in uses)
     documents = [{**vars(use), "namespace": use.namespace.hex()} for use in uses]
-    say(f"{place}: {pages} pages, {show_bytes(nbytes)}", {"dir": str(place), "pages": pages, "nbytes": nbytes, "namespaces": documents})
+    say(
+        f"{place}: {pages} pages, {show_bytes(nbytes)}", {"dir": str(place), "pages": pages, "nbytes": nbytes, "namespaces": documents}, cfg
+    )
     return 0
 
 
@@ -63,7 +65,7 @@ def _verify(place: Path, cfg: KvConfig) -> int:
         "damaged": [_document(segment) for segment in damaged],
         "index_problem": report.index_problem,
     }
-    say(f"{place}: sound pages {pages}, segments {len(report.segments)}, {verdict}", document)
+    say(f"{place}: sound pages {pages}, segments {len(report.segments)}, {verdict}", document, cfg)
     return report.exit_status
 
 
@@ -79,7 +81,7 @@ def _clear(place: Path, cfg: KvConfig) -> int:
             have = ", ".join(name.hex() for name in there) or "none"
             raise UserError(f"namespace={cfg.namespace}: not in {place}, which has {have}")
     freed = clear(place, namespace)
-    say(f"{place}: {show_bytes(freed)} freed", {"dir": str(place), "namespace": cfg.namespace, "freed_bytes": freed})
+    say(f"{place}: {show_bytes(freed)} freed", {"dir": str(place), "namespace": cfg.namespace, "freed_bytes": freed}, cfg)
     return 0
 
 

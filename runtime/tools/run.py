@@ -28,7 +28,7 @@ from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.told.calibrate import calibrate, check_card
 from penstock.runtime.told.progress import PhaseBar
 from penstock.runtime.told.run_report import Outcome, make_report
-from penstock.runtime.told.run_summary import show
+from penstock.runtime.told.run_summary import closing, show
 from penstock.runtime.told.run_timeline import PassMarks, make_timeline
 from penstock.runtime.told.stage_clock import StageClock
 from penstock.runtime.told.startup import Startup
@@ -80,6 +80,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     if order.trace is not None:
         write_trace(streamed.timeline, order.trace)
     show(console, outcome, report, order.out)
+    cfg.close(closing(report, order.out))
 
 
 def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, console: Console, bar: PhaseBar) -> _Streamed:

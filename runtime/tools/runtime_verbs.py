@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from penstock.planner.common.bars import make_bar
+from penstock.planner.common.closing import Closing
 from penstock.planner.common.interrupt import import_torch
 from penstock.planner.common.threads import wait_asleep
 from penstock.runtime.asked.foreseen import foreseen
@@ -50,7 +50,7 @@ def pack_verb(cfg: PackConfig) -> None:
     device = Path(cfg.device).expanduser() if cfg.device else None
     with bar("packing") as progress:
         result = pack_checkpoint(Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser(), device, cfg.force, progress)
-    say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result)
+    say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result, cfg)
 
 
 def verify_verb(cfg: VerifyConfig) -> None:
@@ -60,7 +60,7 @@ def verify_verb(cfg: VerifyConfig) -> None:
 
     with bar("verifying") as progress:
         result = verify_store(Path(cfg.store).expanduser(), progress)
-    say(f"{cfg.store}: every unit matches its checksum", result)
+    say(f"{cfg.store}: every unit matches its checksum", result, cfg)
 
 
 def synth_verb(cfg: SynthConfig) -> None:
@@ -70,7 +70,7 @@ def synth_verb(cfg: SynthConfig) -> None:
 
     with bar("writing") as progress:
         result = synthesize(cfg.model, Path(cfg.out).expanduser(), cfg.seed, cfg.shard_bytes, progress)
-    say(f"made {cfg.out} with random weights of {cfg.model.name}'s geometry", result)
+    say(f"made {cfg.out} with random weights of {cfg.model.name}'s geometry", result, cfg)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def bar(name: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: drawn.update(task, completed=done, total=total)
 
 
-def say(line: str, result: dict[str, Any]) -> None:
+def say(line: str, result: dict[str, Any], cfg: Closing) -> None:
     """One line for people, and the JSON document that ends a verb's stdout."""
     print(line)
-    print(json.dumps(result, separators=(",", ":"), default=str))
+    cfg.close(result)

@@ -13,7 +13,7 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from penstock.planner.asked.verb_schema import ProbeSettings
+from penstock.planner.asked.verb_schema import ProbeConfig, ProbeSettings
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.config_schema import HardwareConfig
@@ -232,7 +232,7 @@ def test_an_interrupt_leaves_no_file_no_profile_and_no_thread(disk, tmp_path, mo
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(measure, where, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        probe_verb(ProbeSettings(path=str(disk), quick=True))
+        probe_verb(ProbeConfig(ProbeSettings(path=str(disk), quick=True)))
     assert list(disk.iterdir()) == []
     assert list((tmp_path / "config" / "hardware").iterdir()) == []
     assert {thread for thread in threading.enumerate() if not thread.daemon} <= threads
@@ -268,7 +268,7 @@ def test_off_a_terminal_the_bar_says_nothing(capsys):
 
 
 def test_the_verb_writes_the_profile_and_ends_with_one_json_line(disk, tmp_path, capsys):
-    probe_verb(ProbeSettings(path=str(disk), quick=True, name="mine"))
+    probe_verb(ProbeConfig(ProbeSettings(path=str(disk), quick=True, name="mine")))
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["profile"] == str(tmp_path / "config" / "hardware" / "mine.yaml")
     assert OmegaConf.load(last["profile"]).name == "mine" and last["origin"]["dram_bytes"].startswith("measured 2")

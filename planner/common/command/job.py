@@ -4,7 +4,6 @@ in this process or in one that a launcher started."""
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import traceback
@@ -17,6 +16,7 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 
+from penstock.planner.common.closing import Closing
 from penstock.planner.common.command.complaints import explain
 from penstock.planner.common.command.known_keys import Key
 from penstock.planner.common.command.overrides import key_of
@@ -213,8 +213,5 @@ class SweepEnd(Callback):
             f"{os.path.relpath(directory)}"
         )
         rows = [point.as_json() for point in points]
-        print(
-            json.dumps(
-                {"sweep": os.path.relpath(directory), "points": len(points), "failed": len(failed), "rows": rows}, separators=(",", ":")
-            )
-        )
+        told = {"sweep": os.path.relpath(directory), "points": len(points), "failed": len(failed), "rows": rows}
+        Closing(json=config.get("json")).close(told)

@@ -104,17 +104,22 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
+def _declaring(schema: type, name: str) -> type:
+    """The dataclass among ``schema`` and its bases that declares the field ``name``."""
+    return next((base for base in schema.__mro__ if name in base.__dict__.get("__annotations__", {})), schema)
+
+
 def keys_of(schema: type, prefix: str = "", within: str | None = None) -> dict[str, Key]:
-    """Every leaf of the dataclass ``schema`` by its dotted path, in the order of definition."""
+    """Every leaf of the dataclass ``schema`` by its dotted path, in the order of definition; what it inherits comes last."""
     found: dict[str, Key] = {}
     hints = get_type_hints(schema)
-    for field in dataclasses.fields(schema):
+    for field in sorted(dataclasses.fields(schema), key=lambda field: field.name not in schema.__annotations__):
         kind, optional = strip_none(hints[field.name])
         path = prefix + field.name
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             found |= keys_of(kind, path + ".", path if optional else within)
         else:
-            owner, name = field.metadata.get(DECLARED_AT, (schema, field.name))
+            owner, name = field.metadata.get(DECLARED_AT, (_declaring(schema, field.name), field.name))
             found[path] = Key(path, kind, optional, _default(field), owner, name, bool(field.metadata.get("literal")), within)
     return found
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from penstock.planner.common.closing import Closing
 from penstock.planner.contract.config.decided_keys import DecidedKeys, decided_keys
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.workload import Objective
@@ -198,7 +199,7 @@ class CalibrationUse(StrEnum):
 
 
 @dataclass
-class SolveConfig:
+class SolveConfig(Closing):
     """`planner solve`"""
 
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
