@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -9,6 +10,10 @@ from rich.text import Text
 
 WIDTH = 80
 """Columns that the output needs at most; a wider terminal is not filled."""
+
+
+_LABEL, _VALUE = 14, 22
+"""Columns of a table's labels, and of its values."""
 
 
 def make_console() -> Console:
@@ -28,7 +33,22 @@ def print_line(console: Console, text: Text) -> None:
     console.print(text, overflow="ellipsis", no_wrap=True, crop=True)
 
 
+def print_rows(console: Console, name: str, rows: Iterator[tuple[str, str, str]]) -> None:
+    """As ``print_table``, with nothing cut: a remark that has no room beside its value goes on below."""
+    print_head(console, name)
+    indent = " " * (_LABEL + _VALUE + 1)
+    for label, value, remark in rows:
+        beside, below = remark, list[str]()
+        if len(remark) > console.width - max(len(indent), _LABEL + len(value) + 2):
+            lines = textwrap.wrap(remark, max(20, console.width - len(indent)), break_on_hyphens=False)
+            beside, below = ("", lines) if len(value) > _VALUE else (lines[0], lines[1:])
+        gap = " " * (2 if len(value) > _VALUE else 1)
+        print_line(console, Text(f"  {label:<11} ").append(f"{value:<{_VALUE}}{gap}").append(beside, style="dim"))
+        for line in below:
+            print_line(console, Text(indent).append(line, style="dim"))
+
+
 def print_table(console: Console, name: str, rows: Iterator[tuple[str, str, str]]) -> None:
     print_head(console, name)
     for label, value, remark in rows:
-        print_line(console, Text(f"  {label:<11} ").append(f"{value:<22} ").append(remark, style="dim"))
+        print_line(console, Text(f"  {label:<11} ").append(f"{value:<{_VALUE}} ").append(remark, style="dim"))

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.declared import DECLARED, Declared
-from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.reuse import held, kept_set
 from penstock.planner.contract.prices.stages import ssd_gbps
+from penstock.planner.render.whereabouts import experts_in, layers_in
 
 EXPERTS = "experts"
+CACHE = "DRAM cache"
 
 
 def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """(subject, what is decided, what else is, and what follows): each decision in the words that it is declared with. A subject of which
-    there is nothing is left out."""
-    follows = dict(_follows(plan))
+    there is nothing is left out, and so is the DRAM cache where no layer passes through it."""
+    follows, idle = dict(_follows(plan)), () if plan.placement.dram_layers else (CACHE,)
     rows: dict[str, list[tuple[Declared, Any]]] = {}
     for one in DECLARED:
         value = one.of(plan.decisions)
-        if one.how.row and value is not None and (plan.hardware.gpu or not one.how.card):
+        if one.how.row and one.how.row not in idle and value is not None and (plan.hardware.gpu or not one.how.card):
             rows.setdefault(one.how.row, []).append((one, value))
     for row, values in rows.items():
         if any(value for _, value in values):
@@ -38,9 +40,14 @@ def _text(one: Declared, value: Any) -> str:
 
 def _follows(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """Row -> facts that follow from what is decided."""
-    d, placement = plan.decisions, plan.placement
-    layers, through, from_ssd = plan.model.layers, len(placement.dram_layers), len(placement.ssd_layers)
-    yield "policy", [f"{layers - through} layers in VRAM, {through - from_ssd} in DRAM, {from_ssd} from SSD"]
+    d, layers = plan.decisions, plan.model.layers
+    lie = layers_in(plan)
+    counts = f"{lie[Tier.vram].count} {{}}in VRAM, {lie[Tier.dram].count} in DRAM, {lie[Tier.ssd].count} from SSD"
+    if plan.model.experts:
+        nbytes = show_bytes(sum(lies.nbytes for lies in lie.values()))
+        yield "policy", [f"layers without experts, {nbytes}: {counts.format('')}"]
+    else:
+        yield "policy", [counts.format("layers ")]
     yield "SSD reads", [f"{ssd_gbps(plan.hardware, d.weights.ssd.block_bytes, d.weights.ssd.queue_depth):.3g} GB/s"]
     tiers = ", ".join(f"{d.kv.of(tier)} in {str(tier).upper()}" for tier in Tier if d.kv.of(tier))
     yield "KV", [f"{d.kv.pages // layers} a layer: {tiers}"]
@@ -51,14 +58,18 @@ def _follows(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 
 def _kept_experts(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    slots, experts, p = plan.decisions.experts, plan.model.experts, plan.prediction
-    if slots is None or experts is None:
+    experts, lie, p = plan.model.experts, experts_in(plan), plan.prediction
+    if experts is None or not lie:
         return
-    rows = [("DRAM", slots.dram_slots, p.experts_missed_dram)]
-    if plan.hardware.gpu:
-        rows.insert(0, ("VRAM", slots.vram_slots, p.experts_missed_vram))
-    kept = ", ".join(f"{kept_in_all(experts, n)} in {tier}" for tier, n, _ in rows)
-    yield "  kept", kept, f"decode misses {', '.join(f'{share:.1%} in {tier}' for tier, _, share in rows)}"
+    tiers = {Tier.vram: p.experts_missed_vram, Tier.dram: p.experts_missed_dram}
+    if not plan.hardware.gpu:
+        del tiers[Tier.vram]
+    rest = lie[Tier.ssd]
+    at_least = "at least " if all(lie[tier].count for tier in Tier) else ""
+    yield "  kept", ", ".join(f"{lie[t].count} in {t.upper()}" for t in tiers), f"{at_least}{rest.count} on the SSD alone"
+    yield "  bytes", ", ".join(show_bytes(lie[t].nbytes) for t in tiers), f"{at_least}{show_bytes(rest.nbytes)} on the SSD alone"
+    missed = ", ".join(f"{share:.1%} in {t.upper()}" for t, share in tiers.items())
+    yield "  misses", missed, "of the experts that a decode step visits"
 
 
 def _binary(nbytes: int) -> str:

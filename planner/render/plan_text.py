@@ -7,7 +7,7 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
-from penstock.planner.common.console import print_head, print_line, print_table
+from penstock.planner.common.console import print_head, print_line, print_rows, print_table
 from penstock.planner.common.measures import GB, show_bytes, show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
@@ -23,7 +23,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     _print_title(plan, console)
     print_table(console, "Assumed", assumed(plan.hardware))
     _print_stages(plan, console)
-    print_table(console, "Decided", decided(plan))
+    print_rows(console, "Decided", decided(plan))
     print_tiers(plan, console)
     print_prediction(plan, console)
     for note in plan.notes:

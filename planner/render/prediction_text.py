@@ -34,7 +34,8 @@ def _of_prefill(plan: Plan) -> str:
     p = plan.prediction
     if p.restored_tokens:
         return f"restoring {p.restored_tokens} tokens takes {show_seconds(p.restore_s)}"
-    return f"prefill {show_seconds(p.prefill_s)}, bound by {STAGES[p.bottleneck_prefill]}"
+    first, later, bound = show_seconds(p.ttft_s), show_seconds(p.prefill_s), f"bound by {STAGES[p.bottleneck_prefill]}"
+    return bound if first == later else f"{later} behind another batch, {bound}"
 
 
 def _likely(plan: Plan) -> str:

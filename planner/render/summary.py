@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
+from penstock.planner.render.whereabouts import experts_in, layers_in
 
 
 def summary(plan: Plan, out: str) -> dict[str, object]:
-    """The JSON line: what was asked, decided and promised. What was assumed of the machine is in the plan file."""
-    p, d = plan.prediction, plan.decisions
+    """The JSON line: what was asked, decided and promised. ``layers`` are without routed experts; ``experts``, None for a dense model, has
+    under ``ssd`` those that no memory keeps. What was assumed of the machine is in the plan file."""
+    p, d, layers, experts = plan.prediction, plan.decisions, layers_in(plan), experts_in(plan)
     return {
         "plan": out,
         "hardware": plan.hardware.name,
@@ -21,7 +22,10 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
         "workload": plan.workload.name,
         "batch": d.batch,
         "policy": str(d.weights.policy),
-        "layers": _layers(d, plan),
+        "layers": {str(tier): lies.count for tier, lies in layers.items()},
+        "layer_bytes": {str(tier): lies.nbytes for tier, lies in layers.items()},
+        "experts": {str(tier): lies.count for tier, lies in experts.items()} or None,
+        "expert_bytes": {str(tier): lies.nbytes for tier, lies in experts.items()} or None,
         "predicted": _short({name: value for name, value in vars(p).items() if not isinstance(value, dict)}),
         "nine_in_ten": {name: [float(f"{s:.6g}") for s in ends] for name, ends in vars(plan.intervals).items()},
         "stages": {phase: _short(getattr(p, f"{phase}_stages")) for phase in ("prefill", "decode")},
@@ -34,9 +38,3 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
 def _short(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Six figures are enough."""
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in figures.items()}
-
-
-def _layers(decisions: Decisions, plan: Plan) -> dict[str, int]:
-    placement = plan.placement
-    through, from_ssd = len(placement.dram_layers), len(placement.ssd_layers)
-    return {"vram": plan.model.layers - through, "dram": through - from_ssd, "ssd": from_ssd}

@@ -30,7 +30,7 @@ def _hits(plan: Plan, d: Decisions, experts: Experts, curve: str | None) -> str:
     each = kept_in_all(experts, slots) / len(experts.layers)
     missed = plan.prediction.experts_missed_vram if plan.hardware.gpu else plan.prediction.experts_missed_dram
     source = f"({curve})" if curve else f"({default_source(d.experts.policy)}); moe.routings=FILE takes the model's own"
-    return f"{tier} keeps {each:.3g} of {experts.count} experts a layer and is taken to find {1 - missed:.1%} of those visited {source}"
+    return f"{tier} keeps {each:.3g} of {experts.count} experts a layer; predicted hits: {1 - missed:.1%} of those visited {source}"
 
 
 def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str:
@@ -41,8 +41,8 @@ def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str
     share = min(1.0, ahead.hidden_bytes / ahead.expert_bytes)
     way = "copied" if plan.hardware.gpu else "read"
     text = (
-        f"an expert of {show_bytes(ahead.expert_bytes)} is {way} in {show_seconds(ahead.fetch_s)}, a layer computes for "
-        f"{show_seconds(ahead.layer_s)}, which hides {show_bytes(ahead.hidden_bytes)} of it at most ({share:.0%})"
+        f"an expert of {show_bytes(ahead.expert_bytes)} is {way} in {show_seconds(ahead.fetch_s)}; while a layer computes "
+        f"({show_seconds(ahead.layer_s)}) {show_bytes(ahead.hidden_bytes)} can be {way} ({share:.0%} of an expert)"
     )
     if slots.prefetch and experts.foreseen:
         return f"{text}; routers asked beforehand name {experts.foreseen:.0%} of those missed a layer ahead, and some of further layers"
@@ -52,7 +52,7 @@ def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str
             read_s = step.reading(d.weights.ssd, slots.chunk_bytes).fetch_s
             reading = f", {slots.read_ahead or 'none'} from the SSD, where each takes {show_seconds(read_s)}"
         many = "is" if slots.prefetch == 1 else "are"
-        return f"{text}: {slots.prefetch} of the coming layer {many} fetched ahead{reading}; the rest is residency"
+        return f"{text}: {slots.prefetch} of the coming layer {many} fetched ahead{reading}"
     if ahead.pays:
         return f"{text}: nothing is fetched ahead, since moe.prefetch=0"
     return f"{text}, less than a piece of {show_bytes(ahead.piece_bytes)}: prediction cannot pay, nothing is fetched ahead"

@@ -87,8 +87,8 @@ def gain(question: Question, chosen: Decisions, simple: Decisions) -> Gain:
 
 def doubt(left: Gain) -> str:
     """Why the simple plan was taken, for people."""
-    what, known = "the simple plan (each tier filled, nearest first)", "as far as this machine's figures are known"
+    what = "the simple plan (each tier filled, nearest first)"
     if left.promised > SAME:
         ends = f"{left.least:+.1%} to {left.most:+.1%}"
-        return f"{what}: by the profile it takes {left.promised:.1%} longer than the fastest one, {known} {ends}, so it may be no slower"
-    return f"{what}: by the profile it is as fast as one with less memory, and {known} it takes up to {-left.least:.1%} less time than that"
+        return f"{what}: it is predicted to take {left.promised:.1%} longer than the fastest plan; with the figures' errors {ends}"
+    return f"{what}: it is predicted as fast as a plan with less memory; with the figures' errors it may take {-left.least:.1%} less time"

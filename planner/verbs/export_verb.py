@@ -29,7 +29,7 @@ def export_verb(cfg: ExportConfig) -> None:
 def _tell(losses: Losses, own: float, target: str, out: Path) -> None:
     console = make_console()
     for lost in losses.lost:
-        console.print(f"lost: {lost.decided}: {lost.instead}. {cost(lost, own)}", style="dim")
+        console.print(f"not expressed: {lost.decided}: {lost.instead}. {cost(lost, own)}", style="dim")
     if losses.cannot_run:
         console.print(f"{target} cannot run this plan as it is on this machine: {losses.cannot_run}", style="bold yellow")
     console.print(f"wrote {os.path.relpath(out)}", soft_wrap=True)

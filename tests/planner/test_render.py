@@ -14,6 +14,7 @@ from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.render.plan_text import print_plan
+from penstock.planner.render.summary import summary
 from penstock.planner.solver.kept_notes import reuse_notes
 from penstock.planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
@@ -82,3 +83,47 @@ def test_notes_are_printed_whole(columns: int) -> None:
     told = said[said.index("note:") :].splitlines()
     assert all(len(line) <= columns or " " not in line.strip() for line in told)
     assert " ".join(" ".join(told).split()) == " ".join(f"note: {note}" for note in notes)
+
+
+def decided_rows(hardware, decoder, asked, force=None) -> dict[str, str]:
+    """Row -> what the table "Decided" says of it; no line of it is cut or longer than 80 columns."""
+    decisions = solve(hardware, decoder, asked, force)
+    plan = Plan(hardware, decoder, asked, decisions, predict(hardware, decoder, asked, decisions))
+    out = io.StringIO()
+    print_plan(plan, Console(width=80, file=out, highlight=False))
+    lines = out.getvalue().split("Decided\n")[1].split("\n\n")[0].splitlines()
+    assert all(len(line) <= 80 and "…" not in line for line in lines), lines
+    rows: dict[str, str] = {}
+    row = ""
+    for line in lines:
+        row = line[:14].strip() or row
+        rows[row] = " ".join(f"{rows.get(row, '')} {line[14:]}".split())
+    return rows
+
+
+def test_experts_are_told_apart_from_the_layers_around_them_with_their_bytes() -> None:
+    rows = decided_rows(machine(vram=900 * MB, dram=GB), model(12, experts=64), work())
+    assert rows["policy"].startswith("pinned layers without experts, ") and "12 in VRAM, 0 in DRAM, 0 from SSD" in rows["policy"]
+    assert " in VRAM, " in rows["kept"] and "on the SSD alone" in rows["kept"] and "B on the SSD alone" in rows["bytes"]
+    assert "DRAM cache" not in rows
+    dense = decided_rows(machine(vram=GB), model(16), work())
+    assert "layers in VRAM" in dense["policy"] and "DRAM cache" in dense and "kept" not in dense
+
+
+def test_the_json_line_counts_experts_by_where_they_lie() -> None:
+    hardware, decoder, asked = machine(vram=900 * MB, dram=GB), model(12, experts=64), work()
+    decisions = solve(hardware, decoder, asked)
+    told = summary(Plan(hardware, decoder, asked, decisions, predict(hardware, decoder, asked, decisions)), "plan.yaml")
+    experts, nbytes = told["experts"], told["expert_bytes"]
+    assert decoder.experts and sum(experts.values()) == decoder.experts.units and experts["ssd"] > 0
+    assert nbytes == {tier: n * decoder.experts.expert_bytes for tier, n in experts.items()}
+    assert sum(told["layers"].values()) == 12 and sum(told["layer_bytes"].values()) == sum(decoder.attn_bytes) + sum(decoder.ffn_bytes)
+
+
+def test_a_first_token_is_not_said_to_come_before_its_prefill() -> None:
+    hardware, decoder, asked = machine(vram=GB), model(16), work()
+    decisions = solve(hardware, decoder, asked)
+    found = predict(hardware, decoder, asked, decisions)
+    out = io.StringIO()
+    print_plan(Plan(hardware, decoder, asked, decisions, replace(found, ttft_s=2.23, prefill_s=2.26)), Console(width=80, file=out))
+    assert re.search(r"first token 2.23 s +2.26 s behind another batch, bound by", out.getvalue())

@@ -1,0 +1,41 @@
+"""Where a plan's layers and routed experts lie: how many in each tier, and their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.experts.expert_slots import kept_in_all
+from penstock.planner.contract.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Lies:
+    """What lies in one tier."""
+
+    count: int
+    nbytes: int
+
+
+def layers_in(plan: Plan) -> dict[Tier, Lies]:
+    """Layers without their routed experts. One with a unit on the SSD counts there, else one with a unit in DRAM counts there. Bytes are
+    those of units."""
+    placement = plan.placement
+    through, from_ssd = len(placement.dram_layers), len(placement.ssd_layers)
+    counts = {Tier.vram: plan.model.layers - through, Tier.dram: through - from_ssd, Tier.ssd: from_ssd}
+    nbytes = dict.fromkeys(Tier, 0)
+    for unit, tier in placement.units:
+        if unit.kind != "head":
+            nbytes[tier] += placement.unit_bytes(unit)
+    return {tier: Lies(counts[tier], nbytes[tier]) for tier in Tier}
+
+
+def experts_in(plan: Plan) -> dict[Tier, Lies]:
+    """Routed experts that each memory keeps; under ``ssd`` those that none keeps, at the least: an expert may lie in both memories. Nothing
+    for a dense model."""
+    experts, slots = plan.model.experts, plan.decisions.experts
+    if experts is None or slots is None:
+        return {}
+    in_vram, in_dram = (kept_in_all(experts, n) for n in (slots.vram_slots, slots.dram_slots))
+    counts = {Tier.vram: in_vram, Tier.dram: in_dram, Tier.ssd: max(0, experts.units - in_vram - in_dram)}
+    return {tier: Lies(count, count * experts.expert_bytes) for tier, count in counts.items()}
