@@ -318,7 +318,7 @@ class TestForesight:
     def test_an_expert_is_fetched_ahead_where_compute_hides_a_chunk_of_it(self):
         slow = self.plan(machine(vram=GB, layer_launch_s=5e-3))
         assert slow.decisions.experts.prefetch == 2
-        assert "fetched ahead; the rest is residency" in list(expert_notes(slow, None))[1]
+        assert "are fetched ahead" in list(expert_notes(slow, None))[1]
         assert "moe.prefetch=0" in list(expert_notes(self.plan(machine(vram=GB, layer_launch_s=5e-3), expert_prefetch=0), None))[1]
 
     def test_the_ssd_is_read_ahead_where_a_layers_compute_hides_a_chunk_of_a_read(self):
