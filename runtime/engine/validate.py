@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.decided.placement import Unit
@@ -20,7 +19,7 @@ from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.model.binding import bind, move_buffers, parameters
 from penstock.runtime.model.rows import RowKind, Step
-from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.model.skeleton import open_skeleton, read_config, text_class
 from penstock.runtime.moving.dram_cache import CacheStats
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import UnitLayout
@@ -69,7 +68,7 @@ def broken_at_run_time(plan: Plan, stats: CacheStats, peak_dram: int, peak_vram:
 def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
     """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store."""
     if not (checkpoint / MANIFEST).exists():
-        return AutoModelForCausalLM.from_pretrained(checkpoint, dtype="auto").to(device).eval()
+        return text_class(read_config(checkpoint)).from_pretrained(checkpoint, dtype="auto", trust_remote_code=False).to(device).eval()
     skeleton = open_skeleton(checkpoint)
     model, store, layers = skeleton.model, skeleton.store, skeleton.layers
     places = [(model, layout) for layout in store.others().values()]

@@ -49,8 +49,8 @@ def host_fixtures(store: Store, model: PreTrainedModel) -> list[Fixture]:
     """Two tiers: everything outside the decoder blocks lies in DRAM, bound as it is."""
     fixtures = [Fixture(name, layout, Tier.dram, _to_model(model)) for name, layout in store.others().items()]
     head = model.get_output_embeddings()
-    if model.config.get_text_config().tie_word_embeddings:
-        embed = model.get_input_embeddings()
+    embed = model.get_input_embeddings()
+    if head.weight is embed.weight:
         table = module_name(model, embed) + ".weight"
 
         def both(params: Mapping[str, nn.Parameter]) -> None:

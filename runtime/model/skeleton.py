@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import build_glob_alternation
 from transformers.initialization import no_init_weights
 
 from penstock.planner.common.errors import UserError
@@ -51,22 +52,52 @@ def open_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Skel
     return Skeleton(model, open_store(directory, model))
 
 
+def read_config(directory: Path) -> PreTrainedConfig:
+    """The model's config as transformers reads it; code beside it is never run. UserError where transformers does not know the model."""
+    with _told(directory):
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+
+
+def text_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """Which of transformers' classes builds the model of ``config`` that answers text with text: a causal LM, or else a multimodal wrapper,
+    whose towers then have nothing to do."""
+    known = type(config) in AutoModelForCausalLM._model_mapping or type(config) not in AutoModelForImageTextToText._model_mapping
+    return AutoModelForCausalLM if known else AutoModelForImageTextToText
+
+
 def import_model(directory: Path) -> None:
     """Import the module that defines ``directory``'s model, which transformers would do when the model is built."""
+    config = read_config(directory)
     with _told(directory):
-        AutoModelForCausalLM._model_mapping[type(AutoConfig.from_pretrained(directory))]
+        text_class(config)._model_mapping[type(config)]
 
 
 def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> PreTrainedModel:
-    """The checkpoint's causal LM with every parameter on the meta device, changed by ``converters``. Takes no memory for weights."""
-    with _told(directory):
-        config = AutoConfig.from_pretrained(directory)
-        with _parameters_on_meta(), no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+    """The checkpoint's text model with every parameter on the meta device, changed by ``converters``. Takes no memory for weights.
+
+    Its dtypes are those of ``from_pretrained(dtype="auto")``; parameters that the model's class keeps in F32 are F32.
+    """
+    config = read_config(directory)
+    dtype = config.dtype or torch.float32
+    with _told(directory), _parameters_on_meta(), no_init_weights():
+        model = text_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
+    _keep_dtypes(model, dtype)
     for converter in converters:
         converter.convert(model)
     return model.eval()
+
+
+def _keep_dtypes(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give parameters and buffers on the meta device, and persistent buffers, the dtypes that transformers loads them in."""
+    kept = model._get_dtype_plan(dtype)
+    if not kept:
+        return
+    pattern, plans, _ = build_glob_alternation(list(kept))
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        match = pattern.search(name)
+        if match is not None and tensor.is_floating_point():
+            tensor.data = tensor.data.to(kept[plans[match.lastgroup]])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 
 EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
