@@ -75,13 +75,21 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
             units[unit] = tuple(slot for slot in slots if slot.full_name not in routed)
             units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
             taken |= {slot.full_name for slot in units[unit]} | routed
-    tied = tied_names(model)
+    tied, of_text = tied_names(model), _of_text(model)
     others = tuple(
         Slot(name, name, tuple(t.shape), t.dtype)
         for name, t in model.state_dict(keep_vars=True).items()
-        if name not in taken and name not in tied
+        if name not in taken and name not in tied and name.startswith(of_text)
     )
     return ModelSlots(units, others)
+
+
+def _of_text(model: torch.nn.Module) -> tuple[str, ...]:
+    """How names begin of what a text needs: all of a text model; the decoder and the head of a wrapper, whose towers stay empty."""
+    config = getattr(model, "config", None)
+    if config is None or config.get_text_config() is config:
+        return ("",)
+    return tuple(f"{module_name(model, module)}." for module in (model.get_decoder(), model.get_output_embeddings()))
 
 
 def _expert_slots(prefix: str, block: torch.nn.Module) -> list[tuple[Slot, ...]]:
