@@ -24,8 +24,8 @@ from tests.support import HostCopier, decisions, plan_for
 CPU = torch.device("cpu")
 BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=3, chunk_tokens=1 << 20)
 TEXT = {
-    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "max_position_embeddings": 512, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0,
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0,
 }  # fmt: skip
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 5, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 MIXED_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -39,7 +39,8 @@ CLASSES: Mapping[str, Mapping[str, Any]] = {
         "vision_config": {"depth": 4, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64},
     },
     "dots1": {
-        **TEXT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1, "n_shared_experts": 1,
+        **TEXT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
     },
 }  # fmt: skip
 """Model type -> its config: wrappers whose text model has fewer layers than a tower, a head tied by the outer config, biases in F32."""
