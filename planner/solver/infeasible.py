@@ -60,7 +60,7 @@ def why_infeasible(problem: Problem) -> UserError:
         return UserError(f"{given}: no plan holds all of these together (cap <= layers through DRAM, hwm = cap + k); drop one of them")
     short = " and ".join(f"{tier.upper()} is short by {_gb(n)} GB" for tier, n in short_of.items())
     had = ", ".join(f"hardware.{tier}_bytes={capacity(problem.hardware, tier) / GB:.3f}GB" for tier in short_of)
-    remedies = " or ".join(mend.change for mend in (raised(problem, short_of), *alternatives(problem)))
+    remedies = " or ".join(mend.change for mend in (*alternatives(problem), raised(problem, short_of)))
     return Infeasible(f"no plan fits: {short} (allowed: {had}); {remedies}", problem, short_of)
 
 
@@ -89,8 +89,8 @@ def raised(problem: Problem, short_of: dict[Tier, int]) -> Mend:
 
 
 def alternatives(problem: Problem) -> Iterator[Mend]:
-    """Overrides that fit without more hardware: an existing checkpoint, which needs no free space; forced decisions dropped; smaller KV
-    pages, as none is kept; a smaller batch; a shorter prompt."""
+    """Overrides that fit without more hardware, each tried by a solve, those that change least first: an existing checkpoint, which needs
+    no free space; forced decisions dropped; smaller KV pages, as none is kept; KV that streams; a smaller batch; a shorter prompt."""
     if not problem.model.checkpoint:
         exists = replace(problem, model=replace(problem.model, checkpoint="DIR"))
         if _fits(exists):
@@ -104,6 +104,9 @@ def alternatives(problem: Problem) -> Iterator[Mend]:
     unkept = replace(problem, workload=replace(problem.workload, kept_tokens=0))
     if problem.workload.kept_tokens and _fits(unkept):
         yield Mend("set workload.kept_tokens=0", unkept)
+    spilled = replace(problem, workload=replace(problem.workload, kv_spill=True))
+    if not problem.workload.kv_spill and problem.hardware.ssd_write_gbps and _fits(spilled):
+        yield Mend("set workload.kv_spill=true", spilled)
     batch = problem.batch // 2
     while batch >= 1:
         smaller = replace(problem, batch=batch, workload=replace(problem.workload, batch=batch))

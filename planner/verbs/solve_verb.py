@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from pathlib import Path
 
 from penstock.planner.common.console import make_console
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.output import write_at_once
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.render.plan_text import print_plan
@@ -14,12 +17,35 @@ from penstock.planner.solver.planning import make_plan
 
 
 def solve_plan(cfg: SolveConfig) -> None:
-    """Write the plan to ``cfg.out`` and print it; the last line is one JSON document. An older file survives a failure."""
-    plan = make_plan(cfg)
-    write_plan(plan, Path(cfg.out))
+    """Write the plan to ``cfg.out`` and print it; the last line is one JSON document. An older file survives: a failure where it is, a plan
+    that is another one under another name."""
+    plan, out = make_plan(cfg), Path(cfg.out)
+    older = _text(out)
+    aside = None if older is None else _copied_aside(out, older)
+    write_plan(plan, out)
+    if aside is not None and _text(out) == older:
+        aside.unlink()
+        aside = None
     console = make_console()
     print_plan(plan, console)
+    if aside is not None:
+        console.print(f"\n{os.path.relpath(out)} held another plan: it is {os.path.relpath(aside)} now", soft_wrap=True)
     console.print(
         f"\nwrote {os.path.relpath(cfg.out)}; edit it if you know better, then: runtime run plan={os.path.relpath(cfg.out)}", soft_wrap=True
     )
-    cfg.close(summary(plan, cfg.out))
+    cfg.close(summary(plan, cfg.out) | ({} if aside is None else {"older": str(aside)}))
+
+
+def _text(path: Path) -> bytes | None:
+    """What a file holds; None for what is no regular file."""
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise UserError(f"out={path}: it is there and cannot be read ({error.strerror}); choose another out=") from error
+
+
+def _copied_aside(path: Path, content: bytes) -> Path:
+    """A file of ``content`` beside ``path``: NAME.1.ENDING, or with the next number that is free."""
+    aside = next(p for n in count(1) if not (p := path.with_name(f"{path.stem}.{n}{path.suffix}")).exists())
+    write_at_once(aside, "out", lambda temporary: temporary.write_bytes(content))
+    return aside

@@ -141,6 +141,16 @@ def test_setting_a_gpu_figure_of_a_machine_without_gpu_is_refused(tmp_path: Path
     assert "hardware.gpu is null" in line
 
 
+def test_an_older_plan_is_moved_aside_and_said_and_the_same_one_is_not(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("older")
+    (tmp_path / "plan.1.yaml").write_text("oldest")
+    said = command("planner", *SOLVE, cwd=tmp_path).stdout
+    assert "plan.yaml held another plan: it is plan.2.yaml now" in said and json.loads(said.splitlines()[-1])["older"] == "plan.2.yaml"
+    assert (tmp_path / "plan.2.yaml").read_text() == "older" and (tmp_path / "plan.1.yaml").read_text() == "oldest"
+    again = command("planner", *SOLVE, cwd=tmp_path).stdout
+    assert "held another" not in again and sorted(p.name for p in tmp_path.glob("plan*")) == ["plan.1.yaml", "plan.2.yaml", "plan.yaml"]
+
+
 def test_an_infeasible_problem_leaves_an_older_plan_alone(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("older")
     line = refusal("planner", *SOLVE, "hardware.vram_bytes=1GiB", cwd=tmp_path)

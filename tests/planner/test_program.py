@@ -157,8 +157,20 @@ def test_a_full_disk_has_room_for_the_checkpoint_that_lies_there(hardware):
     assert predict(full, m, w, solve(full, m, w)).ssd_bytes == m.weight_bytes, "what lies there, however long it has"
 
 
+def test_kv_that_streams_is_offered_first_where_it_makes_a_plan_fit() -> None:
+    long, small = work(prompt_tokens=65536), machine(vram=1400 * MB)
+    m = replace(model(16), kv_width=256)
+    with pytest.raises(Infeasible, match=r"\); set workload.kv_spill=true or set workload.prompt_tokens=\d+ or raise to hardware.vram"):
+        solve(small, m, long)
+    assert solve(small, m, replace(long, kv_spill=True)).kv.vram_pages < solve(machine(), m, long).kv.vram_pages
+    for unable, w in ((replace(small, ssd_write_gbps=0.0), long), (machine(vram=300 * MB), work())):
+        with pytest.raises(Infeasible) as none:
+            solve(unable, m, w)
+        assert "kv_spill" not in str(none.value)
+
+
 def test_where_only_the_weights_find_no_room_a_checkpoint_that_exists_is_offered():
-    with pytest.raises(Infeasible, match="or set model=hf model.checkpoint=DIR"):
+    with pytest.raises(Infeasible, match="; set model=hf model.checkpoint=DIR"):
         solve(machine(ssd=GB), model(16), work())
     exists, small = replace(model(16), checkpoint="/data/small"), machine(vram=300 * MB)
     for m, hardware in ((model(16), replace(small, ssd_bytes=GB)), (exists, small)):
