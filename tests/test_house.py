@@ -10,7 +10,7 @@ import pytest
 from tests.cli import ROOT, docs_script
 
 PLANNER = (
-    "planner.common", "planner.common.timeline", "planner.common.command",
+    "planner.common", "planner.common.outside", "planner.common.timeline", "planner.common.command",
     "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.experts.policies",
     "planner.contract.experts", "planner.contract.checkpoint", "planner.contract.config", "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan",

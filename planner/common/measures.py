@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _FACTOR = {
@@ -24,12 +25,13 @@ ALIGN = 4096
 
 
 def parse_bytes(text: str) -> int | None:
-    """Bytes meant by ``text`` (``6GiB``, ``1.5 GB``, ``4096``), or None when it is not a size."""
+    """Bytes meant by ``text`` (``6GiB``, ``1.5 GB``, ``4096``), or None when it is not a size, or one beyond all numbers."""
     match = _SIZE.match(text)
     if match is None:
         return None
     factor = _FACTOR.get(match.group(2).lower())
-    return None if factor is None else round(float(match.group(1)) * factor)
+    size = math.inf if factor is None else float(match.group(1)) * factor
+    return round(size) if math.isfinite(size) else None
 
 
 def show_bytes(n: float) -> str:

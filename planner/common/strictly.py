@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING
 
 from penstock.planner.common.errors import UserError, nearest
 
@@ -19,17 +22,19 @@ T = TypeVar("T", bound="DataclassInstance")
 def build(cls: type[T], data: Any, where: str) -> T:
     """An instance of the dataclass ``cls`` from ``data``. Raises UserError naming ``where`` and the dotted key."""
     if not isinstance(data, Mapping):
-        raise UserError(f"{where}: must be a mapping of {', '.join(f.name for f in dataclasses.fields(cls))}, not {data!r}")
+        raise UserError(f"{where}: must be a mapping of {', '.join(f.name for f in dataclasses.fields(cls))}, not {_brief(data)}")
     hints = get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls)}
     for key in data:
         if key not in known:
-            raise UserError(f"{where}.{key}: no such key; {where} has {', '.join(known)}{nearest(str(key), known)}")
+            raise UserError(f"{where}.{_brief(key)}: no such key; {where} has {', '.join(known)}{nearest(str(key), known)}")
     values = {}
     for name, field in known.items():
         if name in data:
             values[name] = convert(hints[name], data[name], f"{where}.{name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif dataclasses.is_dataclass(hints[name]):
+            values[name] = field.default if _is_given(field.default) else build(hints[name], {}, f"{where}.{name}")
+        elif not _is_given(field.default) and field.default_factory is dataclasses.MISSING:
             raise UserError(f"{where}.{name}: missing; {where} has {', '.join(known)}")
     return cls(**values)
 
@@ -45,15 +50,15 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return build(hint, value, where)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):
-            raise UserError(f"{where}: must be a list, not {value!r}")
+            raise UserError(f"{where}: must be a list, not {_brief(value)}")
         inner = args[0] if len(set(args) - {Ellipsis}) == 1 else None
         if inner is None and len(value) != len(args):
-            raise UserError(f"{where}: must be a list of {len(args)}, not {value!r}")
+            raise UserError(f"{where}: must be a list of {len(args)}, not {_brief(value)}")
         kinds = [inner] * len(value) if inner is not None else list(args)
         return origin(convert(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise UserError(f"{where}: must be a mapping, not {value!r}")
+            raise UserError(f"{where}: must be a mapping, not {_brief(value)}")
         return {convert(args[0], k, where): convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
     return value if hint is Any else _scalar(hint, value, where)
 
@@ -62,11 +67,21 @@ def _scalar(hint: type, value: Any, where: str) -> Any:
     if issubclass(hint, Enum):
         names = [member.value for member in hint]
         if value not in names:
-            raise UserError(f"{where}={value}: must be one of {', '.join(names)}{nearest(str(value), names)}")
+            raise UserError(f"{where}={_brief(value)}: must be one of {', '.join(names)}{nearest(str(value), names)}")
         return hint(value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if type(value) is hint:
         return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UserError(f"{where}={value}: must be {words.get(hint, hint.__name__)}")
+    raise UserError(f"{where}={_brief(value)}: must be {words.get(hint, hint.__name__)}")
+
+
+def _is_given(default: Any) -> bool:
+    """Whether a field has a default: ``MISSING`` of a configuration's schema is none."""
+    return default is not dataclasses.MISSING and default != MISSING
+
+
+def _brief(value: Any) -> str:
+    """``value`` in a line, however long or deep it is."""
+    return value if isinstance(value, str) and len(value) <= 60 else reprlib.repr(value)

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
+from penstock.planner.common.outside.bounds import (
+    COUNT_BYTES,
+    MOST_EXPERTS,
+    MOST_LAYERS,
+    RATE,
+    RATE_IF_MEASURED,
+    SECONDS,
+    SOME_BYTES,
+    SOME_SECONDS,
+    TOKENS,
+    TOKENS_OR_NONE,
+    Bounds,
+)
 from penstock.planner.contract.config.decided_keys import DecidedKeys, decided_keys
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.workload import Objective
@@ -22,29 +35,29 @@ from penstock.planner.contract.given.workload import Objective
 class SsdConfig:
     read: list[list[Any]] = MISSING
     """Read rates: rows of [block_bytes, queue_depth, GB/s], cold, O_DIRECT."""
-    write_gbps: float = MISSING
+    write_gbps: Annotated[float, RATE_IF_MEASURED] = MISSING
     """Sequential write."""
 
 
 @dataclass
 class DramConfig:
-    copy_gbps: float = MISSING
+    copy_gbps: Annotated[float, RATE_IF_MEASURED] = MISSING
     """Bytes copied per second from DRAM to DRAM."""
-    bus_gbps: float = MISSING
+    bus_gbps: Annotated[float, RATE_IF_MEASURED] = MISSING
     """Bytes per second through DRAM, reads and writes together: the SSD's reads, copies to and from the GPU, the CPU's products."""
-    pin_s_per_gb: float = MISSING
+    pin_s_per_gb: Annotated[float, SECONDS] = MISSING
     """Seconds to fault in and page-lock 1 GB."""
 
 
 @dataclass
 class CpuConfig:
-    cores: int = MISSING
+    cores: Annotated[int, Bounds(1, 2**20)] = MISSING
     """Cores that may be used."""
-    threads: int = 0
+    threads: Annotated[int, Bounds(0, 2**20)] = 0
     """Threads that multiply fastest, which a run without a GPU uses; 0: torch's own choice."""
-    matvec_gbps: float = MISSING
+    matvec_gbps: Annotated[float, RATE] = MISSING
     """Bytes of BF16 weights multiplied by one vector per second."""
-    dense_tflops: float = MISSING
+    dense_tflops: Annotated[float, RATE] = MISSING
     """BF16 matrix products at prefill shapes."""
 
 
@@ -52,21 +65,21 @@ class CpuConfig:
 class GpuConfig:
     name: str = MISSING
     """As the driver says it."""
-    context_bytes: int = MISSING
+    context_bytes: Annotated[int, COUNT_BYTES] = MISSING
     """VRAM taken by the CUDA context and its libraries."""
-    dense_tflops: float = MISSING
+    dense_tflops: Annotated[float, RATE] = MISSING
     """BF16 matrix products at prefill shapes."""
-    attention_tflops: float = MISSING
+    attention_tflops: Annotated[float, RATE] = MISSING
     """Causal attention over long prompts, FLOPs of the lower triangle alone."""
-    memory_gbps: float = MISSING
+    memory_gbps: Annotated[float, RATE] = MISSING
     """Bytes of weights read per second at decode shapes."""
     h2d: list[list[Any]] = MISSING
     """Page-locked host to device: rows of [chunk_bytes, GB/s]."""
     d2h: list[list[Any]] = MISSING
     """Device to page-locked host: rows of [chunk_bytes, GB/s]."""
-    h2d_pageable_gbps: float = MISSING
+    h2d_pageable_gbps: Annotated[float, RATE_IF_MEASURED] = MISSING
     """Host to device from memory that is not page-locked; 0: not measured."""
-    h2d_with_d2h_gbps: float = MISSING
+    h2d_with_d2h_gbps: Annotated[float, RATE_IF_MEASURED] = MISSING
     """Host to device while the other direction is busy too."""
 
 
@@ -74,24 +87,24 @@ class GpuConfig:
 class HardwareConfig:
     name: str = MISSING
     """As it is shown, and as a preset or profile is found."""
-    vram_bytes: int = MISSING
+    vram_bytes: Annotated[int, COUNT_BYTES] = MISSING
     """VRAM that a plan may use, the CUDA context included; 0 computes on the CPU."""
-    dram_bytes: int = MISSING
+    dram_bytes: Annotated[int, SOME_BYTES] = MISSING
     """DRAM that a plan may use."""
-    ssd_bytes: int = MISSING
+    ssd_bytes: Annotated[int, COUNT_BYTES] = MISSING
     """Free SSD space that a plan may use, for KV and for the weights of a model that has no checkpoint yet."""
     ssd: SsdConfig = field(default_factory=SsdConfig)
     dram: DramConfig = field(default_factory=DramConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gpu: GpuConfig | None = None
     """None on a machine without a GPU."""
-    layer_launch_s: float = MISSING
+    layer_launch_s: Annotated[float, SOME_SECONDS] = MISSING
     """Host seconds to issue one decoder layer's kernels."""
     origin: dict[str, str] = field(default_factory=dict)
     """Figure -> `measured DATE: how` or `datasheet: where`; a group's name covers all its figures."""
-    pass_s: float = 0.0
+    pass_s: Annotated[float, SECONDS] = 0.0
     """Seconds that each pass over the model takes beyond its slowest stage, as `runtime run calibrate=true` found them."""
-    start_s: float = 0.0
+    start_s: Annotated[float, SECONDS] = 0.0
     """Seconds that a start takes beyond reading, page-locking and the first kernels, found likewise."""
     spread: dict[str, float] = field(default_factory=dict)
     """Of what runs have measured: figure -> the share by which nine of ten runs are within the profile's."""
@@ -109,19 +122,19 @@ class ModelConfig:
     """Where the geometry comes from."""
     model_type: str = ""
     """As Hugging Face names it (`llama`, `mixtral`, ...)."""
-    layers: int | None = None
+    layers: Annotated[int | None, Bounds(1, MOST_LAYERS)] = None
     """Decoder layers; fewer than the model's own make a shortened model."""
-    hidden: int = 0
+    hidden: Annotated[int, Bounds(0, 2**24)] = 0
     """Elements of a token's hidden state."""
-    ffn: int = 0
+    ffn: Annotated[int, Bounds(0, 2**24)] = 0
     """Intermediate size of a dense FFN."""
-    heads: int = 0
+    heads: Annotated[int, Bounds(0, 2**24)] = 0
     """Query heads."""
-    kv_heads: int = 0
+    kv_heads: Annotated[int, Bounds(0, 2**24)] = 0
     """Heads of K and V; fewer than query heads under grouped-query attention."""
-    head_dim: int = 0
+    head_dim: Annotated[int, Bounds(0, 2**24)] = 0
     """Elements of one head."""
-    vocab: int = 0
+    vocab: Annotated[int, Bounds(0, 2**31)] = 0
     """Rows of the embedding table."""
     tied: bool = False
     """Whether the LM head is the embedding table."""
@@ -131,11 +144,11 @@ class ModelConfig:
     """Whether the projections to Q, K and V add a bias (Qwen2)."""
     dtype: Dtype = Dtype.bfloat16
     """What weights are stored in and products are computed in."""
-    experts: int = 0
+    experts: Annotated[int, Bounds(0, MOST_EXPERTS)] = 0
     """Routed experts a layer; 0 is a dense model."""
-    top_k: int = 0
+    top_k: Annotated[int, Bounds(0, MOST_EXPERTS)] = 0
     """Routed experts that one token visits."""
-    expert_ffn: int = 0
+    expert_ffn: Annotated[int, Bounds(0, 2**24)] = 0
     """Intermediate size of one routed expert."""
     rope_theta: float = 10000.0
     """Base of the rotary position embedding."""
@@ -143,7 +156,7 @@ class ModelConfig:
     """Scaled rotary embedding as Hugging Face names it (`rope_type`, `factor`, ...); empty is unscaled."""
     norm_eps: float = 1e-5
     """Of RMSNorm."""
-    max_positions: int = 4096
+    max_positions: Annotated[int, TOKENS] = 4096
     """Longest sequence that the model is made for, in tokens."""
 
 
@@ -151,23 +164,23 @@ class ModelConfig:
 class WorkloadConfig:
     name: str = MISSING
     """As it is shown."""
-    batch: int = 1
+    batch: Annotated[int, Bounds(0, 2**20)] = 1
     """Sequences decoded together; a menu is solved when the objective is throughput and this is 0."""
-    prompt_tokens: int = 512
+    prompt_tokens: Annotated[int, TOKENS] = 512
     """Tokens of each prompt."""
-    new_tokens: int = 128
+    new_tokens: Annotated[int, TOKENS] = 128
     """Tokens generated for each request."""
-    requests: int = 1
+    requests: Annotated[int, TOKENS] = 1
     """Requests in all."""
-    shared_prefix_tokens: int = 0
+    shared_prefix_tokens: Annotated[int, TOKENS_OR_NONE] = 0
     """Tokens at the head of every prompt that an earlier one began with, too."""
-    kept_tokens: int | None = None
+    kept_tokens: Annotated[int | None, TOKENS_OR_NONE] = None
     """Tokens of earlier prompts whose KV is worth keeping: the working set of all shared prefixes. Null: one prefix; 0 keeps nothing."""
     objective: Objective = Objective.latency
     """What the plan minimises: latency (seconds of all requests), throughput (seconds a token), ttft (time to first token)."""
-    vram_guard_bytes: int = 134217728
+    vram_guard_bytes: Annotated[int, COUNT_BYTES] = 134217728
     """VRAM to leave alone."""
-    dram_reserve_bytes: int = 0
+    dram_reserve_bytes: Annotated[int, COUNT_BYTES] = 0
     """DRAM to leave alone, on top of what the hardware's budget leaves."""
     kv_spill: bool = False
     """Let the KV of some layers lie outside VRAM, or outside DRAM without a GPU, and stream with each pass."""

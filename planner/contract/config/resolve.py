@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.outside.bounds import EXABYTE, MOST_DEPTH, RATE, check_bounds
 from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, ModelConfig, WorkloadConfig
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
@@ -23,16 +25,8 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
     Rates that a plan can do without may be 0: not measured.
     """
     _measured(cfg)
-    _at_least("hardware", cfg, 0, "vram_bytes", "ssd_bytes")
-    _at_least("hardware", cfg, 1, "dram_bytes")
-    _positive("hardware", cfg, "layer_launch_s")
-    _at_least("hardware", cfg, 0, "pass_s", "start_s")
+    check_bounds(cfg if cfg.vram_bytes > 0 else replace(cfg, gpu=None), "hardware")
     _check_spread(cfg.spread)
-    _at_least("hardware.ssd", cfg.ssd, 0, "write_gbps")
-    _at_least("hardware.dram", cfg.dram, 0, "copy_gbps", "bus_gbps", "pin_s_per_gb")
-    _at_least("hardware.cpu", cfg.cpu, 1, "cores")
-    _at_least("hardware.cpu", cfg.cpu, 0, "threads")
-    _positive("hardware.cpu", cfg.cpu, "matvec_gbps", "dense_tflops")
     gpu = _gpu(cfg.gpu) if cfg.gpu is not None and cfg.vram_bytes > 0 else None
     if cfg.vram_bytes > 0 and gpu is None:
         raise UserError(
@@ -105,8 +99,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
 
 def workload_from(cfg: WorkloadConfig) -> Workload:
     """The workload that ``cfg`` describes. Raises UserError naming the key."""
-    _at_least("workload", cfg, 1, "prompt_tokens", "new_tokens", "requests")
-    _at_least("workload", cfg, 0, "batch", "shared_prefix_tokens", "vram_guard_bytes", "dram_reserve_bytes")
+    check_bounds(cfg, "workload")
     if cfg.batch == 0 and cfg.objective != "throughput":
         raise UserError(
             f"workload.batch=0: the batch is solved for only when workload.objective=throughput, not {cfg.objective}; set one of them"
@@ -116,13 +109,12 @@ def workload_from(cfg: WorkloadConfig) -> Workload:
             f"workload.shared_prefix_tokens={cfg.shared_prefix_tokens}: at most workload.prompt_tokens={cfg.prompt_tokens}; lower it"
         )
     kept = cfg.shared_prefix_tokens if cfg.kept_tokens is None else cfg.kept_tokens
-    if kept < 0:
-        raise UserError(f"workload.kept_tokens={kept}: must be 0 or more; leave it out to keep the shared prefix once")
     return Workload(**{name: getattr(cfg, name) for name in Workload.__dataclass_fields__} | {"kept_tokens": kept})
 
 
 def model_from(cfg: ModelConfig) -> ModelSpec:
     """The model that ``cfg`` describes: read from ``cfg.checkpoint`` when there is one, else computed from its geometry."""
+    check_bounds(cfg, "model")
     if cfg.checkpoint is None:
         from penstock.planner.contract.config.geometry import spec_from_geometry
 
@@ -139,8 +131,6 @@ def model_from(cfg: ModelConfig) -> ModelSpec:
 
 
 def _gpu(cfg: GpuConfig) -> Gpu:
-    _at_least("hardware.gpu", cfg, 0, "context_bytes", "h2d_pageable_gbps", "h2d_with_d2h_gbps")
-    _positive("hardware.gpu", cfg, "dense_tflops", "attention_tflops", "memory_gbps")
     return Gpu(
         name=cfg.name,
         context_bytes=cfg.context_bytes,
@@ -193,11 +183,17 @@ def _rows(key: str, rows: list[list[Any]], shape: str, width: int) -> list[list[
     if not rows:
         raise UserError(f"{key}=[]: needs at least one row {shape}")
     for row in rows:
-        if len(row) != width or not all(type(x) in (int, float) and math.isfinite(x) and x > 0 for x in row):
+        if len(row) != width or not all(type(x) in (int, float) and 0 < x < math.inf for x in row):
             raise UserError(f"{key}: the row {list(row)} must be {shape}, all above 0")
         if any(x != int(x) for x in row[:-1]):
             raise UserError(f"{key}: the row {list(row)} must be {shape}, whole numbers before the rate")
+        if row[0] > EXABYTE or max(row[1:-1], default=0) > MOST_DEPTH or RATE.flaw(row[-1]):
+            most = f"at most {EXABYTE} bytes and {MOST_DEPTH} reads in flight, {RATE.least:g} to {RATE.most:g} GB/s"
+            raise UserError(f"{key}: the row {list(row)} must be {shape}, {most}")
     return rows
+
+
+_MOST_SPREAD = 1e3
 
 
 def _check_spread(spread: Mapping[str, float]) -> None:
@@ -205,22 +201,8 @@ def _check_spread(spread: Mapping[str, float]) -> None:
     for name, share in spread.items():
         if name not in names:
             raise UserError(f"hardware.spread.{name}: no such figure; choose of {', '.join(names)}{nearest(name, names)}")
-        if not (math.isfinite(share) and share >= 0):
-            raise UserError(f"hardware.spread.{name}={share}: must be 0 or more")
-
-
-def _at_least(section: str, cfg: Any, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(cfg, name)
-        if not (math.isfinite(value) and value >= least):
-            raise UserError(f"{section}.{name}={value}: must be {least} or more")
-
-
-def _positive(section: str, cfg: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(cfg, name)
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{section}.{name}={value}: must be above 0")
+        if not 0 <= share <= _MOST_SPREAD:
+            raise UserError(f"hardware.spread.{name}={share}: must be 0 or more, at most {_MOST_SPREAD:g}")
 
 
 def workload_mapping(workload: Workload) -> Mapping[str, Any]:

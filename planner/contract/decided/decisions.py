@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from penstock.planner.common.measures import ALIGN
+from penstock.planner.common.outside.bounds import MOST_DEPTH
 from penstock.planner.contract.decided.allowed import OneOf, Span
 from penstock.planner.contract.decided.decision import Decision
 
@@ -78,7 +79,7 @@ class SsdReads:
         Decision(Span(ALIGN, multiple=ALIGN, rule="block multiple of 4096"), "force.block_bytes", "SSD reads", "{} blocks", weighed=True),
     ]
     """Bytes of one SSD read."""
-    queue_depth: Annotated[int, Decision(Span(1), "force.queue_depth", "SSD reads", "{} in flight", weighed=True)]
+    queue_depth: Annotated[int, Decision(Span(1, MOST_DEPTH), "force.queue_depth", "SSD reads", "{} in flight", weighed=True)]
     """SSD reads in flight."""
     staging_bytes: Annotated[int, Decision(lambda s: s.staging, "force.staging_bytes", "SSD reads", "staging {}", aside=True)]
     """Page-locked buffers for reads that cannot land in their slot."""
@@ -88,7 +89,7 @@ class SsdReads:
 class H2dCopies:
     chunk_bytes: Annotated[int, Decision(Span(1), "force.chunk_bytes", "H2D copies", "{} chunks", weighed=True, card=True)]
     """Bytes of one host-to-device copy."""
-    in_flight: Annotated[int, Decision(Span(1), "force.in_flight", "H2D copies", "{} in flight", card=True)]
+    in_flight: Annotated[int, Decision(Span(1, MOST_DEPTH), "force.in_flight", "H2D copies", "{} in flight", card=True)]
     """Copies that are queued at most."""
 
 

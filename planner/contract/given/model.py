@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
+from penstock.planner.common.outside.bounds import Bounds
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
+_WIDTH = Bounds(0, 2**32)
+"""Elements."""
 SECOND_TIER = 0.5
 """What a slot of the smaller tier counts beside one of the larger, if no routings are given. Both tiers hold some of the same experts:
 DRAM's policy sees what VRAM misses, and an expert that VRAM evicts is not copied back.
@@ -79,13 +83,13 @@ class ModelSpec:
     """All weights, each stored tensor once."""
     tied: bool
     """Whether the LM head is the embedding table."""
-    vocab: int
-    hidden: int
-    attn_width: int
+    vocab: Annotated[int, Bounds(1, 2**31)]
+    hidden: Annotated[int, Bounds(1, 2**24)]
+    attn_width: Annotated[int, _WIDTH]
     """Query heads × head_dim."""
-    kv_width: int
+    kv_width: Annotated[int, _WIDTH]
     """KV heads × head_dim; K and V together hold twice this per token and layer."""
-    ffn_width: int
+    ffn_width: Annotated[int, _WIDTH]
     """Elements of the widest FFN activation of one token (for MoE: over its top-k experts)."""
     compute_dtype: Dtype
     """Of activations, and of what products multiply."""

@@ -18,6 +18,8 @@ import yaml
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import write_at_once
+from penstock.planner.common.outside.plain_files import read_plain
+from penstock.planner.common.outside.strict_yaml import YamlFlaw, load_strictly
 from penstock.planner.common.strictly import build
 from penstock.planner.common.user_folder import profile_dir
 from penstock.planner.contract.given.figures import Figure
@@ -162,15 +164,13 @@ def calibration_path(hardware: HardwareProfile) -> Path:
 def read_calibration(path: Path) -> Calibration | None:
     """None where there is no such file. UserError for one that is damaged or of another format."""
     try:
-        data = yaml.safe_load(path.read_bytes())
+        data = load_strictly(read_plain(path))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{path}: the calibration cannot be read ({error.strerror}); {_REMEDY}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}: the calibration is not readable as YAML{where}; {_REMEDY}") from error
+    except YamlFlaw as error:
+        raise UserError(f"{path}: the calibration is {error}; {_REMEDY}") from error
     if not isinstance(data, Mapping) or data.get(_KEY) != FORMAT:
         raise UserError(f"{path}: not a calibration of format {FORMAT}; {_REMEDY}")
     try:

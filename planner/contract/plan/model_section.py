@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.outside.bounds import EXABYTE, MOST_ELEMENTS, MOST_EXPERTS, MOST_LAYERS, check_bounds
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.experts.expert_hits import flaw
 from penstock.planner.contract.given.formats import FORMATS
@@ -56,12 +57,13 @@ def model_from(data: Any) -> ModelSpec:
         raise UserError(f"model: layers or units missing; {_REMEDY}")
     values = dict(data)
     layers, rows = convert(int, values.pop("layers"), "model.layers"), values.pop("units")
-    if layers < 1:
-        raise UserError(f"model.layers={layers}: must be 1 or more")
+    if not 1 <= layers <= MOST_LAYERS:
+        raise UserError(f"model.layers={layers}: must be 1 or more, at most {MOST_LAYERS}")
     model = replace(build(ModelSpec, values | {"units": ()}, "model"), units=_units(rows, layers))
     lacking = [kind for kind in (UnitKind.embed, *(() if model.tied else (UnitKind.head,))) if not model.of_kind(kind)]
     if lacking:
         raise UserError(f"model.units: no row of kind {lacking[0]}; {_REMEDY}")
+    check_bounds(model, "model")
     _check_experts(model)
     return model
 
@@ -97,7 +99,7 @@ def _row(alike: list[UnitSpec]) -> dict[str, Any]:
 def _units(rows: Any, layers: int) -> tuple[UnitSpec, ...]:
     """Every unit, kind by kind and layer by layer, once no layer lacks a block or has one twice."""
     if not isinstance(rows, list):
-        raise UserError(f"model.units: must be a list, not {rows!r}")
+        raise UserError("model.units: must be a list of rows {kind: ..., stored_bytes: ..., elements: ..., format: ...}")
     units: list[UnitSpec] = []
     for i, given in enumerate(rows):
         where = f"model.units[{i}]"
@@ -107,6 +109,9 @@ def _units(rows: Any, layers: int) -> tuple[UnitSpec, ...]:
             raise UserError(f"{where}.format={row.format}: must be one of {', '.join(FORMATS)}{nearest(row.format, FORMATS)}")
         if min(row.stored_bytes, row.elements, row.count) < 1:
             raise UserError(f"{where}: stored_bytes={row.stored_bytes}, elements={row.elements}, count={row.count}; allowed: 1 or more")
+        if row.stored_bytes > EXABYTE or row.elements > MOST_ELEMENTS or row.count > MOST_EXPERTS:
+            most = f"stored_bytes {EXABYTE}, elements {MOST_ELEMENTS}, count {MOST_EXPERTS}"
+            raise UserError(f"{where}: stored_bytes={row.stored_bytes}, elements={row.elements}, count={row.count}; at most {most}")
         numbers = _layers(row, layers, f"{where}.layers")
         units += (UnitSpec(row.kind, n, row.stored_bytes, row.elements, FORMATS[row.format], row.count) for n in numbers)
     order = list(UnitKind)
@@ -128,10 +133,13 @@ def _layers(row: UnitRow, layers: int, where: str) -> list[int | None]:
             raise UserError(f"{where}={row.layers}: {row.kind} belongs to no layer; leave it out")
         return [None]
     numbers: list[int | None] = []
+    fits = True
     for span in (row.layers or "").split():
         found = _SPAN.fullmatch(span)
-        numbers += range(int(found[1]), int(found[2] or found[1]) + 1) if found else [layers]
-    if not numbers or not all(n is not None and n < layers for n in numbers):
+        last = int(found[2] or found[1]) if found else layers
+        fits = fits and last < layers and len(numbers) <= layers
+        numbers += range(int(found[1]), last + 1) if found and fits else []
+    if not numbers or not fits:
         raise UserError(f"{where}={row.layers}: must be numbers and spans within 0 to {layers - 1}, such as 0-{layers - 1}")
     return numbers
 

@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 
 from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.outside.plain_files import read_plain
+from penstock.planner.common.outside.strict_yaml import YamlFlaw, load_strictly
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.config.config_schema import HardwareConfig, WorkloadConfig
 from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
@@ -40,6 +42,8 @@ _COMMENTS = {
 }
 _INTERVALS = "nine_in_ten"
 """In the section ``predicted``: between what the seconds lie in nine of ten runs."""
+MOST_BYTES = 8 << 20
+"""Of a plan's file."""
 _UNWRAPPED = 2**31 - 1
 _KEYS_A_LINE, _LINE = 6, 100
 """A mapping is written on one line up to this many keys and columns."""
@@ -119,21 +123,18 @@ def _without_intervals(predicted: Any) -> Any:
 
 
 def _load(path: Path, key: str) -> Mapping[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        data = yaml.load(path.read_bytes(), Loader=loader)
+        data = load_strictly(read_plain(path, MOST_BYTES))
     except FileNotFoundError as error:
         raise UserError(f"{key}={path}: no such file; write one with `planner solve out={path}`") from error
     except OSError as error:
         raise UserError(f"{key}={path}: cannot be read ({error.strerror}); choose another {key}=") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{key}={path}: not readable as YAML{where}; correct it there or write it again") from error
+    except YamlFlaw as error:
+        raise UserError(f"{key}={path}: {error}; correct it there or write it again") from error
     if not isinstance(data, Mapping) or "penstock" not in data:
         raise UserError(f"{key}={path}: not a plan, the key `penstock` is missing; write one with `planner solve`")
     if data["penstock"] != FORMAT:
-        found = data["penstock"]
+        found = str(data["penstock"])[:20]
         raise UserError(f"{key}={path}: a plan of format {found}, this program reads format {FORMAT}; solve again with `planner solve`")
     return data
 
