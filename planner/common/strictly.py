@@ -39,6 +39,17 @@ def build(cls: type[T], data: Any, where: str) -> T:
     return cls(**values)
 
 
+def check_types(value: Any, where: str = "") -> None:
+    """UserError for the first field of the dataclass ``value`` that holds something of another type, as an interpolation may put there."""
+    hints = get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        one, name = getattr(value, field.name), f"{where}{field.name}"
+        if dataclasses.is_dataclass(one):
+            check_types(one, f"{name}.")
+        elif not isinstance(one, Enum):
+            convert(hints[field.name], one, name)
+
+
 def convert(hint: Any, value: Any, where: str) -> Any:
     """``value`` as the type ``hint``. Raises UserError naming ``where``."""
     origin, args = get_origin(hint), get_args(hint)

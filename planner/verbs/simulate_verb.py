@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
@@ -27,6 +28,7 @@ from penstock.planner.simulate.bend import check_bent
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.routers import DrawnRouters, RecordedRouters, Routers
 from penstock.planner.simulate.simulate_table import print_told
+from penstock.planner.verbs.simulation_length import Hint, check_length
 
 
 def simulate_verb(cfg: SimulateConfig) -> None:
@@ -38,9 +40,15 @@ def simulate_verb(cfg: SimulateConfig) -> None:
     changed = _forced(plan, force, cfg.rules)
     routers = _routers(cfg, plan)
     options = Options(cfg.wrap_around, keep_spans=cfg.trace is not None)
+    for one in (changed, plan):
+        check_length(one)
     with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("acting it out", total=None)
-        progress: Progress = lambda done, of: bar.update(task, completed=done, total=of)  # noqa: E731
+        task, hint = bar.add_task("acting it out", total=None), Hint(lambda line: print(line, file=sys.stderr, flush=True))
+
+        def progress(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of)
+            hint(done, of)
+
         told = _told(changed, options, progress, routers())
         before = _told(plan, Options(cfg.wrap_around), progress, routers()) if changed is not plan and not _broken(plan) else None
     console = make_console()

@@ -24,7 +24,8 @@ from penstock.runtime.asked.requests import Asked, read_requests
 from penstock.runtime.asked.run_schema import RunConfig
 
 _SHAPES = ("model_type", "layers", "hidden", "vocab", "tied")
-_IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes")
+_IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes", "norm_bytes", "kv_bytes_per_token")
+"""What room is taken by: a plan whose sizes were edited is another model's."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,6 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
         raise UserError(f"plan={cfg.plan} was made for the preset {planned.name}, without weights; give checkpoint=DIR")
     path = Path(where).expanduser()
     found = spec_from_checkpoint(path)
-    if planned.digest is not None and planned.digest == found.digest:
-        return path
     for key in _IDENTITY:
         want, got = getattr(planned, key), getattr(found, key)
         if want != got and (want or key != "model_type"):
@@ -132,7 +131,7 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
                 f"checkpoint={where} is not the plan's model {planned.name}: {key} is {_brief(got)}, the plan says {_brief(want)}; "
                 "solve again with model.checkpoint= this one"
             )
-    if planned.digest is not None:
+    if planned.digest not in (None, found.digest):
         raise UserError(
             f"checkpoint={where} holds other weights than the plan's {planned.checkpoint} (their digests differ); "
             "solve again with model.checkpoint= this one"

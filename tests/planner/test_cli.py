@@ -116,6 +116,10 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("--bogus", ["--bogus", "--multirun"]),
         ("hydra.foo=1", ["hydra.foo"]),
         ("workload.name=${nowhere}", ["workload.name", "nowhere"]),
+        ("hardware.ssd.read=${hardware.dram_bytes}", ["hardware.ssd.read: must be a list, not"]),
+        ("hardware.dram_bytes=1e400GB", ["hardware.dram_bytes=1e400GB", "6GiB"]),
+        ("hardware.pass_s=1e11", ["hardware.pass_s=100000000000.0", "at most 1e+06"]),
+        ("model.layers=10000000000", ["model.layers=10000000000", "at most 10000"]),
         ("out=/proc/plan.yaml", ["out=/proc/plan.yaml", "cannot write"]),
     ],
 )

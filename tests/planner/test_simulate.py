@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, KV, SSD, SSD_WRITE
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
@@ -29,6 +30,7 @@ from penstock.planner.simulate.lanes import NS, Lanes, Work
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import solve
+from penstock.planner.verbs.simulation_length import Hint, check_length
 from tests.cli import HANGS_S, ROOT, command, refusal
 from tests.planner import small
 
@@ -276,3 +278,24 @@ def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], words: list
         (tmp_path / "other.jsonl").write_text('{"prompt": 0, "experts": [[0, 1], [2, 3]]}\n')
     line = refusal("planner", "simulate", *arguments, cwd=tmp_path)
     assert all(word in line for word in words), line
+
+
+def test_a_simulation_without_end_is_refused() -> None:
+    plan = planned(next(iter(CASES)))
+    check_length(plan)
+    chunked = replace(plan, decisions=replace(plan.decisions, prefill_chunk_tokens=16))
+    for change in ({"requests": 2**31}, {"new_tokens": 2**31}, {"prompt_tokens": 2**31}):
+        with pytest.raises(UserError, match=r"passes over the model, and at most 10000000"):
+            check_length(replace(chunked, workload=replace(plan.workload, **change)))
+
+
+def test_a_long_simulation_says_once_how_long_the_rest_takes() -> None:
+    said: list[str] = []
+    now = iter([0.0, 4.0, 6.0, 7.0, 8.0])
+    hint = Hint(said.append, lambda: next(now))
+    for done in (10, 20, 30, 40):
+        hint(done, 1000)
+    assert len(said) == 1 and said[0].startswith("20 of 1000 decode steps are acted out; the rest takes about 294 s")
+    hint = Hint(said.append, iter([0.0, 6.0]).__next__)
+    hint(900, 1000)
+    assert len(said) == 1, "it is nearly over"

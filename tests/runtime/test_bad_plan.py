@@ -132,6 +132,16 @@ def test_a_plan_that_is_no_plan_is_refused(here: Desk) -> None:
     assert str(here.plan) in here.refusal()
 
 
+@pytest.mark.parametrize("row", range(4), ids=["attn", "ffn", "norm", "embed"])
+@pytest.mark.parametrize("nbytes", [4096, 8 << 30])
+def test_a_plan_whose_sizes_are_not_the_checkpoints_is_refused_before_memory_is_taken(here: Desk, row: int, nbytes: int) -> None:
+    """Its digest may be right all the same."""
+    plan = yaml.safe_load(here.plan.read_text())
+    plan["model"]["units"][row]["stored_bytes"], plan["hardware"]["dram_bytes"] = nbytes, 1 << 40
+    here.plan.write_text(yaml.safe_dump(plan))
+    assert f"{('attn', 'ffn', 'norm', 'embed')[row]}_bytes is" in here.refusal()
+
+
 def test_a_forced_decision_that_breaks_a_rule_is_refused(here: Desk) -> None:
     assert "hwm = cap + k" in here.refusal(force=ForceConfig(hwm_layers=20))
 

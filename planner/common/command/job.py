@@ -25,6 +25,7 @@ from penstock.planner.common.command.wsm import Environment
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import raise_if_interrupted
 from penstock.planner.common.origins import BY_HAND
+from penstock.planner.common.strictly import check_types
 
 LOCAL = "local"
 """The hardware profile of this machine."""
@@ -178,7 +179,9 @@ def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
     if call.verb.instead and getattr(config, call.verb.instead) is None:
         for group in (group for group in call.groups if choices.get(group) is None):
             raise UserError(f"{_choose(group, call)}, or set {call.verb.instead}=")
-    return config if is_dataclass(config) else call.verb.schema(**config)
+    config = config if is_dataclass(config) else call.verb.schema(**config)
+    check_types(config)
+    return config
 
 
 def _choose(group: str, call: Call) -> str:

@@ -115,6 +115,11 @@ class HardwareProfile:
         multiplies by pass once, what is copied within DRAM twice."""
         return nbytes / self.dram_bus_gbps / GB if self.dram_bus_gbps else 0.0
 
+    @property
+    def copying_gbps(self) -> float:
+        """Of copies within DRAM; without end where it is not known, so that nothing waits for it."""
+        return self.dram_copy_gbps or math.inf
+
     def bus_may_bind(self, *gbps: float) -> bool:
         """Whether what passes through the host's memory at these rates together is more than the bus carries."""
         return 0 < self.dram_bus_gbps < sum(gbps)

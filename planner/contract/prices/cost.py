@@ -139,7 +139,7 @@ def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, deci
         kept = kept_in_all(model.experts, decisions.experts.dram_slots or decisions.experts.vram_slots)
         loaded -= (model.experts.units - kept) * model.experts.expert_bytes
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
-    read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.dram_copy_gbps)
+    read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.copying_gbps)
     pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - FIXED.imports_s)
     first_s = FIXED.first_kernels_s if hardware.gpu else FIXED.first_passes * decode_compute_s(hardware, model, workload, decisions.batch)
     return max(read_s, pin_s, first_s) + hardware.start_s

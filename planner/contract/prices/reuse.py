@@ -101,7 +101,7 @@ def restoring(hardware: HardwareProfile, model: ModelSpec, page_tokens: int, que
         nbytes,
         ssd_gbps(hardware, nbytes, queue_depth),
         gpu.h2d.at(nbytes) if gpu else float("inf"),
-        gpu.memory_gbps / 2 if gpu else hardware.dram_copy_gbps,
+        gpu.memory_gbps / 2 if gpu else hardware.copying_gbps,
         hardware.dram_bus_gbps or float("inf"),
         gpu is not None,
     )

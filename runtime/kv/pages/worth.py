@@ -44,7 +44,7 @@ class Worth:
 
     def _stages(self, pages: Mapping[Tier, int]) -> dict[str, float]:
         on_card = self._rates.bill(pages).seconds
-        outside = (pages.get(Tier.dram, 0) + pages.get(Tier.ssd, 0)) * self._rates.page_bytes / GB / self._plan.hardware.dram_copy_gbps
+        outside = (pages.get(Tier.dram, 0) + pages.get(Tier.ssd, 0)) * self._rates.page_bytes / GB / self._plan.hardware.copying_gbps
         within = {Resource.ssd: 1.0, Resource.dram: 1.0}
         moved = {str(stage): seconds * within.get(stage, 1 - self._apart) for stage, seconds in on_card.items()}
         return moved | {"copies in DRAM": self._apart * outside}
