@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.planner.common.errors import UserError
+from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.plan.plan import Plan
 from penstock.plans import Value, load_plan, typed
-from penstock.runtime.asked.order import capacity_tokens, check_fit, check_sampling
+from penstock.runtime.asked.order import capacity_tokens, check_fit
 from penstock.runtime.asked.page_room import unplanned_dram_bytes
 from penstock.runtime.asked.requests import Asked
 from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.asked.sampling_keys import SamplingKeys, check_sampling, sampling_of
 from penstock.runtime.cli import PROGRAM
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.groundwork import Groundwork
@@ -143,35 +144,33 @@ class Model:
         prompt: Prompt,
         max_new_tokens: int | None = None,
         *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
         stop: Sequence[str] = (),
+        **sampling: float | None,
     ) -> Iterator[Token]:
         """The continuation of ``prompt``, token by token as each is chosen; without the stop token. See :meth:`generate`.
 
         It may be left at any token: by ``break``, ``close()`` or Ctrl-C.
         """
         batch = self._read([prompt], max_new_tokens)
-        return self._tokens(self._generating(batch, self._sampler(temperature, top_p, seed), stop))
+        return self._tokens(self._generating(batch, self._sampler(sampling), stop))
 
     def generate(
         self,
         prompts: Sequence[Prompt],
         max_new_tokens: int | None = None,
         *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
         stop: Sequence[str] = (),
+        **sampling: float | None,
     ) -> list[Completion]:
         """A continuation of each of ``prompts``, in their order; ``plan.decisions.batch`` at a time are computed together.
 
         Up to ``max_new_tokens`` each, the plan's ``workload.new_tokens`` where None; a stop token of the checkpoint or one of the texts
-        ``stop`` ends it before. ``temperature`` 0 is greedy; otherwise tokens are drawn from the ``top_p`` share of probability by
-        ``seed``. Raises UserError for a prompt that has no tokens, or more than the plan holds KV for.
+        ``stop`` ends it before. ``sampling`` has the keys of `runtime run`: ``greedy``, ``temperature``, ``top_k``, ``top_p``, ``min_p``,
+        ``typical_p``, ``repetition_penalty``, ``frequency_penalty``, ``presence_penalty``, ``no_repeat_ngram``, ``seed``; what is left
+        out is as the checkpoint's generation_config.json says. Raises UserError for a prompt that has no tokens, or more than the plan
+        holds KV for.
         """
-        groups, sampler = list(self._groups(prompts, max_new_tokens)), self._sampler(temperature, top_p, seed)
+        groups, sampler = list(self._groups(prompts, max_new_tokens)), self._sampler(sampling)
         made: list[list[int]] = []
         for batch in groups:
             *_, last = self._generating(batch, sampler, stop)
@@ -205,11 +204,16 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _sampler(self, temperature: float, top_p: float, seed: int) -> Sampler:
-        from penstock.runtime.engine.sampling import Sampler, Sampling
+    def _sampler(self, sampling: Mapping[str, Any]) -> Sampler:
+        from penstock.runtime.engine.sampling import Sampler
 
-        check_sampling(temperature, top_p, seed)
-        return Sampler(Sampling(temperature, top_p, seed), self._session.device)
+        known = [field.name for field in fields(SamplingKeys)]
+        for name in sampling:
+            if name not in known:
+                raise UserError(f"{name}: no such key of sampling; choose of {', '.join(known)}{nearest(name, known)}")
+        keys = SamplingKeys(**sampling)
+        check_sampling(keys)
+        return Sampler(sampling_of(keys, self._vocabulary.generation), self._session.device)
 
     def _groups(self, prompts: Sequence[Prompt], max_new_tokens: int | None) -> Iterator[Batch]:
         if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):

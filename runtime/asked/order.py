@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from penstock.runtime.asked.knobs import check_engine
 from penstock.runtime.asked.kv_check import check_reuse, check_scratch
 from penstock.runtime.asked.requests import Asked, read_requests
 from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.asked.sampling_keys import check_sampling
 
 _SHAPES = ("model_type", "layers", "hidden", "vocab", "tied")
 _IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes", "norm_bytes", "kv_bytes_per_token")
@@ -83,18 +83,8 @@ def check_fit(cfg: RunConfig, plan: Plan) -> tuple[Plan, Path]:
     return plan, checkpoint
 
 
-def check_sampling(temperature: float, top_p: float, seed: int) -> None:
-    """UserError for a value that no token can be chosen by."""
-    if not 0 <= temperature < math.inf:
-        raise UserError(f"temperature={temperature}: must be 0 (greedy) or more; set it so")
-    if not 0 < top_p <= 1:
-        raise UserError(f"top_p={top_p}: must be above 0 and at most 1; leave it out to keep all tokens")
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed={seed}: must be 0 or more, below 2**63; choose another")
-
-
 def _check_values(cfg: RunConfig) -> None:
-    check_sampling(cfg.temperature, cfg.top_p, cfg.seed)
+    check_sampling(cfg)
     if cfg.prompt_tokens is not None and cfg.prompt_tokens < 1:
         raise UserError(f"prompt_tokens={cfg.prompt_tokens}: must be 1 or more; leave it out to take the plan's")
     if cfg.rounds < 1 or cfg.warmup_rounds < 0:

@@ -22,6 +22,8 @@ class Vocabulary:
     tokenizer: PreTrainedTokenizerBase | None
     stop_ids: frozenset[int]
     size: int
+    generation: GenerationConfig
+    """generation_config.json, or what config.json says in its place."""
 
     def text(self, ids: list[int]) -> str:
         """Decoded text; ids separated by spaces without a tokenizer."""
@@ -47,7 +49,7 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
         raise UserError(f"{directory}: {GENERATION} cannot be read ({_first_line(error)}); download it again, or remove it") from error
     eos = generation.eos_token_id
     stop = frozenset([eos] if isinstance(eos, int) else eos or ())
-    return Vocabulary(tokenizer, stop, vocab_size)
+    return Vocabulary(tokenizer, stop, vocab_size, generation)
 
 
 def ids_of(asked: Sequence[Asked], vocabulary: Vocabulary) -> list[tuple[int, ...]]:

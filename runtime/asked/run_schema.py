@@ -9,6 +9,7 @@ from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
 from penstock.planner.contract.config.config_schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from penstock.runtime.asked.sampling_keys import SamplingKeys
 
 
 class Validation(StrEnum):
@@ -63,7 +64,7 @@ class ExpertsConfig:
 
 
 @dataclass
-class RunConfig(Closing):
+class RunConfig(SamplingKeys, Closing):
     """`runtime run`"""
 
     plan: str = MISSING
@@ -81,12 +82,6 @@ class RunConfig(Closing):
     """Sequences together; null takes the plan's, or the number of prompts when fewer."""
     max_new_tokens: int | None = None
     """Tokens to generate for each prompt that does not say so itself; null takes the plan's."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    """Share of probability that sampling keeps."""
-    seed: int = 0
-    """Of sampling and of random prompts."""
     stop: list[str] = field(default_factory=list, metadata={"literal": True})
     """Texts that end a sequence, besides the model's own stop tokens."""
     validate: Validation = Validation.none
@@ -115,7 +110,7 @@ class RunConfig(Closing):
 
 
 @dataclass
-class BenchConfig(Closing):
+class BenchConfig(SamplingKeys, Closing):
     """`runtime bench`"""
 
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
@@ -139,12 +134,6 @@ class BenchConfig(Closing):
     """Text to continue; null runs random tokens."""
     prompts: str | None = None
     """File of prompts, one a line, or of requests (*.jsonl), as in `runtime run`."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    """Share of probability that sampling keeps."""
-    seed: int = 0
-    """Of sampling and of random prompts."""
     out: str = "bench.json"
     """Every mode's report, with the keys of WSM's benchmark (docs/origins.md)."""
     verbose: bool = False

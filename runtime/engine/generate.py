@@ -188,11 +188,12 @@ def generating(
     """
     told = progress or (lambda *_: None)
     result = Generation([[] for _ in batch.prompts])
-    run = _Run(stepper, batch, prefix, keep_logits)
+    run, choose = _Run(stepper, batch, prefix, keep_logits), sampler.begin(batch.prompts)
     result.passes = run.passes
     try:
         begun = time.perf_counter()
-        chosen = sampler(run.prefill(lambda done, total: told("prefill", done, total))).tolist()
+        first = run.prefill(lambda done, total: told("prefill", done, total))
+        chosen = choose(first, range(len(batch.prompts))).tolist()
         result.prefill_s = time.perf_counter() - begun
         live = run.sequences
         for step in range(batch.max_new_tokens):
@@ -211,7 +212,7 @@ def generating(
             if not live:
                 break
             begun = time.perf_counter()
-            chosen = sampler(run.step(live)).tolist()
+            chosen = choose(run.step(live), [sequence.number for sequence in live]).tolist()
             result.step_s.append(time.perf_counter() - begun)
         run.put_rest_by()
     finally:

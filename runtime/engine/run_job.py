@@ -16,6 +16,7 @@ from penstock.runtime.asked.foreseen import for_requests, random_count
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig, Validation
+from penstock.runtime.asked.sampling_keys import Sampling, sampling_of
 from penstock.runtime.asked.schedule import batches_of, context_tokens
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.memory.budget import Budget
@@ -53,6 +54,7 @@ class Job:
     checkpoint: Path
     device: torch.device
     vocabulary: Vocabulary
+    sampling: Sampling
     requests: list[Request]
     max_new_tokens: int
     """The most that a request asks for."""
@@ -106,6 +108,7 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> J
     """Read the tokenizer and the prompts. UserError when they do not fit, or more memory is needed than was free."""
     plan, limit = order.plan, order.prompt_limit
     vocabulary = read_vocabulary(order.checkpoint, plan.model.vocab)
+    sampling = sampling_of(cfg, vocabulary.generation)
     if order.requests is not None:
         prompts = ids_of(order.requests, vocabulary)
         requests = [Request(ids, r.max_new_tokens, r.conversation) for ids, r in zip(prompts, order.requests, strict=True)]
@@ -121,7 +124,7 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> J
     plan = _knowing_the_page_cache(plan, order.checkpoint)
     if cfg.validate is Validation.full:
         refuse_to_compare(plan.model, free)
-    return Job(plan, order.checkpoint, device, vocabulary, requests, order.new_tokens, order.capacity_tokens)
+    return Job(plan, order.checkpoint, device, vocabulary, sampling, requests, order.new_tokens, order.capacity_tokens)
 
 
 def _contexts(requests: Sequence[Request], replies: Sequence[int]) -> list[int]:

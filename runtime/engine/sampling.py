@@ -1,41 +1,146 @@
-"""Which token comes next."""
+"""Which token comes next: transformers' own logits processors and warpers, and the draw."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Sequence
 
 import torch
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
+from penstock.runtime.asked.sampling_keys import Sampling
 
-@dataclass(frozen=True)
-class Sampling:
-    """``temperature`` 0 is greedy; otherwise nucleus sampling with ``top_p`` from ``seed``."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+__all__ = ["Choice", "Sampler", "Sampling"]
 
 
 class Sampler:
-    """Picks the next token of each row on the device that computed the logits."""
+    """Chooses the tokens of one batch after another, on the device that computed the logits.
+
+    Sequence k of those that it has begun is drawn by ``sampling.seed`` and k alone, so a reply does not depend on who is beside it.
+    """
 
     def __init__(self, sampling: Sampling, device: torch.device):
-        self._sampling = sampling
-        self._generator = torch.Generator(device).manual_seed(sampling.seed)
+        self._sampling, self._device = sampling, device
+        self._begun = 0
 
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        """[rows, vocab] -> [rows]."""
-        if self._sampling.temperature == 0:
-            return logits.argmax(-1)
-        probs = torch.softmax(logits.float() / self._sampling.temperature, -1)
-        if self._sampling.top_p < 1:
-            ranked, order = probs.sort(dim=-1, descending=True, stable=True)
-            ranked[ranked.cumsum(-1) - ranked >= self._sampling.top_p] = 0
-            probs = torch.zeros_like(probs).scatter_(-1, order, ranked)
-        return torch.multinomial(probs, 1, generator=self._generator).squeeze(-1)
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Choice:
+        """For the sequences that begin with ``prompts``, numbered in this order."""
+        choice = Choice(self._sampling, self._device, prompts, self._begun)
+        self._begun += len(prompts)
+        return choice
 
     def warm_up(self, logits: torch.Tensor) -> None:
         """Load the kernels that choosing from ``logits`` takes; what is drawn later does not depend on it."""
-        state = self._generator.get_state()
-        self(logits)
-        self._generator.set_state(state)
+        rows = range(len(logits))
+        choice = Choice(self._sampling, self._device, [[0]] * len(rows), 0)
+        for _ in range(2):
+            choice(logits, rows)
+
+
+class Choice:
+    """How the tokens of one batch are chosen. Takes 16 bytes a token of each sequence where penalties look back, and the logits in float32
+    where anything but the likeliest token is asked for."""
+
+    def __init__(self, sampling: Sampling, device: torch.device, prompts: Sequence[Sequence[int]], first: int):
+        self._drawn = sampling.drawn
+        self._warpers = LogitsProcessorList(_warpers(sampling))
+        penalties = [LogitsProcessorList(_penalties(sampling, len(prompt))) for prompt in prompts]
+        self._penalties = penalties if any(penalties) else None
+        self._said = [_History(prompt, device) for prompt in prompts] if self._penalties else []
+        numbers = range(first, first + len(prompts)) if self._drawn else ()
+        self._generators = [torch.Generator(device).manual_seed(_seed(sampling.seed, k)) for k in numbers]
+
+    def __call__(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """The next token of each of the sequences ``numbers``: [rows, vocab] -> [rows]. Each counts as said."""
+        if self._penalties is None and not self._drawn:
+            return logits.argmax(-1)
+        scores = logits.float()
+        if self._penalties is not None:
+            each = zip(scores.split(1), numbers, strict=True)
+            scores = torch.cat([self._penalties[k](self._said[k].ids, row) for row, k in each])
+        if self._drawn:
+            probs = torch.softmax(self._warpers(None, scores), -1)
+            each = zip(probs, numbers, strict=True)
+            chosen = torch.cat([torch.multinomial(row, 1, generator=self._generators[k]) for row, k in each])
+        else:
+            chosen = scores.argmax(-1)
+        if self._said:
+            for token, k in zip(chosen.split(1), numbers, strict=True):
+                self._said[k].add(token)
+        return chosen
+
+
+class _History:
+    """The token ids of one sequence on the device. They grow there: a copy from the host would queue behind weights."""
+
+    def __init__(self, prompt: Sequence[int], device: torch.device):
+        self._room = torch.tensor(list(prompt), dtype=torch.long, device=device)
+        self._count = len(prompt)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """[1, tokens]"""
+        return self._room[None, : self._count]
+
+    def add(self, token: torch.Tensor) -> None:
+        if self._count == len(self._room):
+            self._room = torch.cat([self._room, torch.zeros_like(self._room), token])
+        self._room[self._count] = token[0]
+        self._count += 1
+
+
+class CountPenalty(LogitsProcessor):
+    """Lowers the logit of token t by ``frequency * n + presence * (n > 0)``, where the reply has t n times: the penalties of OpenAI's API
+    (https://platform.openai.com/docs/api-reference/chat/create), which transformers has no processor for."""
+
+    def __init__(self, frequency: float, presence: float, prompt_tokens: int):
+        self._frequency, self._presence, self._prompt_tokens = frequency, presence, prompt_tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """[rows, tokens], [rows, vocab] -> [rows, vocab]"""
+        said = input_ids[:, self._prompt_tokens :]
+        counts = torch.zeros_like(scores).scatter_add_(1, said, torch.ones_like(said, dtype=scores.dtype))
+        return scores - self._frequency * counts - self._presence * (counts > 0)
+
+
+def _penalties(sampling: Sampling, prompt_tokens: int) -> Iterator[LogitsProcessor]:
+    """What looks at a sequence's tokens, in the order of transformers' ``generate``; what it does not know comes last there, too."""
+    if sampling.repetition_penalty != 1:
+        yield RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty))
+    if sampling.no_repeat_ngram:
+        yield NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        yield CountPenalty(sampling.frequency_penalty, sampling.presence_penalty, prompt_tokens)
+
+
+def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
+    """What looks at the logits alone, in the order of transformers' ``generate``."""
+    if not sampling.drawn:
+        return
+    if sampling.temperature != 1:
+        yield TemperatureLogitsWarper(float(sampling.temperature))
+    if sampling.top_k:
+        yield TopKLogitsWarper(sampling.top_k)
+    if sampling.top_p < 1:
+        yield TopPLogitsWarper(float(sampling.top_p))
+    if sampling.min_p:
+        yield MinPLogitsWarper(float(sampling.min_p))
+    if sampling.typical_p < 1:
+        yield TypicalLogitsWarper(float(sampling.typical_p))
+
+
+def _seed(seed: int, number: int) -> int:
+    """Of sequence ``number``. The first one has the seed itself; those of neighbouring seeds have nothing in common."""
+    if number == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()) >> 1

@@ -98,6 +98,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
             "ssd_enabled": bool(streams["ssd"].bytes),
             "gpu_max_groups": job.plan.decisions.weights.vram.slots,
         },
+        "sampling": job.sampling.facts(),
         "predicted": asdict(job.plan.prediction),
         "measured": measured,
         "ratio": _ratios(job.plan.prediction, measured),

@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.runtime.asked.order import read_order, writable
 from penstock.runtime.asked.run_schema import BenchConfig, RunConfig
+from penstock.runtime.asked.sampling_keys import WARPERS, SamplingKeys
 from penstock.runtime.tools.modes import MODES, Setting, check_modes, read_setting
 from penstock.runtime.tools.solving import environment, program
 
@@ -69,9 +71,7 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
         checkpoint=cfg.checkpoint,
         prompt=cfg.prompt,
         prompts=cfg.prompts,
-        temperature=cfg.temperature,
-        top_p=cfg.top_p,
-        seed=cfg.seed,
+        **_sampling(cfg),
         verbose=cfg.verbose,
         engine=cfg.engine,
     )
@@ -85,6 +85,14 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
         return {WHY_NOT: said[-1].removeprefix("runtime: ")}
     report = json.loads(report_file.read_text(encoding="utf-8"))
     return {key: value for key, value in report.items() if key not in ("mode", *LEFT_OUT)}
+
+
+def _sampling(cfg: BenchConfig) -> dict[str, Any]:
+    """The keys of sampling that are given; greedy where none of them draws, so that the work is the same for every checkpoint."""
+    given = {field.name: getattr(cfg, field.name) for field in fields(SamplingKeys)}
+    if all(given[name] is None for name in ("greedy", *WARPERS)):
+        given["greedy"] = True
+    return given
 
 
 def _command(run: RunConfig) -> list[str]:

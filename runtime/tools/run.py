@@ -20,7 +20,7 @@ from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
 from penstock.runtime.engine.run_job import Job, Served, prepare
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed
 from penstock.runtime.memory.gpu_sampler import GpuSampler
@@ -61,6 +61,8 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     job = prepare(cfg, order, device, ground.free())
     for note in dict.fromkeys([*job.plan.notes, *cfg.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
+    if job.sampling.line is not None:
+        console.print(job.sampling.line, style="dim", markup=False, soft_wrap=True)
     with PhaseBar() as bar:
         streamed = _stream(job, cfg, ground, startup, console, bar)
         logits = _validate(job, streamed.rounds[0][0], bar) if cfg.validate is Validation.full else None
@@ -97,18 +99,17 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             limits["before"] = measure_limits(engine)
             clock.book("limits")
             startup.skip()
-        sampler = Sampler(Sampling(cfg.temperature, cfg.top_p, cfg.seed), session.device)
-        session.load(job.largest, bar, [sampler])
+        session.load(job.largest, bar, [Sampler(job.sampling, session.device)])
         clock.book("load")
         if session.slow_pages is not None:
             console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)
         for _ in range(cfg.warmup_rounds):
-            list(job.play(partial(_generate, job, cfg, session, sampler, bar, None)))
+            _play(job, cfg, session, bar, None)
         if cfg.warmup_rounds:
             clock.book("warmup")
         begun = engine.ledger.now()
         with GpuSampler(job.device) as gpu:
-            rounds = [list(job.play(partial(_generate, job, cfg, session, sampler, bar, clock))) for _ in range(cfg.rounds)]
+            rounds = [_play(job, cfg, session, bar, clock) for _ in range(cfg.rounds)]
         dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
         facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts()}
         if cfg.limits:
@@ -122,6 +123,12 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         facts |= {"limits": limits, **startup.facts(ground.beside() | session.loaded), "gpu": gpu.report()}
         timeline = make_timeline(engine.ledger, begun, gpu.samples, job.plan)
         return _Streamed(job, rounds, load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline)
+
+
+def _play(job: Job, cfg: RunConfig, session: Session, bar: PhaseBar, clock: StageClock | None) -> list[Served]:
+    """One round, in which the same is drawn as in any other."""
+    sampler = Sampler(job.sampling, session.device)
+    return list(job.play(partial(_generate, job, cfg, session, sampler, bar, clock)))
 
 
 def _generate(

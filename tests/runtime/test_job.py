@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.plan import Plan
@@ -167,7 +167,7 @@ def test_later_turns_are_continuations_without_the_mark_of_a_beginning() -> None
     words = Tokenizer(WordLevel({"<s>": 0, "?": 1, "one": 2, "two": 3}, unk_token="?"))
     words.pre_tokenizer = Whitespace()
     words.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=words), frozenset(), 4)
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=words), frozenset(), 4, GenerationConfig())
     requests = [Asked("a line", text, 1, talk) for text, talk in (("one", "a"), ("two", None), ("two one", "a"), ("two", "b"))]
     assert ids_of([*requests, Asked("a line", (3, 3), 1)], vocabulary) == [(0, 2), (0, 3), (3, 2), (0, 3), (3, 3)]
     with pytest.raises(UserError, match="a line: the prompt '' has no tokens"):
