@@ -41,7 +41,7 @@ _NOT_OBEYED: Mapping[str, Any] = MappingProxyType(
 """What the file may say besides, each with the value that changes nothing."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SamplingKeys:
     """How tokens are chosen. A key that is null takes what the checkpoint's generation_config.json says, else transformers' default."""
 

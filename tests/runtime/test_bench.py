@@ -67,10 +67,6 @@ def configured(hardware: HardwareProfile, checkpoint: Path, **force: object) -> 
     )
 
 
-def section_of(solve: SolveConfig) -> dict[str, object]:
-    return {"hardware": solve.hardware, "model": solve.model, "workload": solve.workload, "force": solve.force}
-
-
 def setting(checkpoint: Path, gpu: bool, **force: object) -> Setting:
     return read_setting(configured(machine(gpu), checkpoint, **force))
 
@@ -153,7 +149,7 @@ def test_the_modes_that_can_be_are_run_and_told(
 ) -> None:
     monkeypatch.setenv("WSM_CPU_CACHE_CAP_LAYERS", "1")
     out, solve = tmp_path / "bench.json", configured(machine(), checkpoint)
-    bench(BenchConfig(**section_of(solve), modes=["full", "stream", "mixed"], rounds=2, out=str(out)))
+    bench(BenchConfig(solve.hardware, solve.model, solve.workload, solve.force, modes=["full", "stream", "mixed"], rounds=2, out=str(out)))
     document = json.loads(out.read_text(encoding="utf-8"))
     modes = document["modes"]
     assert list(modes) == ["full", "stream", "mixed"] and modes["stream"]["why_not"]
@@ -174,7 +170,7 @@ def test_the_modes_that_can_be_are_run_and_told(
 def test_nothing_is_written_when_no_mode_can_run(checkpoint: Path, tmp_path: Path) -> None:
     solve = configured(machine(), checkpoint)
     with pytest.raises(UserError, match="no mode could run here"):
-        bench(BenchConfig(**section_of(solve), modes=["stream"], out=str(tmp_path / "bench.json")))
+        bench(BenchConfig(solve.hardware, solve.model, solve.workload, solve.force, modes=["stream"], out=str(tmp_path / "bench.json")))
     assert list(tmp_path.iterdir()) == []
 
 
