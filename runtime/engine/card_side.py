@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from penstock.planner.common.measures import align_up
@@ -9,8 +11,9 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
-from penstock.runtime.memory.vram import VramPool
-from penstock.runtime.moving.device_layout import device_layout
+from penstock.runtime.memory.vram import TENSOR_ALIGN, VramPool
+from penstock.runtime.model.fixtures import Fixture
+from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.moving.stream import Rehearsal, RingStream
 
@@ -21,7 +24,7 @@ class CardSide:
     def __init__(self, host: HostSide, copier: CopyDevice, device: torch.device):
         weights, placement, options = host.placement.weights, host.placement, host.options
         streamed = {u: device_layout(host.layouts[u]) for u in placement.streamed_units}
-        fixed = [(f, device_layout(f.layout)) for f in host.fixtures if f.tier is Tier.vram]
+        fixed = [(f, _with_room(f)) for f in host.fixtures if f.tier is Tier.vram]
         size = {name: max((x.nbytes for u, x in streamed.items() if u.ring_class == name), default=0) for name in ("attn", "ffn")}
         counts = {name: count for name, (count, _) in placement.ring_classes.items()}
         kv_count, kv_bytes = host.kv.ring_slots, align_up(host.kv.layer_bytes)
@@ -59,3 +62,10 @@ class CardSide:
     def streamed_into(self) -> list[torch.Tensor]:
         """All places that something moves through."""
         return [*self.ring.slots, *self.kv_slots, *self.expert_slots]
+
+
+def _with_room(fixture: Fixture) -> DeviceLayout:
+    """How ``fixture`` lies in VRAM, with room for what it becomes once it has arrived."""
+    found = device_layout(fixture.layout)
+    ends = [align_up(t.offset + t.nbytes, TENSOR_ALIGN) for t in fixture.bound(found.tensors)]
+    return replace(found, nbytes=max([found.nbytes, *ends]))

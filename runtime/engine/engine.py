@@ -97,9 +97,9 @@ class Engine:
 
     def _bind_fixtures(self) -> None:
         """Point the model at what never moves; its bytes come with :meth:`load`."""
-        bound = [(f, parameters(f.layout.tensors, self._reach(at, f.layout.nbytes))) for f, at in self.host.fixed if f.bind]
+        bound = [(f, parameters(f.bound(f.layout.tensors), self._reach(at, f.layout.nbytes))) for f, at in self.host.fixed if f.bind]
         if self.card is not None:
-            on_card = [(f, parameters(layout.tensors, buffer)) for f, layout, buffer in self.card.fixed]
+            on_card = [(f, parameters(f.bound(layout.tensors), buffer)) for f, layout, buffer in self.card.fixed]
             resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
             self.model.get_output_embeddings().feed(resident, self._binder)
             bound += on_card
@@ -165,6 +165,10 @@ class Engine:
         if self._filler is not None:
             await_(self._filler.over)
             tell()
+        for f, at in self.host.fixed:
+            f.settle(f.layout.tensors, self.arena.slice(at, f.layout.nbytes))
+        for f, layout, buffer in self.card.fixed if self.card else ():
+            f.settle(layout.tensors, buffer)
         self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers), self.host.options.warmup_layers)
         self._binder.stream = self.stream
         self.kv.put_outside(self.outside.begin(self.kv))

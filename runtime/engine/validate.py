@@ -19,13 +19,14 @@ from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.model.binding import bind, move_buffers, parameters
 from penstock.runtime.model.rows import RowKind, Step
-from penstock.runtime.model.skeleton import open_skeleton, read_config, text_class
+from penstock.runtime.model.skeleton import compute_dtype, open_skeleton, read_config, text_class
 from penstock.runtime.moving.dram_cache import CacheStats
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import UnitLayout
 from penstock.runtime.store.decoder import submodule
 from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
 from penstock.runtime.store.manifest import MANIFEST
+from penstock.runtime.store.parameters import tied_names
 
 BF16_STEP = 2.0**-8
 """Relative distance between neighbouring BF16 numbers."""
@@ -68,14 +69,19 @@ def broken_at_run_time(plan: Plan, stats: CacheStats, peak_dram: int, peak_vram:
 def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
     """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store."""
     if not (checkpoint / MANIFEST).exists():
-        return text_class(read_config(checkpoint)).from_pretrained(checkpoint, dtype="auto", trust_remote_code=False).to(device).eval()
+        config = read_config(checkpoint)
+        dtype = compute_dtype(checkpoint, config)
+        return text_class(config).from_pretrained(checkpoint, dtype=dtype, trust_remote_code=False).to(device).eval()
     skeleton = open_skeleton(checkpoint)
     model, store, layers = skeleton.model, skeleton.store, skeleton.layers
+    dtypes, tied = {name: tensor.dtype for name, tensor in model.state_dict().items()}, tied_names(model)
     places = [(model, layout) for layout in store.others().values()]
     places += [(submodule(layers, unit), store.unit(unit)) for i in range(len(layers)) for unit in (Unit("attn", i), Unit("ffn", i))]
     with ReadPool(4, 4 << 20) as pool:
         for module, layout in places:
             bind(module, parameters(layout.tensors, _read(pool, layout).to(device)))
+        for name in store.others():
+            _cast(model, name, dtypes[name])
         for layer, module in layers_with_experts(layers):
             whole = {name: torch.empty(p.shape, dtype=p.dtype, device=device) for name, p in expert_parameters(module).items()}
             for e in range(module.num_experts):
@@ -83,9 +89,16 @@ def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
                 for name, part in parameters(layout.tensors, _read(pool, layout)).items():
                     whole[name][e] = part
             bind(module, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
-    model.tie_weights()
+    for name, source in tied.items():
+        bind(model, {name: model.get_parameter(source)})
     move_buffers(model, device)
     return model
+
+
+def _cast(model: nn.Module, name: str, dtype: torch.dtype) -> None:
+    bound = model.get_parameter(name)
+    if bound.dtype != dtype:
+        bind(model, {name: nn.Parameter(bound.to(dtype), requires_grad=False)})
 
 
 def _read(pool: ReadPool, layout: UnitLayout) -> torch.Tensor:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.runtime.model.binding import bind
+from penstock.runtime.model.cast import Cast
 from penstock.runtime.model.head import head_rows
+from penstock.runtime.reading.layout import TensorLayout
 from penstock.runtime.store.base import Extent, Store, UnitLayout
 from penstock.runtime.store.decoder import module_name, submodule
 
@@ -31,6 +35,17 @@ class Fixture:
     tier: Tier
     bind: Bind | None
     unit: Unit | None = None
+    cast: Cast | None = None
+    """Where it is computed with in another type than it is stored in; ``layout`` has the room."""
+
+    def bound(self, tensors: Sequence[TensorLayout]) -> Sequence[TensorLayout]:
+        """Its ``tensors`` after :meth:`settle`; before, they lie there as they are stored."""
+        return tensors if self.cast is None else self.cast.as_bound(tensors)
+
+    def settle(self, tensors: Sequence[TensorLayout], buffer: torch.Tensor) -> None:
+        """It has arrived: make it what is computed with."""
+        if self.cast is not None:
+            self.cast.convert(tensors, buffer)
 
 
 def rows_of(layout: UnitLayout, first: int, last: int) -> UnitLayout:
@@ -47,7 +62,7 @@ def rows_of(layout: UnitLayout, first: int, last: int) -> UnitLayout:
 
 def host_fixtures(store: Store, model: PreTrainedModel) -> list[Fixture]:
     """Two tiers: everything outside the decoder blocks lies in DRAM, bound as it is."""
-    fixtures = [Fixture(name, layout, Tier.dram, _to_model(model)) for name, layout in store.others().items()]
+    fixtures = [_whole(model, name, layout, Tier.dram) for name, layout in store.others().items()]
     head = model.get_output_embeddings()
     embed = model.get_input_embeddings()
     if head.weight is embed.weight:
@@ -68,14 +83,34 @@ def device_fixtures(placement: Placement, store: Store, model: PreTrainedModel, 
     head = module_name(model, model.get_output_embeddings()) + ".weight"
     table = others.pop(embed)
     head_table = others.pop(head, table)
-    fixtures = [Fixture(name, layout, Tier.vram, _to_model(model)) for name, layout in others.items()]
-    fixtures.append(Fixture(embed, table, placement.weights.embedding, _to_model(model)))
+    _refuse_cast(head, head_table, model.get_output_embeddings().weight.dtype)
+    fixtures = [_whole(model, name, layout, Tier.vram) for name, layout in others.items()]
+    fixtures.append(_whole(model, embed, table, placement.weights.embedding))
     for j, (rows, tier) in enumerate(zip(head_rows(placement.model.vocab, placement.weights.head_blocks), placement.head, strict=True)):
         fixtures.append(Fixture(f"{head}[{j}]", rows_of(head_table, *rows), tier, None, Unit("head", j)))
     for unit, tier in placement.units:
         if tier is Tier.vram and unit.kind != "head":
             fixtures.append(Fixture(str(unit), store.unit(unit), tier, _to_block(layers, unit), unit))
     return fixtures
+
+
+def _whole(model: PreTrainedModel, name: str, layout: UnitLayout, tier: Tier) -> Fixture:
+    """A parameter that lies outside the units, cast where the model computes with another float type."""
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    wanted = (module._parameters | module._buffers)[leaf].dtype
+    cast = None if wanted == layout.tensors[0].dtype else Cast(wanted)
+    return Fixture(name, layout if cast is None else cast.roomy(layout), tier, _to_model(model), cast=cast)
+
+
+def _refuse_cast(head: str, table: UnitLayout, wanted: torch.dtype) -> None:
+    (stored,) = {tensor.dtype for tensor in table.tensors}
+    if stored != wanted:
+        names = [str(dtype).removeprefix("torch.") for dtype in (stored, wanted)]
+        raise UserError(
+            f"{head} is stored in {names[0]} and computed with in {names[1]}; with a GPU an LM head moves as stored: convert the checkpoint"
+            f" to one dtype, or run without a GPU (hardware=cpu)"
+        )
 
 
 def _to_model(model: PreTrainedModel) -> Bind:

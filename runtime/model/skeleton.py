@@ -14,9 +14,11 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.initialization import no_init_weights
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint, stored_infos
+from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.store.base import Store, open_store
-from penstock.runtime.store.decoder import decoder_layers
+from penstock.runtime.store.decoder import decoder_layers, module_name
 
 
 @contextmanager
@@ -75,17 +77,37 @@ def import_model(directory: Path) -> None:
 def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> PreTrainedModel:
     """The checkpoint's text model with every parameter on the meta device, changed by ``converters``. Takes no memory for weights.
 
-    Its dtypes are those of ``from_pretrained(dtype="auto")``; parameters that the model's class keeps in F32 are F32.
+    Its dtypes are those of ``from_pretrained(dtype="auto")``; parameters that the model's class keeps in F32 are F32. Headers of a
+    checkpoint are read where the config leaves its dtype open, or says that the LM head is the embedding.
     """
     config = read_config(directory)
-    dtype = config.dtype or torch.float32
+    dtype = compute_dtype(directory, config)
     with _told(directory), _parameters_on_meta(), no_init_weights():
         model = text_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
+    _untie(model, directory)
     _keep_dtypes(model, dtype)
     for converter in converters:
         converter.convert(model)
     return model.eval()
+
+
+def compute_dtype(directory: Path, config: PreTrainedConfig) -> torch.dtype:
+    """What ``directory``'s model computes in: what its config says, else that of most of its weights, else F32."""
+    if config.dtype is not None or not stored_infos(directory):
+        return config.dtype or torch.float32
+    return getattr(torch, spec_from_checkpoint(directory).compute_dtype)
+
+
+def _untie(model: PreTrainedModel, directory: Path) -> None:
+    """Give the LM head a weight of its own where the checkpoint stores one beside the embedding, whatever its config says of a tie."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return
+    if {"head", "embed"} <= {classify(name).kind for name in stored_infos(directory)}:
+        head.weight = nn.Parameter(torch.empty_like(embedding.weight), requires_grad=False)
+        own = module_name(model, head) + ".weight"
+        model.all_tied_weights_keys = {name: source for name, source in model.all_tied_weights_keys.items() if own not in (name, source)}
 
 
 def _keep_dtypes(model: PreTrainedModel, dtype: torch.dtype) -> None:

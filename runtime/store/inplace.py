@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import Parameter, Source, UnitLayout, lay_in_place
-from penstock.runtime.store.parameters import DTYPES, Slot, model_slots, tied_names
+from penstock.runtime.store.parameters import CAST, DTYPES, Slot, model_slots, tied_names
 from penstock.runtime.store.tensor_parts import part_of, pieces_of
 
 
@@ -39,29 +40,61 @@ class Inventory:
             if source not in pieces and name in pieces:
                 pieces[source] = pieces[name]
 
-        def parameter(slot: Slot) -> Parameter:
+        def stored(slot: Slot, cast: bool = False) -> torch.dtype:
+            """The dtype of its tensors; with ``cast`` another float type than the slot's is allowed."""
             if slot.full_name not in pieces:
                 raise UserError(
                     f"{directory}: no tensor for parameter {slot.full_name}; the checkpoint is incomplete or of another model: "
                     f"download it again"
                 )
-            for name in dict.fromkeys(piece.tensor for piece in pieces[slot.full_name]):
-                stored = checkpoint.tensors[name].dtype
-                if DTYPES.get(stored) != slot.dtype:
-                    raise UserError(
-                        f"{directory}: tensor {name} is {stored} and parameter {slot.full_name} {str(slot.dtype).removeprefix('torch.')}; "
-                        f"weights are read as stored: set dtype in config.json to the tensors' own, or convert the checkpoint to one dtype"
-                    )
-            nbytes = math.prod(slot.shape) * slot.dtype.itemsize
-            found = pieces[slot.full_name] if slot.part is None else part_of(pieces[slot.full_name], slot.part * nbytes, nbytes)
-            return Parameter(slot.name, slot.shape, slot.dtype, nbytes, found)
+            names = list(dict.fromkeys(piece.tensor for piece in pieces[slot.full_name]))
+            found = [DTYPES.get(checkpoint.tensors[name].dtype) for name in names]
+            strange = next((n for n, dtype in zip(names, found, strict=True) if dtype != found[0] or not _serves(dtype, slot, cast)), None)
+            if strange is not None:
+                raise UserError(
+                    f"{directory}: tensor {strange} is {checkpoint.tensors[strange].dtype} and parameter {slot.full_name} "
+                    f"{str(slot.dtype).removeprefix('torch.')}; weights are read as stored: set dtype in config.json to the tensors' own, "
+                    f"or convert the checkpoint to one dtype"
+                )
+            return found[0]
 
+        def parameter(slot: Slot, loose: bool = False) -> Parameter:
+            dtype = stored(slot, loose)
+            nbytes = math.prod(slot.shape) * dtype.itemsize
+            found = pieces[slot.full_name] if slot.part is None else part_of(pieces[slot.full_name], slot.part * nbytes, nbytes)
+            return Parameter(slot.full_name if loose else slot.name, slot.shape, dtype, nbytes, found)
+
+        loose = {slot.full_name for unit, group in slots.units.items() if unit.kind != "expert" for slot in _loose(group, stored)}
+        units = {unit: [slot for slot in group if slot.full_name not in loose] for unit, group in slots.units.items()}
+        others = [slot for group in slots.units.values() for slot in group if slot.full_name in loose] + [*slots.others]
         return cls(
-            units={unit: tuple(parameter(slot) for slot in group) for unit, group in slots.units.items()},
-            others=tuple(parameter(slot) for slot in slots.others),
+            units={unit: tuple(parameter(slot) for slot in group) for unit, group in units.items()},
+            others=tuple(parameter(slot, loose=True) for slot in others),
             sources={name: Source(entry.file, entry.offset) for name, entry in checkpoint.tensors.items()},
             digest=checkpoint.digest,
         )
+
+
+def _serves(dtype: torch.dtype | None, slot: Slot, cast: bool) -> bool:
+    return dtype == slot.dtype or (cast and dtype in CAST and slot.dtype in CAST)
+
+
+def _loose(group: Sequence[Slot], stored: Callable[[Slot, bool], torch.dtype]) -> list[Slot]:
+    """What of a unit is stored, or computed with, in another type than most of its bytes: that never moves."""
+    if not group:
+        return []
+    usual = most_bytes((stored(slot, True), math.prod(slot.shape)) for slot in group)
+    if usual != most_bytes((slot.dtype, math.prod(slot.shape)) for slot in group):
+        return []
+    return [slot for slot in group if (stored(slot, True), slot.dtype) != (usual, usual)]
+
+
+def most_bytes(parts: Iterable[tuple[torch.dtype, int]]) -> torch.dtype:
+    """The dtype with most bytes among (dtype, elements)."""
+    total: Counter[torch.dtype] = Counter()
+    for dtype, elements in parts:
+        total[dtype] += elements * dtype.itemsize
+    return total.most_common(1)[0][0]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import UnitLayout
 from penstock.runtime.store.manifest import Manifest, Section, read_manifest
-from penstock.runtime.store.parameters import Slot, model_slots
+from penstock.runtime.store.parameters import CAST, Slot, model_slots
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,19 @@ class PackedStore:
         manifest = read_manifest(directory)
         sections = {s.name: s for s in (*manifest.units, *manifest.others)}
         slots = model_slots(model)
+        others = list(slots.others)
         for unit, group in slots.units.items():
-            _match(directory, str(unit), sections.get(str(unit)), group)
-        for slot in slots.others:
-            _match(directory, slot.name, sections.get(slot.name), (slot,))
+            loose = [slot for slot in group if slot.part is None and slot.full_name in sections]
+            _match(directory, str(unit), sections.get(str(unit)), [slot for slot in group if slot not in loose])
+            others += [replace(slot, name=slot.full_name) for slot in loose]
+        for slot in others:
+            _match(directory, slot.name, sections.get(slot.name), (slot,), CAST)
         weights = manifest.weights_path(directory)
         return cls(
             directory,
             manifest,
             {s.name: s.layout(weights) for s in manifest.units},
-            {slot.name: sections[slot.name].layout(weights) for slot in slots.others},
+            {slot.name: sections[slot.name].layout(weights) for slot in others},
         )
 
     @property
@@ -53,10 +56,12 @@ class PackedStore:
         return self._others
 
 
-def _match(directory: Path, name: str, section: Section | None, slots: tuple[Slot, ...]) -> None:
+def _match(directory: Path, name: str, section: Section | None, slots: Sequence[Slot], cast: Sequence[torch.dtype] = ()) -> None:
+    """``cast`` are dtypes that stand for one another."""
     stored = {t.name: (t.shape, t.dtype) for t in section.tensors} if section else {}
     for slot in slots:
-        if stored.get(slot.name) != (slot.shape, slot.dtype):
+        dtypes = cast if slot.dtype in cast else (slot.dtype,)
+        if stored.get(slot.name) not in [(slot.shape, dtype) for dtype in dtypes]:
             found = f"has {stored[slot.name]}" if slot.name in stored else "lacks it"
             raise UserError(
                 f"{directory}: parameter {slot.full_name} is {(slot.shape, slot.dtype)} in the model and section {name} of the "

@@ -29,6 +29,8 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 """safetensors' dtype names that a store can serve."""
+CAST = (torch.bfloat16, torch.float16, torch.float32)
+"""Of these, what never moves may be stored in one and computed with in another, as transformers casts what it loads."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
 
 

@@ -74,6 +74,7 @@ def test_elements_are_those_of_the_tensors(tmp_path: Path, model_type: str) -> N
 @pytest.mark.parametrize("dtype", Dtype)
 def test_a_checkpoint_of_one_dtype_is_computed_and_keeps_its_kv_in_it(tmp_path: Path, dtype: Dtype) -> None:
     directory = rewrite(save_tiny(tmp_path / "tiny", layers=2), lambda _, tensor: tensor.to(getattr(torch, dtype)))
+    say_dtype(directory, str(dtype))
     spec = spec_from_checkpoint(directory)
     assert (spec.compute_dtype, spec.kv_dtype) == (dtype, dtype)
     assert {unit.format for unit in spec.units} == {plain_format(dtype)}
@@ -81,23 +82,38 @@ def test_a_checkpoint_of_one_dtype_is_computed_and_keeps_its_kv_in_it(tmp_path: 
     assert model_from(model_mapping(spec)) == spec
 
 
-def test_wider_norms_add_bytes_and_no_flops(tmp_path: Path) -> None:
-    """A tensor of another format is counted as stored; the FLOPs are its elements', whatever their bytes."""
+def test_wider_norms_are_resident_as_they_are_stored(tmp_path: Path) -> None:
+    """What is stored in another format than its unit is counted as stored and never moves."""
     plain = spec_from_checkpoint(save_tiny(tmp_path / "plain", "qwen3", layers=2))
     wide = rewrite(save_tiny(tmp_path / "wide", "qwen3", layers=2), lambda name, t: t.float() if "norm" in name else t)
     mixed = spec_from_checkpoint(wide)
-    assert mixed.attn_bytes[0] == plain.attn_bytes[0] + 2 * 2 * 16, "norms of queries and keys"
-    assert mixed.norm_bytes == 2 * plain.norm_bytes
+    inner = 2 * 16 * 2
+    assert mixed.attn_bytes[0] == plain.attn_bytes[0] - inner, "norms of queries and keys are resident, as all that is cast"
+    assert mixed.norm_bytes == 2 * (plain.norm_bytes + 2 * inner)
     assert (mixed.compute_dtype, mixed.kv_dtype) == (Dtype.bfloat16, Dtype.bfloat16)
-    assert mixed.flops_per_token == plain.flops_per_token and mixed.kv_bytes_per_token == plain.kv_bytes_per_token
+    assert mixed.kv_bytes_per_token == plain.kv_bytes_per_token
     assert [unit.format.name for unit in mixed.of_kind(UnitKind.attn)] == ["BF16", "BF16"]
     assert [unit.format.name for unit in mixed.of_kind(UnitKind.norm)] == ["F32"]
 
 
-def test_what_is_stored_in_another_dtype_than_the_model_computes_in_is_planned_as_stored_and_refused_by_the_run(tmp_path: Path) -> None:
-    directory = save_tiny(tmp_path / "tiny", layers=2)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-    assert spec_from_checkpoint(directory).compute_dtype is Dtype.bfloat16
-    with pytest.raises(UserError, match=r"is BF16 and parameter .* float32; weights are read as stored: set dtype in config\.json"):
+@pytest.mark.parametrize(("said", "why"), [("float32", "dtype is float32"), ("float16", "dtype is float16")])
+def test_a_config_of_another_dtype_than_the_weights_is_refused_before_a_plan(tmp_path: Path, said: str, why: str) -> None:
+    directory = say_dtype(save_tiny(tmp_path / "tiny", layers=2), said)
+    with pytest.raises(UserError, match=rf"config\.json: {why} and the weights are BF16; .*: set dtype to bfloat16"):
+        spec_from_checkpoint(directory)
+    with pytest.raises(UserError, match=r"is BF16 and parameter .* float\d\d; weights are read as stored: set dtype in config\.json"):
         open_skeleton(directory)
+
+
+def test_a_config_without_a_dtype_has_that_of_the_weights(tmp_path: Path) -> None:
+    directory = say_dtype(save_tiny(tmp_path / "tiny", layers=2), None)
+    assert spec_from_checkpoint(directory).compute_dtype is Dtype.bfloat16
+    assert {p.dtype for p in open_skeleton(directory).model.parameters()} == {torch.bfloat16}
+
+
+def say_dtype(directory: Path, dtype: str | None) -> Path:
+    """``directory`` with another dtype in its config, or with none."""
+    config = json.loads((directory / "config.json").read_text())
+    del config["dtype"]
+    (directory / "config.json").write_text(json.dumps(config | ({} if dtype is None else {"dtype": dtype})))
+    return directory

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PreTrainedModel
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.validate import load_unstreamed
+from penstock.runtime.model.cast import STRETCH, Cast
 from penstock.runtime.model.skeleton import open_skeleton, text_class
+from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
-from tests.support import HostCopier, decisions, plan_for
+from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
 BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=3, chunk_tokens=1 << 20)
@@ -64,12 +69,18 @@ def run(checkpoint: Path, gpu: bool) -> Generation:
         return session.generate(BATCH, Sampler(Sampling(), CPU), keep_logits=True)
 
 
-def same_as_transformers(checkpoint: Path, gpu: bool = False) -> None:
+def same_as_transformers(checkpoint: Path, gpu: bool = False, store: Path | None = None) -> None:
     model = load_unstreamed(checkpoint, CPU)
-    first, want, got = alone(model), said(model, BATCH), run(checkpoint, gpu)
+    first, want, got = alone(model), said(model, BATCH), run(store or checkpoint, gpu)
     assert got.tokens == want.tokens
     assert all(torch.equal(a, b) for a, b in zip(got.logits, want.logits, strict=True))
     assert torch.equal(got.logits[0], first), "packed rows are rows alone"
+
+
+def rewrite(checkpoint: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Path:
+    tensors = {name: change(name, tensor).contiguous() for name, tensor in load_file(checkpoint / "model.safetensors").items()}
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    return checkpoint
 
 
 @torch.inference_mode()
@@ -99,3 +110,52 @@ def test_a_wrappers_names_may_be_its_modules_own(tmp_path: Path) -> None:
     assert set(renamed) != set(tensors)
     save_file(renamed, checkpoint / "model.safetensors", metadata={"format": "pt"})
     same_as_transformers(checkpoint)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_stored_in_another_float_type_is_cast_on_load(tmp_path: Path, gpu: bool, packed: bool) -> None:
+    """Norms inside a unit, norms outside, tables: narrower and wider."""
+    wide = ("norm", "embed_tokens") if gpu else ("norm", "lm_head")
+    checkpoint = save_tiny(tmp_path / "model", "qwen3", layers=3)
+    rewrite(checkpoint, lambda name, tensor: tensor.float() if any(part in name for part in wide) else tensor)
+    assert spec_from_checkpoint(checkpoint).compute_dtype == "bfloat16"
+    if packed:
+        pack_checkpoint(checkpoint, tmp_path / "packed", None, False, lambda *_: None)
+        assert load_unstreamed(tmp_path / "packed", CPU).model.norm.weight.dtype is torch.bfloat16
+    same_as_transformers(checkpoint, gpu, tmp_path / "packed" if packed else checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float16, torch.bfloat16)]
+)
+@pytest.mark.parametrize("offset", [0, 2, 64])
+def test_a_cast_in_place_is_torchs(stored: torch.dtype, wanted: torch.dtype, offset: int) -> None:
+    offset = offset if offset % stored.itemsize == 0 else 0
+    values = torch.randn(2 * STRETCH + 7).to(stored)
+    nbytes = values.numel() * stored.itemsize
+    layout = UnitLayout(
+        offset + nbytes, (TensorLayout("w", (len(values),), stored, offset, nbytes),), (Extent(Path("f"), 0, nbytes, offset),), nbytes
+    )
+    cast = Cast(wanted)
+    roomy = cast.roomy(layout)
+    (extent,) = roomy.extents
+    buffer = torch.zeros(roomy.nbytes, dtype=torch.uint8)
+    buffer[extent.dest : extent.dest + nbytes] = values.view(torch.uint8)
+    cast.convert(roomy.tensors, buffer)
+    (bound,) = cast.as_bound(roomy.tensors)
+    assert torch.equal(buffer[bound.offset : bound.offset + bound.nbytes].view(wanted), values.to(wanted))
+
+
+def test_a_head_in_another_type_is_refused_with_a_gpu(tmp_path: Path) -> None:
+    checkpoint = rewrite(save_tiny(tmp_path / "model", layers=2), lambda name, tensor: tensor.float() if "lm_head" in name else tensor)
+    with pytest.raises(UserError, match=r"lm_head\.weight is stored in float32 and computed with in bfloat16; with a GPU"):
+        run(checkpoint, gpu=True)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_head_that_is_stored_beside_a_tied_embedding_is_the_one_that_computes(tmp_path: Path, gpu: bool) -> None:
+    checkpoint = save_tiny(tmp_path / "model", layers=2)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    same_as_transformers(checkpoint, gpu)

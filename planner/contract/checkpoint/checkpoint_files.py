@@ -73,6 +73,16 @@ def spec_from_checkpoint(path: Path) -> ModelSpec:
     return spec_from_tensors(found.config, found.infos(), directory.name, str(directory), found.digest)
 
 
+def stored_infos(path: Path) -> dict[str, TensorInfo]:
+    """What the checkpoint, or the packed store, in the directory ``path`` holds, by the checkpoint's names; nothing where there is only a
+    config. Raises UserError as ``read_checkpoint`` does."""
+    directory = _directory(path)
+    if os.path.lexists(directory / PACK_MANIFEST):
+        return _packed_tensors(directory)[0]
+    weighty = any(name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(directory))
+    return read_checkpoint(directory).infos() if weighty else {}
+
+
 def _directory(path: Path) -> Path:
     directory = Path(os.path.abspath(Path(path).expanduser()))
     try:
@@ -144,6 +154,14 @@ def _digest(config_bytes: bytes, tensors: Mapping[str, TensorEntry]) -> str:
 
 
 def _spec_from_packed(directory: Path) -> ModelSpec:
+    infos, digest = _packed_tensors(directory)
+    config_path = directory / CONFIG
+    config = parse_object(config_path, read_bytes(config_path, f"{config_path}: no such file; pack the checkpoint again"))
+    return spec_from_tensors(config, infos, directory.name, str(directory), digest)
+
+
+def _packed_tensors(directory: Path) -> tuple[dict[str, TensorInfo], str]:
+    """The tensors of a packed store's checkpoint, and that checkpoint's digest."""
     path = directory / PACK_MANIFEST
     manifest = parse_object(path, read_bytes(path, f"{path}: no such file; pack the checkpoint again"))
     version = manifest.get("penstock_pack")
@@ -154,10 +172,7 @@ def _spec_from_packed(directory: Path) -> ModelSpec:
     stored, digest = manifest.get("tensors"), manifest.get("digest")
     if not isinstance(stored, dict) or not isinstance(digest, str):
         raise UserError(f"{path}: corrupt, it needs tensors and the source's digest; pack the checkpoint again")
-    infos = {name: _packed_info(path, name, value) for name, value in stored.items()}
-    config_path = directory / CONFIG
-    config = parse_object(config_path, read_bytes(config_path, f"{config_path}: no such file; pack the checkpoint again"))
-    return spec_from_tensors(config, infos, directory.name, str(directory), digest)
+    return {name: _packed_info(path, name, value) for name, value in stored.items()}, digest
 
 
 def _manifest_checksum(body: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ class _Sorted:
     head: Tally = field(default_factory=Tally)
     table: tuple[int, ...] = ()
     """Shape of the embedding table."""
+    head_table: tuple[int, ...] = ()
 
     stacks: set[str] = field(default_factory=set)
     modules: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -41,6 +42,13 @@ class _Sorted:
     """Bytes of the layers' units by dtype."""
     k_rows: set[int] = field(default_factory=set)
     q_rows: set[int] = field(default_factory=set)
+
+    def settle(self, geometry: HfGeometry) -> None:
+        """What of a unit has another dtype than most of it is always resident. A tied model may store its table under the head's name."""
+        for unit in (*self.attn.values(), *self.ffn.values()):
+            self.norm.take(unit.loose())
+        if not self.embed and geometry.tied is not False:
+            self.embed, self.table, self.head = self.head, self.head_table, Tally()
 
 
 def spec_from_tensors(
@@ -54,6 +62,7 @@ def spec_from_tensors(
     geometry = geometry_from_config(text_config(config), f"{checkpoint}/config.json")
     found = _sort(geometry, tensors)
     _check_layers(geometry, found, tensors)
+    found.settle(geometry)
     if len(found.table) != 2:
         raise UserError(f"{checkpoint}: embed_tokens.weight is missing; download the checkpoint again")
     vocab, hidden = found.table
@@ -61,13 +70,14 @@ def spec_from_tensors(
     _check_width(geometry, "vocab_size", geometry.vocab, {vocab}, "embed_tokens.weight")
     if geometry.tied is False and not found.head:
         raise UserError(f"{checkpoint}: lm_head.weight is missing and config.json says tie_word_embeddings is false; download it again")
-    tied = geometry.tied is True or not found.head
+    tied = not found.head
     routers = _routers(geometry, found)
     stored = FORMATS[found.dtypes.most_common(1)[0][0]]
+    _check_dtype(geometry, stored)
     return ModelSpec(
         name=name,
         model_type=geometry.model_type,
-        units=_units(geometry, found, stored, tied),
+        units=_units(geometry, found, stored),
         tied=tied,
         vocab=vocab,
         hidden=hidden,
@@ -113,6 +123,7 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...]
             found.table = info.shape
         elif role.kind == "head" and not found.head:
             found.head.add(info)
+            found.head_table = info.shape
         else:
             found.norm.add(info)
     return found
@@ -148,11 +159,11 @@ def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, ob
             )
 
 
-def _units(geometry: HfGeometry, found: _Sorted, stored: Format, tied: bool) -> tuple[UnitSpec, ...]:
+def _units(geometry: HfGeometry, found: _Sorted, stored: Format) -> tuple[UnitSpec, ...]:
     layers = range(geometry.layers)
     units = [found.attn[i].unit(UnitKind.attn, i, stored) for i in layers] + [found.ffn[i].unit(UnitKind.ffn, i, stored) for i in layers]
     units += [whole.unit(UnitKind.expert, i, stored, geometry.experts) for i, whole in sorted(found.routed.items())]
-    tables = ((UnitKind.norm, found.norm), (UnitKind.embed, found.embed), (UnitKind.head, Tally() if tied else found.head))
+    tables = ((UnitKind.norm, found.norm), (UnitKind.embed, found.embed), (UnitKind.head, found.head))
     return tuple(units + [tally.unit(kind, None, stored) for kind, tally in tables if tally])
 
 
@@ -198,6 +209,14 @@ def _width(geometry: HfGeometry, key: str, stated: int | None, rows: set[int]) -
     if not rows:
         raise UserError(f"{geometry.where}: {key} is missing; restore the model's own config.json")
     return max(rows)
+
+
+def _check_dtype(geometry: HfGeometry, stored: Format) -> None:
+    if geometry.dtype is not None and geometry.dtype != stored.plain:
+        raise UserError(
+            f"{geometry.where}: dtype is {geometry.dtype} and the weights are {stored.name}; weights are computed with as stored: "
+            f"set dtype to {stored.plain} there, or convert the checkpoint"
+        )
 
 
 def _check_width(geometry: HfGeometry, key: str, stated: int | None, stored: set[int], tensor: str) -> None:

@@ -12,6 +12,9 @@ EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "mo
 TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k")
 
 
+DTYPE_KEYS = ("dtype", "torch_dtype")
+
+
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The decoder's own part of a config: ``text_config`` laid over the top level of a multimodal one."""
     nested = config.get("text_config")
@@ -19,7 +22,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     outer = {key: config[key] for key in ("quantization_config", "is_encoder_decoder", "architectures") if key in config}
     tied = {key: True for key in ("tie_word_embeddings",) if config.get(key) is True}
-    return {**outer, **nested, **tied}
+    dtypes = {key: config.get(key) for key in DTYPE_KEYS}
+    return {**outer, **nested, **tied, **dtypes}
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class HfGeometry:
     shared_ffn: int
     """Intermediate size of the experts that every token visits."""
     tied: bool | None
+    dtype: str | None
+    """What the model computes in, by torch's name."""
 
 
 def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
@@ -87,6 +93,7 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
         expert_ffn=expert_ffn or ffn,
         shared_ffn=_count(config, where, "shared_expert_intermediate_size") or shared,
         tied=tied if isinstance(tied, bool) else None,
+        dtype=next((str(config[key]).removeprefix("torch.") for key in DTYPE_KEYS if config.get(key)), None),
     )
 
 

@@ -24,18 +24,37 @@ class TensorInfo(NamedTuple):
 class Tally:
     """Bytes and elements so far; false while there are none."""
 
-    nbytes: int = 0
-    elements: int = 0
     dtypes: Counter[str] = field(default_factory=Counter)
     """Name -> bytes."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Name -> elements."""
 
     def __bool__(self) -> bool:
         return self.nbytes > 0
 
+    @property
+    def nbytes(self) -> int:
+        return self.dtypes.total()
+
+    @property
+    def elements(self) -> int:
+        return self.counts.total()
+
     def add(self, info: TensorInfo) -> None:
-        self.nbytes += info.nbytes
-        self.elements += math.prod(info.shape)
         self.dtypes[info.dtype] += info.nbytes
+        self.counts[info.dtype] += math.prod(info.shape)
+
+    def take(self, other: Tally) -> None:
+        """Add all of ``other``."""
+        self.dtypes += other.dtypes
+        self.counts += other.counts
+
+    def loose(self) -> Tally:
+        """Cut off whatever has another dtype than most bytes."""
+        cut = Tally()
+        for name, _ in self.dtypes.most_common()[1:]:
+            cut.dtypes[name], cut.counts[name] = self.dtypes.pop(name), self.counts.pop(name)
+        return cut
 
     def format(self, other: Format) -> Format:
         """The format of most bytes; ``other`` where no tensor has one, as among norms of any dtype."""
