@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from penstock.runtime.cli import PROGRAM
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.memory.kernels import keep_few_kernels
+from penstock.runtime.told.piecewise import PieceByPiece
 
 if TYPE_CHECKING:
     import torch
@@ -301,27 +302,6 @@ class Model:
         except BaseException as error:
             self._failed = f"a pass failed ({' '.join(str(error).split()) or type(error).__name__})"
             raise
-
-
-class PieceByPiece:
-    """What each token adds to a text, by looking at the few before it."""
-
-    def __init__(self, decode: Callable[[list[int]], str]):
-        self._decode = decode
-        self._ids: list[int] = []
-        self._from, self._told = 0, 0
-
-    @property
-    def count(self) -> int:
-        return len(self._ids)
-
-    def add(self, token: int) -> str:
-        self._ids.append(token)
-        before, now = (self._decode(self._ids[self._from : end]) for end in (self._told, None))
-        if len(now) <= len(before) or now.endswith("\ufffd"):
-            return ""
-        self._from, self._told = self._told, len(self._ids)
-        return now[len(before) :]
 
 
 def _batch(plan: Plan, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], new_tokens: int) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hydra
 
 from penstock.planner.common.command.app import CONFIG, Program, Verb, job
-from penstock.runtime.asked.run_schema import BenchConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from penstock.runtime.asked.run_schema import BenchConfig, ChatConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 from penstock.runtime.memory.kernels import keep_few_kernels
 
 
@@ -16,6 +16,15 @@ def run(cfg: RunConfig) -> None:
     from penstock.runtime.tools.runtime_verbs import run_verb
 
     run_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="chat")
+@job
+def chat(cfg: ChatConfig) -> None:
+    """talk with a model in the terminal, by a plan or by one that is solved first"""
+    from penstock.runtime.tools.runtime_verbs import chat_verb
+
+    chat_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="bench")
@@ -68,6 +77,7 @@ PROGRAM = Program(
     "executes a plan on a real checkpoint, measures, and says where the plan was wrong.",
     (
         Verb(run, RunConfig, 'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64', reads_wsm=True),
+        Verb(chat, ChatConfig, "runtime chat model=hf model.checkpoint=Llama-3.1-8B-Instruct", instead="plan"),
         Verb(bench, BenchConfig, "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]", True),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
         Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),

@@ -220,3 +220,15 @@ class HostCopier:
 
     def time_of(self, event: float) -> float:
         return event
+
+
+def with_tokenizer(checkpoint: Path, template: str | None = None) -> Path:
+    """``checkpoint`` with a tokenizer that has a token for each byte; ``template`` is its chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: k for k, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template).save_pretrained(checkpoint)
+    return checkpoint

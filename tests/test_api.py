@@ -17,14 +17,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import penstock
-from penstock.opened import PieceByPiece
 from penstock.planner.cli import PROGRAM
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.solver.planning import make_plan
 from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.engine.engine import Engine
+from penstock.runtime.told.piecewise import PieceByPiece
 from tests.cli import ROOT
-from tests.support import save_tiny
+from tests.support import save_tiny, with_tokenizer
 
 WORK: dict[str, Any] = {"workload.prompt_tokens": 24, "workload.new_tokens": 8, "workload.batch": 2, "workload.dram_reserve_bytes": 0}
 PROMPTS = [[5, 9, 200, 31, 7], [17, 250, 3], [88] * 20]
@@ -217,18 +217,6 @@ def test_a_model_that_cannot_be_opened_leaves_nothing_open(checkpoint: Path, mon
     monkeypatch.setattr(Engine, "_bind_fixtures", broken)
     with pytest.raises(penstock.UserError, match="the card is broken"):
         penstock.open(solved(checkpoint))
-
-
-def with_tokenizer(checkpoint: Path) -> Path:
-    """``checkpoint`` with a tokenizer that has one token for each byte."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: k for k, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(checkpoint)
-    return checkpoint
 
 
 def test_a_character_of_several_tokens_comes_with_the_last_of_them(tmp_path: Path) -> None:

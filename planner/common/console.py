@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -52,3 +53,8 @@ def print_table(console: Console, name: str, rows: Iterator[tuple[str, str, str]
     print_head(console, name)
     for label, value, remark in rows:
         print_line(console, Text(f"  {label:<11} ").append(f"{value:<{_VALUE}} ").append(remark, style="dim"))
+
+
+def harmless(text: str) -> str:
+    """``text`` of others without what a terminal would obey: control characters but ends of lines and tabs."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")

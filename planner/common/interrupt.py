@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Those that ask a program to end."""
 DEAF_S = 1.0
 """Seconds after a signal in which others are ignored. A terminal and a supervisor may both send one, and cleanup must not be cut short."""
 
@@ -81,22 +83,37 @@ def uninterrupted() -> Iterator[list[int]]:
     Off the main thread, where no signal is heard, nothing changes.
     """
     came: list[int] = []
+    try:
+        with noted(came):
+            yield came
+    finally:
+        for first in came[:1]:
+            signal.raise_signal(first)
+
+
+@contextmanager
+def noted(came: list[int], worth: Callable[[], bool] = lambda: True, numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
+    """Signals of ``numbers`` that come inside are added to ``came`` and do nothing else, as long as ``worth`` says that there is something
+    to lose: whoever is inside looks at the list. Off the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield
         return
+    usual = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
     def note(number: int, frame: object) -> None:
-        came.append(number)
+        handler = usual[number]
+        if worth() or not callable(handler):
+            came.append(number)
+        else:
+            handler(number, frame)
 
-    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    usual = {number: signal.signal(number, note) for number in heard}
     try:
-        yield came
+        for number in usual:
+            signal.signal(number, note)
+        yield
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
-        for first in came[:1]:
-            signal.raise_signal(first)
 
 
 def import_torch() -> None:

@@ -31,6 +31,10 @@ class Vocabulary:
             return " ".join(map(str, ids))
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
+    def marked_text(self, ids: list[int]) -> str:
+        """The same with special tokens, as a chat template writes them."""
+        return self.text(ids) if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     """Tokenizer and stop tokens of a checkpoint directory, the latter from config.json where there is no generation_config.json."""

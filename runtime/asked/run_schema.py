@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -93,6 +94,8 @@ class RunConfig(SamplingKeys, Closing):
     limits: bool = False
     """Measure limits in this process, before and after the run: the SSD's rate with the plan's blocks and depth, the arena's H2D, both at
     once. At the end, also what computing takes when nothing moves."""
+    quiet: bool = False
+    """Print the texts alone."""
     out: str = "run.json"
     """The report to write."""
     trace: str | None = None
@@ -104,6 +107,44 @@ class RunConfig(SamplingKeys, Closing):
     kv: ReuseConfig = field(default_factory=ReuseConfig)
     moe: ExpertsConfig = field(default_factory=ExpertsConfig)
     force: ForceConfig = field(default_factory=ForceConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    notes: list[str] = field(default_factory=list)
+    """What was read from the environment."""
+
+
+class Clip(StrEnum):
+    """What becomes of a prompt that is longer than the plan's context."""
+
+    tail = "tail"
+    """Its tail stays."""
+
+
+@dataclass
+class ChatConfig(SamplingKeys, Closing):
+    """`runtime chat`"""
+
+    plan: str | None = None
+    """The plan file, written by `planner solve`; null: what the other keys ask for is solved first, as `planner solve` reads them."""
+    hardware: HardwareConfig | None = None
+    model: ModelConfig | None = None
+    workload: WorkloadConfig | None = None
+    force: ForceConfig = field(default_factory=ForceConfig)
+    calibration: CalibrationUse = CalibrationUse.own
+    """As in `planner solve`; a plan file holds its own rates."""
+    checkpoint: str | None = None
+    """Hugging Face checkpoint or packed store to talk with; null takes the plan's."""
+    system: str | None = field(default=None, metadata={"literal": True})
+    """The system message that a conversation begins with."""
+    template: Any = field(default_factory=dict, metadata={"open": True})
+    """`template.KEY=value` is an option of the model's chat template, such as `template.enable_thinking=false`; `template=false` talks in
+    raw text."""
+    max_new_tokens: int | None = None
+    """Tokens of a reply, at most; null: as many as the context has room for."""
+    clip: Clip | None = None
+    """`tail` forgets the first turns of a conversation that outgrows the context; null refuses it."""
+    quiet: bool = False
+    """Print the replies alone."""
+    kv: ReuseConfig = field(default_factory=ReuseConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     notes: list[str] = field(default_factory=list)
     """What was read from the environment."""

@@ -80,11 +80,14 @@ def shares(left: Sequence[int], tokens: int) -> list[int]:
 
 
 class _Run:
-    """One batch that ``stepper`` computes: its sequences hold pages until :meth:`close`."""
+    """One batch that ``stepper`` computes: its sequences hold pages until :meth:`close`. Those of ``living`` keep theirs."""
 
-    def __init__(self, stepper: Stepper, batch: Batch, prefix: PrefixCache | None, keep_logits: bool):
+    def __init__(
+        self, stepper: Stepper, batch: Batch, prefix: PrefixCache | None, keep_logits: bool, living: Sequence[KvSequence] | None = None
+    ):
         self._stepper, self._batch, self._prefix, self._keep_logits = stepper, batch, prefix, keep_logits
-        self.sequences = [KvSequence.of(number, prompt) for number, prompt in enumerate(batch.prompts)]
+        self.sequences = list(living or [KvSequence.of(number, prompt) for number, prompt in enumerate(batch.prompts)])
+        self._own = [] if living else self.sequences
         self.passes: list[Pass] = []
 
     def prefill(self, progress: Callable[[int, int], None]) -> torch.Tensor:
@@ -94,7 +97,7 @@ class _Run:
         once more.
         """
         if self._prefix is not None:
-            self._prefix.restore(self.sequences)
+            self._prefix.restore([sequence for sequence in self.sequences if not sequence.pages])
         logits = self._compute(progress)
         if self._prefix is not None:
             computed = [sequence.cached for sequence in self.sequences]
@@ -124,7 +127,7 @@ class _Run:
 
     def close(self) -> None:
         """Give all pages back."""
-        for sequence in self.sequences:
+        for sequence in self._own:
             self._stepper.forget(sequence.number)
             sequence.release(self._stepper.pool.pages)
 
@@ -179,16 +182,20 @@ def generating(
     finished: Finished | None = None,
     progress: Progress | None = None,
     keep_logits: bool = False,
+    living: Sequence[KvSequence] | None = None,
 ) -> Generator[Generation, None, None]:
     """Generate up to its limit for each prompt of ``batch``; the same object, as it is after each pass that chose tokens. It may be left
     between two passes.
 
     ``finished`` may end sequences by their tokens. ``progress(phase, done, total)`` is called after every pass. A finished sequence leaves
     the steps; its pages are given back with the batch's.
+
+    ``living`` are the batch's sequences where they lived before and live on: their tokens are ``batch.prompts``, and only those behind
+    ``cached`` are computed.
     """
     told = progress or (lambda *_: None)
     result = Generation([[] for _ in batch.prompts])
-    run, choose = _Run(stepper, batch, prefix, keep_logits), sampler.begin(batch.prompts)
+    run, choose = _Run(stepper, batch, prefix, keep_logits, living), sampler.begin(batch.prompts)
     result.passes = run.passes
     try:
         begun = time.perf_counter()

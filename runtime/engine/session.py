@@ -22,6 +22,7 @@ from penstock.runtime.engine.generate import Batch, Finished, Generation, Progre
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.experts.expert_room import ExpertRoom
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.keeping import open_pages, page_shape, read_gbps
 from penstock.runtime.kv.disk.page_record import PageShape
@@ -124,9 +125,18 @@ class Session:
         right. Without ``reuse`` no prompt is restored or kept."""
         return generate(self.engine.stepper, batch, sampler, self.prefix if reuse else None, finished, progress, keep_logits)
 
-    def generating(self, batch: Batch, sampler: Sampler, finished: Finished | None = None, progress: Progress | None = None) -> Made:
-        """See :func:`generating`: a batch whose maker may leave it between two passes."""
-        return generating(self.engine.stepper, batch, sampler, self.prefix, finished, progress)
+    def generating(
+        self,
+        batch: Batch,
+        sampler: Sampler,
+        finished: Finished | None = None,
+        progress: Progress | None = None,
+        keep_logits: bool = False,
+        reuse: bool = True,
+        living: Sequence[KvSequence] | None = None,
+    ) -> Made:
+        """As :meth:`generate`: a batch whose maker may leave it between two passes."""
+        return generating(self.engine.stepper, batch, sampler, self.prefix if reuse else None, finished, progress, keep_logits, living)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Of the token behind each prompt: [batch, vocab] on the CPU, in the model's type."""

@@ -75,6 +75,11 @@ class Stepper:
         """So many tokens of ``sequence`` were computed, in a rehearsal: whatever lies there serves."""
         self._states.pretend(sequence, tokens)
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether a sequence may be computed again from an earlier token on: K and V can be written over, other states cannot."""
+        return not self._states.any
+
     def forget(self, sequence: int) -> None:
         """``sequence`` has ended."""
         self._states.forget(sequence)

@@ -30,10 +30,18 @@ class PhaseBar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.stop()
 
+    def rest(self) -> None:
+        """Draw nothing until the next phase: something else is written to the terminal."""
+        if self._phase is not None:
+            self._progress.remove_task(self._phase[1])
+            self._phase = None
+        self._progress.stop()
+
     def __call__(self, phase: str, done: int, total: int) -> None:
         raise_if_interrupted()
         if self._phase is None or self._phase[0] != phase:
             if self._phase:
                 self._progress.remove_task(self._phase[1])
+            self._progress.start()
             self._phase = phase, self._progress.add_task(phase, total=total)
         self._progress.update(self._phase[1], completed=done, total=total)

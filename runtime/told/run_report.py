@@ -54,6 +54,8 @@ class Outcome:
     rules_broken: list[str]
     logits: Mapping[str, Any] | None
     """The comparison with the unstreamed model, None when it was not asked for."""
+    interrupted: bool = False
+    """Whether a signal ended it before its time."""
 
     @property
     def generations(self) -> list[Generation]:
@@ -109,6 +111,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "kv_reuse": reuse and {key: value for key, value in reuse.items() if key != "requests"},
         "requests": rows,
         "requests_total": total(rows),
+        "interrupted": outcome.interrupted,
         "rules_broken": outcome.rules_broken,
         "logits": outcome.logits,
         "prefill_each_s": [g.prefill_s for g in outcome.generations],

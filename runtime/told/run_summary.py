@@ -1,4 +1,4 @@
-"""What a run prints of its report: texts, predicted against measured, stages, what went wrong."""
+"""What a run prints of its report: predicted against measured, stages, what went wrong."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 
 def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Path) -> None:
-    """Texts, predicted against measured, stages, checks."""
-    for k, (text, row) in enumerate(zip(report["texts"], report["requests"], strict=False)):
-        cut = f" (the prompt's first {row['cut_tokens']} tokens were cut)" if row["cut_tokens"] else ""
-        console.rule(f"text {k}{cut}", align="left", style="dim")
-        console.print(text, markup=False)
+    """Predicted against measured, stages, checks."""
     console.rule(style="dim")
     console.print(_comparison(outcome.job.plan.prediction, report["measured"], report["ratio"]))
     if report["kv_reuse"] or len(report["requests"]) > 1:
@@ -62,6 +58,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         console.print(calibrated_line(report["calibration"]), markup=False, soft_wrap=True)
     for line in outcome.rules_broken:
         console.print(f"rule broken at run time: {line}", style="bold red", markup=False)
+    if report["interrupted"]:
+        console.print(f"interrupted: {report['decode_tokens_total']} tokens are known, and figures are of these", style="yellow")
     console.print(f"report: {path}", style="dim", soft_wrap=True)
 
 
@@ -69,7 +67,7 @@ def closing(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What ends the output, for programs to read."""
     keys = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s")
     last = {"report": str(path), **{k: report["measured"][k] for k in keys}, "ratio": report["ratio"]}
-    return last | {key: report[key] for key in ("logits", "rules_broken")}
+    return last | {key: report[key] for key in ("interrupted", "logits", "rules_broken")}
 
 
 def _expert_line(tier: str, facts: Mapping[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import closing as closed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 import transformers
 from rich.console import Console
 
+from penstock.planner.common.interrupt import noted
 from penstock.planner.common.output import write_json
 from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.common.timeline.timeline_file import write_trace
@@ -32,6 +35,7 @@ from penstock.runtime.told.run_summary import closing, show
 from penstock.runtime.told.run_timeline import PassMarks, make_timeline
 from penstock.runtime.told.stage_clock import StageClock
 from penstock.runtime.told.startup import Startup
+from penstock.runtime.told.texts import Texts
 
 LOADING = ("arena", "cuda", "engine", "rehearsal", "load")
 """Phases of a start in which memory is taken and weights are loaded, as far as the main thread waited for it."""
@@ -50,12 +54,17 @@ class _Streamed:
     engine: dict[str, Any]
     rules_broken: list[str]
     timeline: Timeline
+    left: list[int]
+    """Signals by which it was left before it was over."""
 
 
 def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, startup: Startup) -> None:
-    """Execute ``order``: texts, tables and one JSON line on stdout, the report in ``order.out``. ``ground`` is given back on the way."""
+    """Execute ``order``: texts, tables and one JSON line on stdout, the report in ``order.out``. ``ground`` is given back on the way.
+
+    SIGINT and SIGTERM end it after the pass in progress once a token is known: what there is is told, and then they are heard.
+    """
     transformers.utils.logging.disable_progress_bar()
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=cfg.quiet)
     if cfg.calibrate:
         check_card(order.plan, device)
     job = prepare(cfg, order, device, ground.free())
@@ -64,8 +73,10 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     if job.sampling.line is not None:
         console.print(job.sampling.line, style="dim", markup=False, soft_wrap=True)
     with PhaseBar() as bar:
-        streamed = _stream(job, cfg, ground, startup, console, bar)
-        logits = _validate(job, streamed.rounds[0][0], bar) if cfg.validate is Validation.full else None
+        texts = Texts(Console(highlight=False), job.vocabulary.text, len(job.requests), cfg.quiet)
+        streamed = _stream(job, cfg, ground, startup, console, bar, texts)
+        compared = cfg.validate is Validation.full and not streamed.left
+        logits = _validate(job, streamed.rounds[0][0], bar) if compared else None
     outcome = Outcome(
         job=streamed.job,
         rounds=streamed.rounds,
@@ -76,16 +87,20 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
         engine=streamed.engine,
         rules_broken=streamed.rules_broken,
         logits=logits,
+        interrupted=bool(streamed.left),
     )
-    report = make_report(outcome) | {"calibration": calibrate(outcome) if cfg.calibrate else None}
+    report = make_report(outcome) | {"calibration": calibrate(outcome) if cfg.calibrate and not streamed.left else None}
     write_json(order.out, "out", report)
     if order.trace is not None:
         write_trace(streamed.timeline, order.trace)
     show(console, outcome, report, order.out)
-    cfg.close(closing(report, order.out))
+    if not cfg.quiet or cfg.json:
+        cfg.close(closing(report, order.out))
+    for number in streamed.left[:1]:
+        signal.raise_signal(number)
 
 
-def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, console: Console, bar: PhaseBar) -> _Streamed:
+def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, console: Console, bar: PhaseBar, texts: Texts) -> _Streamed:
     say = (lambda line: console.print(f"[penstock] {line}", markup=False)) if cfg.verbose else None
     record = None if cfg.moe.record is None else Path(cfg.moe.record).expanduser()
     options = EngineOptions(**vars(cfg.engine), record=record, keep_spans=cfg.trace is not None)
@@ -104,15 +119,16 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         if session.slow_pages is not None:
             console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)
         for _ in range(cfg.warmup_rounds):
-            _play(job, cfg, session, bar, None)
+            _play(job, cfg, session, bar, None, None, [])
         if cfg.warmup_rounds:
             clock.book("warmup")
         begun = engine.ledger.now()
-        with GpuSampler(job.device) as gpu:
-            rounds = [_play(job, cfg, session, bar, clock) for _ in range(cfg.rounds)]
+        with GpuSampler(job.device) as gpu, noted(left := [], lambda: texts.begun and not left):
+            rounds = [_play(job, cfg, session, bar, clock, texts, left)]
+            rounds += [_play(job, cfg, session, bar, clock, None, left) for _ in range(cfg.rounds - 1) if not left]
         dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
         facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts()}
-        if cfg.limits:
+        if cfg.limits and not left:
             engine.stop()
             limits["after"] = measure_limits(engine)
             limits["compute"] = measure_compute(engine, job.first)
@@ -122,13 +138,29 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         load_s = sum(startup.seconds[phase] for phase in LOADING)
         facts |= {"limits": limits, **startup.facts(ground.beside() | session.loaded), "gpu": gpu.report()}
         timeline = make_timeline(engine.ledger, begun, gpu.samples, job.plan)
-        return _Streamed(job, rounds, load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline)
+        return _Streamed(job, [served for served in rounds if served], load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline, left)
 
 
-def _play(job: Job, cfg: RunConfig, session: Session, bar: PhaseBar, clock: StageClock | None) -> list[Served]:
-    """One round, in which the same is drawn as in any other."""
-    sampler = Sampler(job.sampling, session.device)
-    return list(job.play(partial(_generate, job, cfg, session, sampler, bar, clock)))
+def _play(
+    job: Job,
+    cfg: RunConfig,
+    session: Session,
+    bar: PhaseBar,
+    clock: StageClock | None,
+    texts: Texts | None,
+    left: list[int],
+) -> list[Served]:
+    """One round, in which the same is drawn as in any other: each batch and what came of it, up to where a signal is noted in ``left``."""
+    sampler, over = Sampler(job.sampling, session.device), []
+    for served in job.play(partial(_generate, job, cfg, session, sampler, bar, clock, texts, left)):
+        over.append(served)
+        if texts is not None:
+            bar.rest()
+            for number, tokens, cut in zip(served.members, served.made.tokens, served.cut, strict=True):
+                texts.over(number, tokens, cut)
+        if left:
+            break
+    return over
 
 
 def _generate(
@@ -138,23 +170,35 @@ def _generate(
     sampler: Sampler,
     bar: PhaseBar,
     clock: StageClock | None,
+    texts: Texts | None,
+    left: list[int],
     batch: Batch,
 ) -> Generation:
-    """Run one batch; without ``clock`` it only warms up, and restores and keeps no prompt."""
+    """Run one batch, up to where a signal is noted in ``left``; without ``clock`` it only warms up, and restores and keeps no prompt."""
+    live = texts is not None and texts.live
 
     def progress(phase: str, done: int, total: int) -> None:
         if phase == "decode":
             marks.token(done)
             if clock is not None:
                 clock.book("prefill") if done == 1 else clock.step()
-        bar(phase, done, total)
+        if phase == "decode" and live:
+            bar.rest()
+        else:
+            bar(phase, done, total)
 
     def finished(tokens: list[list[int]]) -> list[bool]:
         return [any(stop in job.vocabulary.text(t) for stop in cfg.stop) for t in tokens]
 
     keep = cfg.validate is Validation.full
     marks = PassMarks(session.engine.ledger)
-    result = session.generate(batch, sampler, finished if cfg.stop else None, progress, keep, reuse=clock is not None)
+    made = session.generating(batch, sampler, finished if cfg.stop else None, progress, keep, reuse=clock is not None)
+    with closed(made):
+        for result in made:
+            if texts is not None:
+                texts.hear(result.tokens)
+            if left:
+                break
     if clock is not None:
         clock.book("decode")
     return result

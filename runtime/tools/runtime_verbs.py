@@ -9,16 +9,21 @@ from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from penstock.planner.common.bars import make_bar
+from penstock.planner.common.bars import bar_console, make_bar
 from penstock.planner.common.closing import Closing
 from penstock.planner.common.interrupt import import_torch
 from penstock.planner.common.threads import wait_asleep
-from penstock.runtime.asked.foreseen import foreseen
-from penstock.runtime.asked.order import read_order
+from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan
+from penstock.runtime.asked.foreseen import for_requests, foreseen
+from penstock.runtime.asked.order import check_fit, read_order
 from penstock.runtime.asked.page_room import unplanned_dram_bytes
-from penstock.runtime.asked.run_schema import BenchConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from penstock.runtime.asked.run_schema import BenchConfig, ChatConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from penstock.runtime.asked.sampling_keys import check_sampling
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.told.startup import Startup
+from penstock.runtime.tools.solving import solve
 
 
 def run_verb(cfg: RunConfig) -> None:
@@ -33,6 +38,31 @@ def run_verb(cfg: RunConfig) -> None:
         from penstock.runtime.tools.run import run
 
         run(cfg, order, device, ground, startup)
+
+
+def chat_verb(cfg: ChatConfig) -> None:
+    """`runtime chat`: the plan is read, or solved by the planner's program, before torch is imported."""
+    check_sampling(cfg)
+    plan, checkpoint = planned(cfg)
+    if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
+        wait_asleep()
+    with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
+        from penstock.runtime.tools.chat import chat
+
+        chat(cfg, plan, checkpoint, ground)
+
+
+def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
+    """The plan of one conversation, as ``cfg`` names or describes it, and its checkpoint."""
+    if cfg.plan is not None:
+        plan = read_plan(Path(cfg.plan).expanduser())
+    else:
+        assert cfg.hardware is not None and cfg.model is not None
+        with bar_console().status("solving"):
+            plan = solve(SolveConfig(cfg.hardware, cfg.model, cfg.workload or WorkloadConfig(), cfg.force, calibration=cfg.calibration))
+    run = RunConfig(plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, kv=cfg.kv, engine=cfg.engine)
+    plan, checkpoint = check_fit(run, plan)
+    return for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1), checkpoint
 
 
 def bench_verb(cfg: BenchConfig) -> None:

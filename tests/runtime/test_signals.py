@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -41,7 +42,7 @@ def runtime_main(here: Desk, monkeypatch: pytest.MonkeyPatch) -> int:
     return ended.value.code
 
 
-MOMENTS = ["arena", "card", "page-locking", "skeleton", "reading", "binding", "rehearsal", "load", "prefill", "decode", "report"]
+MOMENTS = ["arena", "card", "page-locking", "skeleton", "reading", "binding", "rehearsal", "load", "prefill", "report"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -67,7 +68,21 @@ def test_a_signal_after_any_time_leaves_nothing(endless: Desk, monkeypatch: pyte
     with leaves_nothing_behind(endless.plan.parent):
         status = runtime_main(endless, monkeypatch)
         timer.join()
+        endless.out.unlink(missing_ok=True)
     assert status == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_among_tokens_ends_a_run_with_those_that_are_known(
+    endless: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    before(monkeypatch, "decode", lambda: os.kill(os.getpid(), number))
+    status = runtime_main(endless, monkeypatch)
+    report, told = json.loads(endless.out.read_text()), capsys.readouterr()
+    ended = (130, "runtime: interrupted\n") if number == signal.SIGINT else (143, "runtime: terminated\n")
+    assert (status, told.err) == ended
+    assert report["interrupted"] and [len(reply) for reply in report["tokens"]] == [2] and report["measured"]["decode_tokens_per_s"]
+    assert report["texts"][0] in told.out and json.loads(told.out.splitlines()[-1])["interrupted"]
 
 
 WATCHED = """
@@ -103,7 +118,7 @@ def test_a_process_that_is_terminated_ends_with_status_143_and_no_thread_alive(e
         process.kill()
     assert (process.returncode, err) == (143, "runtime: terminated\n")
     assert out.splitlines()[-1].strip() == "threads:"
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"plan.yaml", "run.json"}
 
 
 def left_by_a_signal(here: Desk, temporary: Path, number: int, after_s: float) -> dict[str, object]:
@@ -118,6 +133,7 @@ def left_by_a_signal(here: Desk, temporary: Path, number: int, after_s: float) -
     finally:
         process.kill()
     children = [p.pid for p in psutil.process_iter() if session(p.pid) == process.pid]
+    here.out.unlink(missing_ok=True)  # where tokens were known
     files = [path.name for place in (here.plan.parent, temporary) for path in place.iterdir()]
     return {"status": process.returncode, "stderr": err, "last line": out.splitlines()[-1:], "children": children, "files": files}
 
@@ -185,7 +201,7 @@ def test_a_run_in_which_a_library_stumbles_over_an_interrupt_ends_in_the_usual_l
         except KeyboardInterrupt as error:
             raise UnboundLocalError("f") from error
 
-    before(monkeypatch, "decode", stumble)
+    before(monkeypatch, "prefill", stumble)
     assert runtime_main(on_a_card, monkeypatch) == 130
     assert capsys.readouterr().err == "runtime: interrupted\n"
 

@@ -35,6 +35,8 @@ class Key:
     """Free text: ``${...}`` means itself."""
     within: str | None
     """The nearest section around the key that may be null."""
+    open: bool = False
+    """It holds keys that no schema knows."""
 
     @property
     def is_size(self) -> bool:
@@ -54,7 +56,7 @@ class Key:
 
     @property
     def is_dict(self) -> bool:
-        return get_origin(self.kind) is dict
+        return self.open or get_origin(self.kind) is dict
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ class Key:
             words = "a size such as 6GiB, 16GB or 4096"
         else:
             names = {int: "a whole number", float: "a number", str: "text"}
-            names |= {list[str]: "a list such as [a, b]", list[int]: "whole numbers such as [2, 4]"}
+            names |= {Any: "false, or keys of its own", list[str]: "a list such as [a, b]", list[int]: "whole numbers such as [2, 4]"}
             words = names.get(self.kind, "a list of rows such as [[1048576, 2.1]]")
         return f"{words}, or null" if self.optional else words
 
@@ -120,7 +122,17 @@ def keys_of(schema: type, prefix: str = "", within: str | None = None) -> dict[s
             found |= keys_of(kind, path + ".", path if optional else within)
         else:
             owner, name = field.metadata.get(DECLARED_AT, (_declaring(schema, field.name), field.name))
-            found[path] = Key(path, kind, optional, _default(field), owner, name, bool(field.metadata.get("literal")), within)
+            found[path] = Key(
+                path,
+                kind,
+                optional,
+                _default(field),
+                owner,
+                name,
+                bool(field.metadata.get("literal")),
+                within,
+                bool(field.metadata.get("open")),
+            )
     return found
 
 

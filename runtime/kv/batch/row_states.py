@@ -72,6 +72,11 @@ class RowStates:
         modules = [m for m in numbered if not any(inner is not m and inner in numbered for inner in m.modules())]
         self._layers = [RowByRow(module, lambda: pool.step, lambda: DynamicCache(config=model.config)) for module in modules]
 
+    @property
+    def any(self) -> bool:
+        """Whether some layer keeps such a state."""
+        return bool(self._layers)
+
     def pretend(self, sequence: int, tokens: int) -> None:
         """So many tokens of it have passed, in a rehearsal."""
         for layer in self._layers:

@@ -1,0 +1,42 @@
+"""A text that comes token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+BROKEN = "\ufffd"
+"""What half a character is decoded as."""
+
+
+class PieceByPiece:
+    """What each token adds to a text, by looking at the few before it: a tokenizer's ``decode`` of a token alone loses spaces and halves
+    of characters."""
+
+    def __init__(self, decode: Callable[[list[int]], str]):
+        self._decode = decode
+        self._ids: list[int] = []
+        self._from, self._told = 0, 0
+
+    @property
+    def count(self) -> int:
+        """Tokens so far."""
+        return len(self._ids)
+
+    def add(self, token: int) -> str:
+        """What ``token`` adds. A character of several tokens comes with the last of them."""
+        self._ids.append(token)
+        new = self._new()
+        if not new or new.endswith(BROKEN):
+            return ""
+        self._from, self._told = self._told, len(self._ids)
+        return new
+
+    def rest(self) -> str:
+        """What is left at the end: a character that was never completed."""
+        new = self._new()
+        self._from = self._told = len(self._ids)
+        return new
+
+    def _new(self) -> str:
+        before, now = (self._decode(self._ids[self._from : end]) for end in (self._told, None))
+        return now[len(before) :]
