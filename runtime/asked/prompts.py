@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
@@ -13,6 +14,10 @@ from penstock.planner.common.errors import UserError
 from penstock.runtime.asked.requests import Asked
 
 GENERATION = "generation_config.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "spiece.model")
+"""Files of which a checkpoint with a tokenizer has one."""
+_READERS = ("sentencepiece", "tiktoken", "protobuf")
+"""Packages that read some of them."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +44,20 @@ class Vocabulary:
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     """Tokenizer and stop tokens of a checkpoint directory, the latter from config.json where there is no generation_config.json."""
     tokenizer = None
-    if any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if any((directory / name).exists() for name in TOKENIZERS):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(directory)
+            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises nothing narrower
-            raise UserError(f"{directory}: the tokenizer cannot be read ({_first_line(error)}); download its files again") from error
+            raise UserError(f"{directory}: the tokenizer cannot be read ({_first_line(error)}); {_remedy(error)}") from error
     try:
         if (directory / GENERATION).exists():
             generation = GenerationConfig.from_pretrained(directory)
         else:
-            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory))
+            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory, trust_remote_code=False))
+        eos = generation.eos_token_id
+        stop = frozenset([eos] if isinstance(eos, int) else eos or ())
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{directory}: {GENERATION} cannot be read ({_first_line(error)}); download it again, or remove it") from error
-    eos = generation.eos_token_id
-    stop = frozenset([eos] if isinstance(eos, int) else eos or ())
     return Vocabulary(tokenizer, stop, vocab_size, generation)
 
 
@@ -72,6 +77,16 @@ def random_ids(count: int, tokens: int, vocab_size: int, seed: int) -> list[tupl
     """``count`` prompts of ``tokens`` random ids each, the same for the same ``seed``."""
     draw = random.Random(seed)
     return [tuple(draw.randrange(vocab_size) for _ in range(tokens)) for _ in range(count)]
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a tokenizer that cannot be read."""
+    absent = [name for name in _READERS if not any(distributions(name=name))]
+    if absent:
+        return f"it may want a package that is not installed: pip install {' '.join(absent)}"
+    if "custom code" in str(error):
+        return "code of a checkpoint is never run: use a model whose tokenizer transformers has"
+    return "download its files again"
 
 
 def _first_line(error: Exception) -> str:

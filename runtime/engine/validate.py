@@ -71,7 +71,8 @@ def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
     if not (checkpoint / MANIFEST).exists():
         config = read_config(checkpoint)
         dtype = compute_dtype(checkpoint, config)
-        return text_class(config).from_pretrained(checkpoint, dtype=dtype, trust_remote_code=False).to(device).eval()
+        model = text_class(config).from_pretrained(checkpoint, config=config, dtype=dtype, trust_remote_code=False)
+        return model.to(device).eval()
     skeleton = open_skeleton(checkpoint)
     model, store, layers = skeleton.model, skeleton.store, skeleton.layers
     dtypes, tied = {name: tensor.dtype for name, tensor in model.state_dict().items()}, tied_names(model)

@@ -55,9 +55,14 @@ def open_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Skel
 
 
 def read_config(directory: Path) -> PreTrainedConfig:
-    """The model's config as transformers reads it; code beside it is never run. UserError where transformers does not know the model."""
+    """The model's config as transformers reads it; code beside it is never run. UserError where transformers does not know the model.
+
+    What it says of the code to compute attention and experts with is dropped: that is ours to choose, and may name a kernel on the Hub.
+    """
     with _told(directory):
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        config._attn_implementation = config._experts_implementation = None
+        return config
 
 
 def text_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
@@ -126,5 +131,9 @@ def _keep_dtypes(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def _told(directory: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, OSError) as error:
-        raise UserError(f"{directory}: transformers cannot build this model: {str(error).splitlines()[0]}") from error
+    except UserError:
+        raise
+    except Exception as error:  # a config from elsewhere makes transformers raise anything
+        why = next(iter(str(error).strip().splitlines()), "")
+        kind = "" if isinstance(error, ValueError | OSError) and why else f"{type(error).__name__}: "
+        raise UserError(f"{directory}: transformers cannot build this model: {kind}{why}") from error

@@ -104,7 +104,7 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[_Tensor]:
     hf = AutoConfig.for_model(config["model_type"], **keys)
     dtype = getattr(torch, config["dtype"])
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(hf, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
     for name, tensor in model.named_parameters():
         yield from _unfused(config["model_type"], name, tuple(tensor.shape), dtype)

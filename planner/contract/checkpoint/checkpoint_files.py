@@ -13,6 +13,7 @@ import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
+from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, read_header
 from penstock.planner.contract.checkpoint.tally import TensorInfo
@@ -51,7 +52,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     truncated, corrupt or unreadable.
     """
     directory = _directory(path)
-    config_bytes = read_bytes(directory / CONFIG, f"{directory}: a checkpoint needs {CONFIG}; set model.checkpoint to a Hugging Face one")
+    needed = f"{directory}: a checkpoint needs {CONFIG}; set model.checkpoint to a Hugging Face one"
+    config_bytes = read_bytes(directory / CONFIG, foreign_directory(directory) or needed)
     config = parse_object(directory / CONFIG, config_bytes)
     index = directory / INDEX
     tensors = _read_sharded(index) if os.path.lexists(index) and not (directory / SINGLE).exists() else read_header(_single(directory))
@@ -90,7 +92,7 @@ def _directory(path: Path) -> Path:
     except FileNotFoundError:
         raise UserError(f"{path}: no such directory; name the one of a downloaded Hugging Face checkpoint") from None
     except NotADirectoryError:
-        raise UserError(f"{path}: not a directory; name the one that holds {CONFIG}") from None
+        raise UserError(foreign_file(Path(path)) or f"{path}: not a directory; name the one that holds {CONFIG}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None
     if not names:
@@ -128,7 +130,7 @@ def _single(directory: Path) -> Path:
         return directory / others[0]
     if others:
         raise UserError(f"{directory}: {len(others)} safetensors files and no {INDEX}; download the index")
-    raise UserError(f"{directory}: no {SINGLE} and no {INDEX}; use a checkpoint in safetensors format")
+    raise UserError(foreign_directory(directory) or f"{directory}: no {SINGLE} and no {INDEX}; use a checkpoint in safetensors format")
 
 
 def _read_sharded(index: Path) -> dict[str, TensorEntry]:

@@ -65,6 +65,7 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
     layers = _count(config, where, "num_hidden_layers")
     if not layers:
         raise UserError(f"{where}: num_hidden_layers is missing, a decoder has at least 1; use a decoder-only Hugging Face checkpoint")
+    _refuse_impossible(config, where)
     heads = _count(config, where, "num_attention_heads")
     kv_heads = _count(config, where, "num_key_value_heads") or heads
     hidden = _count(config, where, "hidden_size")
@@ -95,6 +96,18 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
         tied=tied if isinstance(tied, bool) else None,
         dtype=next((str(config[key]).removeprefix("torch.") for key in DTYPE_KEYS if config.get(key)), None),
     )
+
+
+def _refuse_impossible(config: Mapping[str, Any], where: str) -> None:
+    """UserError for sizes of 0 and a padding token beyond the vocabulary, by which no model can be built."""
+    for key in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        if _count(config, where, key) == 0:
+            raise UserError(f"{where}: {key} is 0, and must be 1 or more; restore the model's own config.json")
+    pad, vocab = config.get("pad_token_id"), _count(config, where, "vocab_size")
+    if pad is not None and vocab and (type(pad) is not int or not -vocab <= pad < vocab):
+        raise UserError(
+            f"{where}: pad_token_id is {str(pad)[:40]}, and the vocabulary has ids 0 to {vocab - 1}; restore the model's own config.json"
+        )
 
 
 def _first(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> int | None:
