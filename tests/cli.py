@@ -29,26 +29,32 @@ def docs_script(name: str) -> ModuleType:
     return module
 
 
-def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def process(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """``program args`` as a process of its own in ``cwd``, with ``env`` on top of the environment, against this checkout."""
     code = f"import sys; sys.argv[0] = {program!r}; from penstock.{program}.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     return subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANGS_S)
 
 
-def refusal(program: str, *args: str, cwd: Path, **env: str) -> str:
-    """The one line that refuses ``args``: exit status 2, nothing else on stderr, no file written. In this process, for speed."""
-    before = sorted(cwd.rglob("*"))
-    said = io.StringIO()
+def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """What ``process`` returns, without a process: its start takes longer than most commands."""
+    said, complained = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(cwd))
         stack.enter_context(mock.patch.dict(os.environ, env))
         stack.enter_context(mock.patch.object(sys, "argv", [program, *args]))
-        stack.enter_context(contextlib.redirect_stderr(said))
+        stack.enter_context(contextlib.redirect_stdout(said))
+        stack.enter_context(contextlib.redirect_stderr(complained))
         left = stack.enter_context(pytest.raises(SystemExit))
         importlib.import_module(f"penstock.{program}.cli").main()
-    line = said.getvalue()
-    assert left.value.code == 2
-    assert line.count("\n") == 1, line
+    return subprocess.CompletedProcess([program, *args], left.value.code or 0, said.getvalue(), complained.getvalue())
+
+
+def refusal(program: str, *args: str, cwd: Path, **env: str) -> str:
+    """The one line that refuses ``args``: exit status 2, nothing else on stderr, no file written."""
+    before = sorted(cwd.rglob("*"))
+    done = command(program, *args, cwd=cwd, **env)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
     assert sorted(cwd.rglob("*")) == before
-    return line.strip()
+    return done.stderr.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 """Tiny matrices gain nothing from two threads, and on a busy machine the threads wait for each other. Said before torch is imported, here
 and in the processes that tests start."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+"""Workers and the processes that tests start share what is compiled once. Without it each compiles the whole house."""
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

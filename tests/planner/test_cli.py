@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from penstock.planner.cli import PROGRAM
-from tests.cli import HANGS_S, ROOT, command, refusal
+from tests.cli import HANGS_S, ROOT, command, process, refusal
 
 SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
 
@@ -25,7 +25,7 @@ def test_alone_the_program_lists_its_verbs_with_a_line_each(tmp_path: Path) -> N
 
 
 def test_solve_ends_with_one_json_line_and_leaves_only_the_plan(tmp_path: Path) -> None:
-    result = command("planner", *SOLVE, cwd=tmp_path)
+    result = process("planner", *SOLVE, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     summary = json.loads(result.stdout.splitlines()[-1])

@@ -201,13 +201,13 @@ def brute_force(hardware, m, w, base):
 def tight(rng, on_gpu):
     """A model of a few layers whose pages are as large as its units, and a machine that lacks room for some of both: with a GPU for units
     and pages in VRAM and for pages in DRAM, without one for layers and pages in DRAM."""
-    m = model(3 if on_gpu else rng.choice([5, 6]), rng.randint(5, 30) * MB, rng.randint(20, 60) * MB, 10 * MB)
+    m = model(2 if on_gpu else rng.choice([5, 6]), rng.randint(5, 30) * MB, rng.randint(20, 60) * MB, 10 * MB)
     m = replace(m, kv_width=16384 if on_gpu else 32768)
     link = rng.uniform(0.2, 2)
     fast = {"dense_tflops": 1e5, "attention_tflops": 1e5, "memory_gbps": 1e4} if rng.random() < 0.7 else {}
     bus = rng.choice([0.0, rng.uniform(0.5, 3) * link])
     card = gpu(h2d=Curve(((2**20, link), (2**26, 1.5 * link))), **fast)
-    reads = tuple(SsdPoint(block, 8, rng.uniform(0.2, 3)) for block in (2**22, 2**23))
+    reads = tuple(SsdPoint(block, 8, rng.uniform(0.2, 3)) for block in ((2**22,) if on_gpu else (2**22, 2**23)))
     roomy = machine(4 * GB if on_gpu else 0, ssd_read=reads, cpu_matvec_gbps=100.0, cpu_dense_tflops=rng.choice([0.5, 50.0]))
     w = work(
         batch=rng.choice([1, 1, 2]),
@@ -231,7 +231,11 @@ def tight(rng, on_gpu):
     return replace(hardware, dram_bytes=sum(dram.values()) + int((rng.random() - 0.4) * (m.weight_bytes + spare))), m, w, force
 
 
-@pytest.mark.parametrize("on_gpu, seed", [(True, seed) for seed in range(7, 15)] + [(False, seed) for seed in range(16)])
+ON_GPU = (8, 11, 13, 20, 23, 42, 46, 53, 58, 61)
+"""Between them these keep nothing, in VRAM, in DRAM and in both, with a copy on the SSD."""
+
+
+@pytest.mark.parametrize("on_gpu, seed", [(True, seed) for seed in ON_GPU] + [(False, seed) for seed in range(16)])
 def test_the_program_keeps_as_brute_force_would(on_gpu, seed):
     hardware, m, w, passes = tight(Random(seed), on_gpu)
     try:

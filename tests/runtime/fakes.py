@@ -230,6 +230,7 @@ class Rig:
         """Numbers whose copy was queued, in that order."""
         self._holders: dict[int, int] = {}
         self._asked = 0
+        self.checked = True
         self._device_copy, self.device.copy = self.device.copy, self._copy
         self._threads = {"copier": _Thread(self.ring.copying()), "retirer": _Thread(self.ring.retiring())}
         self._host = self._compute()
@@ -257,8 +258,17 @@ class Rig:
             self.device.advance(actor)
         self.check()
 
+    def replay(self, path: Sequence[str]) -> None:
+        """Steps that another rig took, where each was checked."""
+        self.checked = False
+        for actor in path:
+            self.step(actor)
+        self.checked = True
+
     def check(self) -> None:
         """The window is kept, and without wrap-around nothing is fetched before its pass begins."""
+        if not self.checked:
+            return
         turns = self.ring.turns
         assert turns.left <= turns.entered <= turns.first <= turns.copied <= turns.fetched == self.source.acquired
         assert turns.fetched <= max(turns.entered + self.setting.distance, self._asked), "the copier ran too far ahead"
@@ -307,9 +317,10 @@ class Rig:
         self._device_copy(dst, src)
 
     def _use(self, buffer: torch.Tensor, number: int, last: bool = False) -> None:
-        dram = contents(number, 11)
-        want = torch.cat([dram[s.src : s.src + s.nbytes] for s in self.segments])
-        assert torch.equal(buffer, want), f"unit number {number} was used before its bytes arrived or after they were overwritten"
+        if self.checked:
+            dram = contents(number, 11)
+            want = torch.cat([dram[s.src : s.src + s.nbytes] for s in self.segments])
+            assert torch.equal(buffer, want), f"unit number {number} was used before its bytes arrived or after they were overwritten"
         if last:
             self.used.append(number)
 

@@ -145,7 +145,7 @@ def test_the_planner_is_asked_as_a_user_asks_it(checkpoint: Path) -> None:
 
 
 def test_the_modes_that_can_be_are_run_and_told(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, asked_here: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WSM_CPU_CACHE_CAP_LAYERS", "1")
     out, solve = tmp_path / "bench.json", configured(machine(), checkpoint)
@@ -174,7 +174,7 @@ def test_nothing_is_written_when_no_mode_can_run(checkpoint: Path, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mistakes_are_told_before_anything_is_run(checkpoint: Path, tmp_path: Path) -> None:
+def test_mistakes_are_told_before_anything_is_run(checkpoint: Path, tmp_path: Path, asked_here: None) -> None:
     given = ["bench", "hardware=cpu", "model=hf", f"model.checkpoint={checkpoint}"]
     assert "modes=steam" in refusal("runtime", *given, "modes=[steam]", cwd=tmp_path)
     assert "checkpoint=DIR" in refusal("runtime", "bench", "hardware=cpu", "model=llama8b", cwd=tmp_path)

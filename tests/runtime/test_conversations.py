@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.runtime.asked.run_schema import ReuseConfig, Validation
 from penstock.runtime.told.account import ROWS
-from tests.cli import command
+from tests.cli import process
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, save_tiny, workload
 
@@ -110,7 +110,7 @@ def test_another_process_restores_the_same_requests(checkpoint: Path, tmp_path: 
     want = here.run(prompts=prompts, kv=kept_in("auto"))
     assert want["kv_reuse"]["dir"] == str(tmp_path / "cache" / "penstock" / "kv")
     words = {"plan": here.plan, "out": here.out, "prompts": prompts, "kv.dir": "auto", "kv.read_gbps": 1e9}
-    done = command("runtime", "run", *(f"{key}={json.dumps(str(value))}" for key, value in words.items()), cwd=tmp_path)
+    done = process("runtime", "run", *(f"{key}={json.dumps(str(value))}" for key, value in words.items()), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     got = json.loads(here.out.read_text())
     assert got["tokens"] == want["tokens"] and sum(got["requests_total"]["restored_tokens"].values()) > 100

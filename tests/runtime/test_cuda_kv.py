@@ -102,11 +102,15 @@ def close(got: Generation, wanted: Generation) -> None:
 
 
 @pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "three"])
 @pytest.mark.parametrize(
-    ("planned", "tier"),
-    [((40, 60), "vram"), ((0, 60), "vram"), ((0, 60), "dram"), ((2, 4), None), ((0, 0), None)],
-    ids=["in VRAM", "in the pool's idle pages", "in DRAM", "little room", "not planned"],
+    ("planned", "tier", "prompts"),
+    [
+        pytest.param((40, 60), "vram", PROMPTS, id="in VRAM, three"),
+        pytest.param((0, 60), "vram", PROMPTS[:1], id="in the pool's idle pages, one"),
+        pytest.param((0, 60), "dram", PROMPTS, id="in DRAM, three"),
+        pytest.param((2, 4), None, PROMPTS, id="little room, three"),
+        pytest.param((0, 0), None, PROMPTS[:1], id="not planned, one"),
+    ],
 )
 def test_what_is_restored_goes_on_as_if_it_had_been_computed(
     card: Card, checkpoint: Path, tmp_path: Path, prompts: list[list[int]], planned: tuple[int, int], tier: str | None

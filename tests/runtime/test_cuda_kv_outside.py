@@ -54,8 +54,14 @@ def split(checkpoint: Path, in_vram: int, dram_pages: int = 60) -> Plan:
 
 
 @cards
-@pytest.mark.parametrize("case", IN_VRAM)
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "three"])
+@pytest.mark.parametrize(
+    ("case", "prompts"),
+    [
+        pytest.param("half in DRAM", PROMPTS, id="half in DRAM, three"),
+        pytest.param("all in DRAM", PROMPTS[:1], id="all in DRAM, one"),
+        pytest.param("one in DRAM", PROMPTS, id="one in DRAM, three"),
+    ],
+)
 def test_what_is_restored_into_dram_goes_on_as_if_it_had_been_computed(
     card: Card, checkpoint: Path, tmp_path: Path, case: str, prompts: list[list[int]]
 ) -> None:

@@ -89,8 +89,7 @@ def test_every_interleaving_of_two_passes_keeps_the_rules(case: str) -> None:
     while paths:
         path = paths.pop()
         rig = Rig(SMALL[case], passes=2, only_when_done=True)
-        for actor in path:
-            rig.step(actor)
+        rig.replay(path)
         while rig.state() not in seen:
             seen.add(rig.state())
             enabled = rig.enabled()

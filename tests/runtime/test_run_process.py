@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import HANGS_S, ROOT, command, refusal
+from tests.cli import HANGS_S, ROOT, process, refusal
 from tests.runtime.running import desk
 from tests.support import decisions, plan_for, save_tiny, workload
 
@@ -30,7 +30,7 @@ def test_text_goes_in_and_comes_out_with_spaces_and_equals_signs_in_every_path(s
     (place / "my prompts=2.txt").write_text("def main():\nimport os\n")
     plan = plan_for(place / "model=1 x", decisions(batch=2, pages=8), work=workload(batch=2, new_tokens=4))
     desk(place, plan).plan.rename(place / "my plan=a b.yaml")
-    done = command(
+    done = process(
         "runtime",
         "run",
         "+plan=my plan=a b.yaml",

@@ -107,11 +107,10 @@ def watched(here: Desk, *keys: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("said", ["loaded layer", "evict"])
-def test_a_process_that_is_terminated_ends_with_status_143_and_no_thread_alive(endless: Desk, tmp_path: Path, said: str) -> None:
+def test_a_process_that_is_terminated_ends_with_status_143_and_no_thread_alive(endless: Desk, tmp_path: Path) -> None:
     process = watched(endless, "verbose=true")
     try:
-        assert any(said in line for line in process.stdout), process.stderr.read()
+        assert any("evict" in line for line in process.stdout), process.stderr.read()
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=HANGS_S)
     finally:
@@ -157,8 +156,8 @@ def session(pid: int) -> int | None:
 def test_a_process_that_gets_a_signal_at_any_moment_leaves_nothing(
     endless: Desk, tmp_path_factory: pytest.TempPathFactory, number: int, status: int, line: str
 ) -> None:
-    """Ten moments of the five seconds in which torch is imported, the model is loaded and tokens are made; two runs at a time."""
-    moments = [random.Random(f"{number} {k}").uniform(0, 5) for k in range(10)]
+    """A moment of each of three spans in which torch is imported, the model is loaded and tokens are made; two runs at a time."""
+    moments = [random.Random(f"{number} {k}").uniform(1.5 * k, 1.5 * k + 1.5) for k in range(3)]
     temporaries = [tmp_path_factory.mktemp("temporary") for _ in moments]
     with ThreadPoolExecutor(2) as two:
         seen = list(two.map(partial(left_by_a_signal, endless), temporaries, [number] * len(moments), moments))

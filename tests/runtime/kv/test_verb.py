@@ -14,7 +14,7 @@ from penstock.runtime.cli import PROGRAM
 from penstock.runtime.kv.disk.model_names import record_name
 from penstock.runtime.kv.disk.page_index import INDEX
 from penstock.runtime.kv.disk.writer_lock import LOCK
-from tests.cli import command, refusal
+from tests.cli import command, process, refusal
 from tests.runtime.kv.nursery import Nursery
 from tests.runtime.kv.pages import OTHER, SHAPE, flip, open_writer, put
 
@@ -154,7 +154,7 @@ def test_completion_offers_the_actions(tmp_path: Path) -> None:
 
 def test_no_action_imports_torch(store: Path, tmp_path: Path) -> None:
     for action in ("list", "verify", "clear"):
-        result = command("runtime", "kv", action, f"dir={store}", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+        result = process("runtime", "kv", action, f"dir={store}", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
         assert result.returncode == 0
         imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
         assert "penstock.runtime.kv.disk.upkeep" in imported and "torch" not in imported
