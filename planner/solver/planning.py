@@ -55,9 +55,13 @@ def read_question(cfg: SolveConfig) -> Asked:
         raise UserError("hardware.ssd.write_gbps=0: KV pages that spill are written to the SSD; set its rate, or workload.kv_spill=false")
     if workload.kept_tokens and hardware.gpu is None and not hardware.dram_copy_gbps:
         raise UserError("hardware.dram.copy_gbps=0: KV that is restored is copied in DRAM; set its rate, or workload.kept_tokens=0")
+    notes: tuple[str, ...] = ()
+    if not model.kv_moves and (workload.kv_spill or workload.kept_tokens):
+        workload = replace(workload, kv_spill=False, kept_tokens=0)
+        notes = (f"KV stays on the compute device and is not kept for later prompts: {model.kv_stays_because}",)
     force = Force.from_config(cfg.force, cfg.moe)
     hits = with_hits(model, cfg.moe)
     calibrated: tuple[str, ...] = ()
     if cfg.calibration is CalibrationUse.own:
         hardware, calibrated = with_calibration(hardware, hits.model)
-    return Asked(Question(hardware, hits.model, workload, force), hits, calibrated)
+    return Asked(Question(hardware, hits.model, workload, force), hits, (*notes, *calibrated))

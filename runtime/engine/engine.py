@@ -81,7 +81,7 @@ class Engine:
         if self.experts is not None:
             self.experts.begin_pass(step)
         self.outside.begin_pass()
-        self._binder.stream.begin_pass()
+        self._binder.begin_pass()
 
     def _open_experts(self, skeleton: Skeleton) -> Experts | None:
         host = self.host.experts
@@ -197,8 +197,10 @@ class Engine:
         return rehearse(self.stepper, batch, self._most_tokens(batch))
 
     def _most_tokens(self, batch: Batch) -> int:
-        """That each sequence of ``batch`` may come to hold."""
-        return self.host.kv.pages // len(batch.prompts) * self.kv.page_tokens
+        """That each sequence of ``batch`` may come to hold, of a model that has a position for each."""
+        config = self.model.config.get_text_config(decoder=True)
+        known = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+        return min([self.host.kv.pages // len(batch.prompts) * self.kv.page_tokens, *(n for n in known if isinstance(n, int) and n > 0)])
 
     @property
     def page_memory(self) -> PageMemory:

@@ -23,10 +23,9 @@ from penstock.runtime.model.skeleton import compute_dtype, open_skeleton, read_c
 from penstock.runtime.moving.dram_cache import CacheStats
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import UnitLayout
-from penstock.runtime.store.decoder import submodule
 from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
 from penstock.runtime.store.manifest import MANIFEST
-from penstock.runtime.store.parameters import tied_names
+from penstock.runtime.store.parameters import model_slots, tied_names
 
 BF16_STEP = 2.0**-8
 """Relative distance between neighbouring BF16 numbers."""
@@ -77,7 +76,7 @@ def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
     model, store, layers = skeleton.model, skeleton.store, skeleton.layers
     dtypes, tied = {name: tensor.dtype for name, tensor in model.state_dict().items()}, tied_names(model)
     places = [(model, layout) for layout in store.others().values()]
-    places += [(submodule(layers, unit), store.unit(unit)) for i in range(len(layers)) for unit in (Unit("attn", i), Unit("ffn", i))]
+    places += [(layers[unit.layer], store.unit(unit)) for unit in model_slots(model).units if unit.kind != "expert"]
     with ReadPool(4, 4 << 20) as pool:
         for module, layout in places:
             bind(module, parameters(layout.tensors, _read(pool, layout).to(device)))

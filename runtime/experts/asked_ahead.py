@@ -12,7 +12,7 @@ from torch import nn
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.policies import AheadScores
 from penstock.planner.contract.experts.policies.far import reach
-from penstock.runtime.store.expert_modules import layers_with_experts
+from penstock.runtime.store.expert_modules import experts_module, layers_with_experts
 
 
 class Ahead(Protocol):
@@ -31,7 +31,7 @@ class RouterAhead:
 
     def __init__(self, layers: nn.ModuleList):
         found = dict(layers_with_experts(layers))
-        self._routers = [_router(layers[layer].get_submodule("mlp")) for layer in found]
+        self._routers = [_router(layers[layer]) for layer in found]
         self._place = {layer: place for place, layer in enumerate(found)}
         (self._count,) = {module.num_experts for module in found.values()}
         self._reach = reach(len(found), self._count)
@@ -82,7 +82,9 @@ def make_ahead(needed: AheadScores | None, layers: nn.ModuleList) -> Ahead | Non
     return RouterAhead(layers) if needed is AheadScores.router else CentroidsAhead(layers)
 
 
-def _router(block: nn.Module) -> nn.Module:
+def _router(layer: nn.Module) -> nn.Module:
+    name, _ = experts_module(layer) or ("", layer)
+    block = layer.get_submodule(name.rpartition(".")[0])
     gate = getattr(block, "gate", None)
     if not isinstance(gate, nn.Module) or not isinstance(getattr(gate, "weight", None), nn.Parameter):
         raise UserError(f"{type(block).__name__} has no router named gate; use another experts.policy than lookahead")

@@ -21,7 +21,7 @@ from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.rows import Step
 from penstock.runtime.moving.filler import Fill
 from penstock.runtime.moving.ledger import Ledger
-from penstock.runtime.store.decoder import submodule
+from penstock.runtime.store.decoder import unit_modules
 
 
 class Experts:
@@ -53,7 +53,8 @@ class Experts:
                 decided.chunk_bytes, decided.in_flight,
             )  # fmt: skip
             for number in range(len(layers)):
-                _pass_by(submodule(layers, Unit("attn", number)), self.card)
+                for block in unit_modules(layers, Unit("attn", number)).values():
+                    _pass_by(block, self.card)
         count = host.room.experts.count
         self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, count)
         self._layers = layer_experts(layers)

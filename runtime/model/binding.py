@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import TensorLayout
-from penstock.runtime.store.decoder import decoder_layers, submodule
+from penstock.runtime.store.decoder import decoder_layers, unit_modules
 
 
 class WeightStream(Protocol):
@@ -51,36 +52,87 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 class Binder:
-    """Forward hooks around every block of ``model``: a streamed unit is bound before it runs and given back after.
+    """Has every block of ``model`` computed with what ``stream`` brings: a unit is bound before the first of its modules runs, and given
+    back after the last one.
 
-    ``stream`` may be exchanged between passes. The parameter dictionaries of each block are looked up once; binding on the hot
-    path is one assignment a parameter.
+    Units are entered and left in their order. Those that a pass does not call are entered and left as it passes them. ``stream`` may be
+    exchanged between passes. The parameter dictionaries of each unit are looked up once; binding on the hot path is one assignment a
+    parameter.
     """
 
-    def __init__(self, model: nn.Module, units: Sequence[Unit], stream: WeightStream):
+    def __init__(self, model: PreTrainedModel, units: Sequence[Unit], stream: WeightStream):
         self.stream = stream
+        self._units, self._at, self._inside = list(units), 0, False
         layers = decoder_layers(model)
-        for unit in units:
-            module = submodule(layers, unit)
-            module.register_forward_pre_hook(self._entering(unit, module))
-            module.register_forward_hook(self._leaving(unit))
-        model.register_forward_hook(lambda *_: self.stream.end_pass())
+        for number, unit in enumerate(self._units):
+            layer, modules = layers[unit.layer], _called(unit_modules(layers, unit).values())
+            owners = _owners(layer, unit_modules(layers, unit))
+            for module in modules:
+                module.register_forward_pre_hook(self._entering(number, owners))
+            if len(modules) == 1:
+                modules[0].register_forward_hook(self._leaving(number))
+            elif modules:
+                layer.register_forward_hook(self._leaving(number))
+        model.get_output_embeddings().register_forward_pre_hook(lambda *_: self._finish())
+        model.register_forward_hook(lambda *_: self._end_pass())
 
-    def _entering(self, unit: Unit, module: nn.Module) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        owners = {
-            name: (module.get_submodule(name.rpartition(".")[0])._parameters, name.rpartition(".")[2])
-            for name, _ in module.named_parameters()
-        }
+    def begin_pass(self) -> None:
+        """A pass comes next, whatever became of the one before."""
+        self._at, self._inside = 0, False
+        self.stream.begin_pass()
 
+    def _entering(self, number: int, owners: Mapping[str, _Owner]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-            for name, param in self.stream.enter(unit).items():
+            if self._inside and self._at == number:
+                return
+            self._pass_by(number)
+            self._inside = True
+            for name, param in self.stream.enter(self._units[number]).items():
                 owner, leaf = owners[name]
                 owner[leaf] = param
 
         return hook
 
-    def _leaving(self, unit: Unit) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
+    def _leaving(self, number: int) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def hook(_module: nn.Module, _args: tuple[Any, ...], _output: object) -> None:
-            self.stream.leave(unit)
+            if self._inside and self._at == number:
+                self._leave()
 
         return hook
+
+    def _leave(self) -> None:
+        self.stream.leave(self._units[self._at])
+        self._at, self._inside = self._at + 1, False
+
+    def _pass_by(self, number: int) -> None:
+        """Come to unit ``number``, of which nothing was entered yet."""
+        if self._inside:
+            self._leave()
+        if number < self._at:
+            raise RuntimeError(f"unit {self._units[number]} is computed after {self._units[self._at - 1]}, which comes behind it")
+        while self._at < number:
+            self.stream.enter(self._units[self._at])
+            self._leave()
+
+    def _finish(self) -> None:
+        """The pass has left the layers."""
+        self._pass_by(len(self._units))
+
+    def _end_pass(self) -> None:
+        self._finish()
+        self.stream.end_pass()
+
+
+_Owner = tuple[dict[str, nn.Parameter | None], str]
+"""A module's parameters, and the name of one of them."""
+
+
+def _owners(layer: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, _Owner]:
+    """Where each parameter of a unit is bound, by its name in the layer."""
+    names = [f"{child}.{name}" for child, module in modules.items() for name, _ in module.named_parameters()]
+    return {n: (layer.get_submodule(n.rpartition(".")[0])._parameters, n.rpartition(".")[2]) for n in names}
+
+
+def _called(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those that have a forward of their own: of a list its members."""
+    return [m for module in modules for m in (_called(module) if isinstance(module, nn.ModuleList) else [module])]

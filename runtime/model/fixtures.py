@@ -18,7 +18,7 @@ from penstock.runtime.model.cast import Cast
 from penstock.runtime.model.head import head_rows
 from penstock.runtime.reading.layout import TensorLayout
 from penstock.runtime.store.base import Extent, Store, UnitLayout
-from penstock.runtime.store.decoder import module_name, submodule
+from penstock.runtime.store.decoder import module_name
 
 Bind = Callable[[Mapping[str, nn.Parameter]], None]
 
@@ -118,4 +118,4 @@ def _to_model(model: PreTrainedModel) -> Bind:
 
 
 def _to_block(layers: nn.ModuleList, unit: Unit) -> Bind:
-    return lambda params: bind(submodule(layers, unit), params)
+    return lambda params: bind(layers[unit.layer], params)

@@ -45,9 +45,8 @@ def layer_plans(placement: Placement, layouts: Mapping[Unit, UnitLayout]) -> dic
     """How each layer that passes through DRAM lies in a slot; units that live in VRAM take no part."""
     plans = {}
     for layer in placement.dram_layers:
-        kinds = (("attn", placement.attn), ("ffn", placement.ffn))
-        units = tuple(Unit(kind, layer) for kind, tiers in kinds if tiers[layer] is not Tier.vram)
-        plans[layer] = layer_plan(units, layouts)
+        units = (Unit("attn", layer), placement.attn[layer]), (Unit("ffn", layer), placement.ffn[layer])
+        plans[layer] = layer_plan(tuple(u for u, tier in units if tier is not Tier.vram and placement.unit_bytes(u)), layouts)
     return plans
 
 

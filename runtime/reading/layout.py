@@ -44,7 +44,7 @@ class TensorLayout:
     """A parameter inside a buffer: ``nbytes`` contiguous bytes at ``offset``, row-major."""
 
     name: str
-    """Relative to its submodule for units (``q_proj.weight``), the full module name for others (``model.norm.weight``)."""
+    """Relative to its layer for units (``self_attn.q_proj.weight``), the full module name for others (``model.norm.weight``)."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     offset: int

@@ -1,34 +1,35 @@
-"""The decoder inside a `transformers` model: its layers, and the module that a unit's weights belong to."""
+"""The decoder inside a `transformers` model: its layers, and the modules that a unit's weights belong to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
 from torch import nn
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.tensor_names import block_of, one_block
 from penstock.planner.contract.decided.placement import Unit
-
-SUBMODULES: Mapping[str, str] = MappingProxyType({"attn": "self_attn", "ffn": "mlp", "expert": "mlp"})
-"""Kind of unit -> the name of its module in a decoder layer."""
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The layers of ``model``'s decoder: the longest list of modules that all have ``self_attn`` and ``mlp``.
+    """The layers of ``model``'s decoder: of the longest lists of modules that mix along tokens or have an FFN, the largest.
 
     A multimodal model's other towers, which may be longer, are left out: its ``get_decoder`` is asked. UserError where there is no list.
     """
     get = getattr(model, "get_decoder", None)
     root = get() if callable(get) else None
-    lists = (module for module in (model if root is None else root).modules() if isinstance(module, nn.ModuleList) and len(module))
-    found = [layers for layers in lists if all(hasattr(layer, name) for layer in layers for name in SUBMODULES.values())]
+    found = (_lists(root) if root is not None else []) or _lists(model)
     if not found:
         raise UserError(
-            f"{type(model).__name__}: no list of decoder layers with self_attn and mlp in it; "
+            f"{type(model).__name__}: no list of decoder layers in it, with self_attn, mlp and the like; "
             f"Penstock streams decoders such as Llama, Mistral, Qwen, Gemma and Mixtral"
         )
-    return max(found, key=len)
+    return max(found, key=lambda layers: (len(layers), sum(p.numel() for p in layers.parameters())))
+
+
+def _lists(root: nn.Module) -> list[nn.ModuleList]:
+    lists = (module for module in root.modules() if isinstance(module, nn.ModuleList) and len(module))
+    return [layers for layers in lists if all(any(True for _ in _blocks(layer)) for layer in layers)]
 
 
 def module_name(model: nn.Module, wanted: nn.Module) -> str:
@@ -36,6 +37,20 @@ def module_name(model: nn.Module, wanted: nn.Module) -> str:
     return next(name for name, module in model.named_modules() if module is wanted)
 
 
-def submodule(layers: nn.ModuleList, unit: Unit) -> nn.Module:
-    """The module of ``layers`` that ``unit`` feeds."""
-    return getattr(layers[unit.layer], SUBMODULES[unit.kind])
+def unit_modules(layers: nn.ModuleList, unit: Unit) -> dict[str, nn.Module]:
+    """The children of ``unit``'s layer that it feeds, by name; none where its layer has no such unit."""
+    layer = layers[unit.layer]
+    blocks = dict(_blocks(layer))
+    often = any(block == "attn" and isinstance(layer.get_submodule(name), nn.ModuleList) for name, block in blocks.items())
+    if one_block(set(blocks.values()), often):
+        blocks = dict.fromkeys(blocks, "ffn")
+    kind = "attn" if unit.kind == "attn" else "ffn"
+    return {name: layer.get_submodule(name) for name, block in blocks.items() if block == kind}
+
+
+def _blocks(layer: nn.Module) -> Iterator[tuple[str, str]]:
+    """Children of ``layer`` that hold weights, each with the block that it is of."""
+    for name, child in layer.named_children():
+        block = block_of(name)
+        if block is not None and next(child.parameters(), None) is not None:
+            yield name, block

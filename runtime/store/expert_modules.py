@@ -24,10 +24,10 @@ class ExpertsModule(nn.Module):
     config: PreTrainedConfig
 
 
-def experts_module(block: nn.Module) -> tuple[str, ExpertsModule] | None:
-    """Name and module of a layer's routed experts inside ``block`` (an ``mlp``), behind `transformers`' experts interface. That module
-    computes by the function that its config names. None in a dense layer."""
-    found = [(name, cast(ExpertsModule, module)) for name, module in block.named_modules() if hasattr(module, "is_transposed")]
+def experts_module(layer: nn.Module) -> tuple[str, ExpertsModule] | None:
+    """Name and module of the routed experts inside a decoder ``layer``, behind `transformers`' experts interface. That module computes by
+    the function that its config names. None in a dense layer."""
+    found = [(name, cast(ExpertsModule, module)) for name, module in layer.named_modules() if hasattr(module, "is_transposed")]
     return found[0] if found else None
 
 
@@ -44,6 +44,6 @@ def expert_parameters(module: ExpertsModule) -> Mapping[str, nn.Parameter]:
 def layers_with_experts(layers: nn.ModuleList) -> Iterator[tuple[int, ExpertsModule]]:
     """(decoder layer, experts module) of every MoE layer."""
     for index, layer in enumerate(layers):
-        found = experts_module(layer.get_submodule("mlp"))
+        found = experts_module(layer)
         if found is not None:
             yield index, found[1]

@@ -27,7 +27,7 @@ from penstock.runtime.store.parameters import DTYPE_NAMES, DTYPES
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"PENSTOCK"
 _SUPERBLOCK = struct.Struct("<8sI16s")
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.store.decoder import SUBMODULES, decoder_layers, module_name, submodule
+from penstock.runtime.store.decoder import decoder_layers, module_name, unit_modules
 from penstock.runtime.store.expert_modules import expert_parameters, experts_module
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -40,7 +40,7 @@ class Slot:
 
     full_name: str
     name: str
-    """Relative to the unit's submodule, or the full name for others."""
+    """Relative to the unit's layer (a routed expert's: to its module), or the full name for others."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     part: int | None = None
@@ -62,22 +62,25 @@ class ModelSlots:
 
 
 def model_slots(model: torch.nn.Module) -> ModelSlots:
-    """Divide ``model``'s state between units and others. Parameters of attention, FFN and each expert are units; buffers never are."""
+    """Divide ``model``'s state between units and others. Parameters of attention, FFN and each expert are units; buffers
+    never are, nor parameters that several modules share."""
     layers = decoder_layers(model)
     layers_name = module_name(model, layers)
     units: dict[Unit, tuple[Slot, ...]] = {}
     taken: set[str] = set()
-    for index in range(len(layers)):
-        for unit in (Unit("attn", index), Unit("ffn", index)):
-            module = submodule(layers, unit)
-            prefix = f"{layers_name}.{index}.{SUBMODULES[unit.kind]}."
-            experts = _expert_slots(prefix, module) if unit.kind == "ffn" else []
-            routed = {slot.full_name for slots in experts for slot in slots}
-            slots = (Slot(prefix + name, name, tuple(p.shape), p.dtype) for name, p in module.named_parameters())
-            units[unit] = tuple(slot for slot in slots if slot.full_name not in routed)
-            units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
-            taken |= {slot.full_name for slot in units[unit]} | routed
     tied, of_text = tied_names(model), _of_text(model)
+    shared = {*tied, *tied.values()}
+    for index, layer in enumerate(layers):
+        prefix = f"{layers_name}.{index}."
+        experts = _expert_slots(prefix, layer)
+        routed = {slot.full_name for slots in experts for slot in slots}
+        for unit in (Unit("attn", index), Unit("ffn", index)):
+            names = ((f"{child}.{n}", p) for child, m in unit_modules(layers, unit).items() for n, p in m.named_parameters())
+            slots = tuple(Slot(prefix + n, n, tuple(p.shape), p.dtype) for n, p in names if prefix + n not in routed | shared)
+            units |= {unit: slots} if slots else {}
+            taken |= {slot.full_name for slot in slots}
+        units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
+        taken |= routed
     others = tuple(
         Slot(name, name, tuple(t.shape), t.dtype)
         for name, t in model.state_dict(keep_vars=True).items()
@@ -94,9 +97,9 @@ def _of_text(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(f"{module_name(model, module)}." for module in (model.get_decoder(), model.get_output_embeddings()))
 
 
-def _expert_slots(prefix: str, block: torch.nn.Module) -> list[tuple[Slot, ...]]:
-    """The slots of each routed expert of an ``mlp``; none in a dense layer."""
-    found = experts_module(block)
+def _expert_slots(prefix: str, layer: torch.nn.Module) -> list[tuple[Slot, ...]]:
+    """The slots of each routed expert of a layer; none in a dense one."""
+    found = experts_module(layer)
     if found is None:
         return []
     prefix += f"{found[0]}."

@@ -308,7 +308,7 @@ class TestPackedStore:
         shutil.copy(llama / "config.json", directory)
         found = read_checkpoint(llama)
         tensors = {name: {"dtype": e.dtype, "shape": list(e.shape), "nbytes": e.nbytes} for name, e in found.tensors.items()}
-        self.write(directory, {"penstock_pack": 1, "digest": found.digest, "tensors": tensors})
+        self.write(directory, {"penstock_pack": 2, "digest": found.digest, "tensors": tensors})
         return directory
 
     def write(self, directory: Path, body: dict) -> None:
@@ -331,10 +331,10 @@ class TestPackedStore:
     @pytest.mark.parametrize(
         "body, says",
         [
-            ({"penstock_pack": 2}, "penstock_pack is '2', this version reads 1"),
+            ({"penstock_pack": 1}, "penstock_pack is '1', this version reads 2"),
             ({}, "penstock_pack is 'None'"),
-            ({"penstock_pack": 1}, "needs tensors and the source's digest"),
-            ({"penstock_pack": 1, "digest": "d", "tensors": {"a": {}}}, "tensor 'a' needs nbytes, shape and dtype"),
+            ({"penstock_pack": 2}, "needs tensors and the source's digest"),
+            ({"penstock_pack": 2, "digest": "d", "tensors": {"a": {}}}, "tensor 'a' needs nbytes, shape and dtype"),
         ],
     )
     def test_a_manifest_that_lacks_something_is_refused(self, packed, body, says):

@@ -18,15 +18,15 @@ class TestNames:
     @pytest.mark.parametrize(
         "name, role",
         [
-            ("model.layers.7.self_attn.q_proj.weight", TensorRole("attn", 7, stack="model.")),
-            ("layers.7.self_attn.q_norm.weight", TensorRole("attn", 7)),
-            ("model.language_model.layers.0.mlp.up_proj.weight", TensorRole("ffn", 0, stack="model.language_model.")),
-            ("model.layers.1.block_sparse_moe.experts.3.w1.weight", TensorRole("ffn", 1, 3, "model.")),
-            ("model.layers.1.mlp.experts.gate_up_proj", TensorRole("ffn", 1, FUSED, "model.")),
-            ("model.layers.1.mlp.shared_experts.up_proj.weight", TensorRole("ffn", 1, stack="model.")),
-            ("model.layers.1.mlp.gate.weight", TensorRole("ffn", 1, stack="model.")),
-            ("model.layers.1.feed_forward.w1.weight", TensorRole("ffn", 1, stack="model.")),
-            ("model.layers.1.input_layernorm.weight", TensorRole("norm", 1, stack="model.")),
+            ("model.layers.7.self_attn.q_proj.weight", TensorRole("attn", 7, stack="model.layers")),
+            ("layers.7.self_attn.q_norm.weight", TensorRole("attn", 7, stack="layers")),
+            ("model.language_model.layers.0.mlp.up_proj.weight", TensorRole("ffn", 0, stack="model.language_model.layers")),
+            ("model.layers.1.block_sparse_moe.experts.3.w1.weight", TensorRole("ffn", 1, 3, "model.layers")),
+            ("model.layers.1.mlp.experts.gate_up_proj", TensorRole("ffn", 1, FUSED, "model.layers")),
+            ("model.layers.1.mlp.shared_experts.up_proj.weight", TensorRole("ffn", 1, stack="model.layers")),
+            ("model.layers.1.mlp.gate.weight", TensorRole("ffn", 1, stack="model.layers")),
+            ("model.layers.1.feed_forward.w1.weight", TensorRole("ffn", 1, stack="model.layers")),
+            ("model.layers.1.input_layernorm.weight", TensorRole("norm", 1, stack="model.layers")),
             ("model.norm.weight", TensorRole("norm")),
             ("model.embed_tokens.weight", TensorRole("embed")),
             ("lm_head.weight", TensorRole("head")),
@@ -35,7 +35,16 @@ class TestNames:
             ("visual.blocks.0.mlp.up.weight", TensorRole("ignored")),
             ("model.multi_modal_projector.linear.weight", TensorRole("ignored")),
             ("model.layers.0.self_attn.rotary_emb.inv_freq", TensorRole("ignored")),
-            ("transformer.h.0.attn.c_attn.weight", TensorRole("norm")),
+            ("transformer.h.0.attn.c_attn.weight", TensorRole("attn", 0, stack="transformer.h")),
+            ("h.3.ln_1.weight", TensorRole("norm", 3, stack="h")),
+            ("model.decoder.layers.2.fc1.bias", TensorRole("ffn", 2, stack="model.decoder.layers")),
+            ("model.layers.2.conv.in_proj.weight", TensorRole("attn", 2, stack="model.layers")),
+            ("backbone.layers.4.mixer.A_log", TensorRole("attn", 4, stack="backbone.layers")),
+            ("model.layers.1.experts.gate_up_proj", TensorRole("ffn", 1, FUSED, "model.layers")),
+            ("model.layers.1.attention_layer_norm.weight", TensorRole("norm", 1, stack="model.layers")),
+            ("mtp.layers.0.self_attn.q_proj.weight", TensorRole("ignored")),
+            ("gpt_neox.embed_in.weight", TensorRole("embed")),
+            ("embed_out.weight", TensorRole("head")),
         ],
     )
     def test_a_name_says_the_unit(self, name, role):
@@ -90,7 +99,6 @@ class TestTensors:
             ({}, {"hidden_size": 33}, "hidden_size is 33 and embed_tokens.weight has 32"),
             ({}, {"vocab_size": 65}, "vocab_size is 65"),
             ({}, {"head_dim": 16}, "different models"),
-            ({}, {"intermediate_size": None}, "intermediate_size is missing"),
             ({}, {"tie_word_embeddings": False}, "lm_head.weight is missing"),
             ({}, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \('gptq'\) is not supported"),
             ({}, {"is_encoder_decoder": True}, "encoder-decoder"),
@@ -110,7 +118,10 @@ class TestTensors:
         with pytest.raises(UserError, match=says):
             self.spec(tensors, **config)
 
-    def test_a_model_without_self_attn_is_told_what_was_found(self):
-        tensors = {"transformer.h.0.attn.c_attn.weight": TensorInfo(2, (1,), "F32"), "wte.weight": TensorInfo(2, (1,), "F32")}
-        with pytest.raises(UserError, match=r"needs self_attn and mlp blocks.*transformer\.h\.0\.attn\.c_attn\.weight"):
+    def test_a_width_that_a_config_leaves_out_is_the_widest_of_the_tensors(self):
+        assert self.spec(layer_tensors(3), intermediate_size=None).ffn_width == 48
+
+    def test_a_model_without_layers_is_told_what_was_found(self):
+        tensors = {"tower.0.wq.weight": TensorInfo(2, (1,), "F32"), "wte.weight": TensorInfo(2, (1,), "F32")}
+        with pytest.raises(UserError, match=r"needs a list of decoder layers.*tower\.0\.wq\.weight"):
             self.spec(tensors)

@@ -108,7 +108,7 @@ def packed(packed_once: Path, tmp_path: Path) -> Path:
     return shutil.copytree(packed_once, tmp_path / "a store=1")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"penstock_pack": 2}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"penstock_pack": 3}'])
 def test_a_corrupt_manifest_is_refused(here: Desk, packed: Path, text: str) -> None:
     (packed / MANIFEST).write_text(text)
     assert str(packed / MANIFEST) in here.refusal(checkpoint=str(packed))

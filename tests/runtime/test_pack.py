@@ -257,7 +257,7 @@ def test_verify_names_the_first_bad_section(store: Path, where: str) -> None:
 def test_a_corrupt_manifest_is_refused_in_one_line(checkpoint: Path, store: Path) -> None:
     text = (store / MANIFEST).read_text()
     offset = str(read_manifest(store).units[1].offset)
-    edited = (text.replace(offset, "8192", 1), text.replace('"penstock_pack": 1', '"penstock_pack": 2'))
+    edited = (text.replace(offset, "8192", 1), text.replace('"penstock_pack": 2', '"penstock_pack": 3'))
     for damaged in (text[: len(text) // 2], "", "[]", "{}", *edited):
         assert damaged != text
         (store / MANIFEST).write_text(damaged)
@@ -289,7 +289,7 @@ def test_a_packed_store_of_another_model_names_the_parameter(store: Path, tmp_pa
 
 def test_the_manifest_is_plain_json_that_names_the_original_tensors(packed: Path) -> None:
     body = json.loads((packed / MANIFEST).read_text())
-    assert body["penstock_pack"] == 1 and len(body["checksum"]) == 32
+    assert body["penstock_pack"] == 2 and len(body["checksum"]) == 32
     entry = body["tensors"]["model.layers.0.block_sparse_moe.experts.0.w1.weight"]
     assert entry == {"dtype": "BF16", "shape": [160, 64], "nbytes": 160 * 64 * torch.bfloat16.itemsize}
 

@@ -26,7 +26,7 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 PACK_MANIFEST = "manifest.json"
 """The file that makes a directory a packed store."""
 
-PACK_FORMAT = 1
+PACK_FORMAT = 2
 
 
 @dataclass(frozen=True)

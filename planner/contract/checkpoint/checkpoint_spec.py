@@ -9,8 +9,9 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.hf_config import HfGeometry, geometry_from_config, text_config
+from penstock.planner.contract.checkpoint.layer_states import keeps_state, layer_states
 from penstock.planner.contract.checkpoint.tally import Tally, TensorInfo
-from penstock.planner.contract.checkpoint.tensor_names import FUSED, classify
+from penstock.planner.contract.checkpoint.tensor_names import FUSED, classify, one_block
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.formats import FORMATS, Format
 from penstock.planner.contract.given.model import ModelSpec, Routers
@@ -40,8 +41,14 @@ class _Sorted:
     """Layer -> names directly under it, for messages."""
     dtypes: Counter[str] = field(default_factory=Counter)
     """Bytes of the layers' units by dtype."""
-    k_rows: set[int] = field(default_factory=set)
-    q_rows: set[int] = field(default_factory=set)
+    shapes: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    """Layer -> name in it -> shape, routed experts apart."""
+    lists: set[int] = field(default_factory=set)
+    """Layers whose mixers are a list."""
+
+    def rows(self, ending: str) -> set[int]:
+        """First dimensions of the layers' tensors with such names."""
+        return {shape[0] for shapes in self.shapes.values() for name, shape in shapes.items() if name.endswith(ending) and shape}
 
     def settle(self, geometry: HfGeometry) -> None:
         """What of a unit has another dtype than most of it is always resident. A tied model may store its table under the head's name."""
@@ -74,6 +81,11 @@ def spec_from_tensors(
     routers = _routers(geometry, found)
     stored = FORMATS[found.dtypes.most_common(1)[0][0]]
     _check_dtype(geometry, stored)
+    shapes = [found.shapes[i] for i in range(geometry.layers)]
+    plain = not geometry.compresses_kv and not any(map(keeps_state, shapes))
+    kv_width = _width(geometry, "num_key_value_heads", geometry.kv_width, found.rows("k_proj.weight") if plain else set())
+    states = layer_states(text_config(config), shapes, kv_width)
+    kv_elements = sum(state.kv_elements for state in states)
     return ModelSpec(
         name=name,
         model_type=geometry.model_type,
@@ -81,14 +93,16 @@ def spec_from_tensors(
         tied=tied,
         vocab=vocab,
         hidden=hidden,
-        attn_width=_width(geometry, "num_attention_heads", geometry.attn_width, found.q_rows),
-        kv_width=_width(geometry, "num_key_value_heads", geometry.kv_width, found.k_rows),
+        attn_width=_width(geometry, "num_attention_heads", geometry.attn_width, found.rows("q_proj.weight")),
+        kv_width=kv_width,
         ffn_width=_ffn_width(geometry, found, routers),
         compute_dtype=stored.plain,
         kv_dtype=stored.plain,
         routers=routers,
         checkpoint=checkpoint,
         digest=digest,
+        kv_elements=None if kv_elements == 2 * kv_width * geometry.layers else kv_elements,
+        state_bytes=sum(state.state_bytes(stored.plain.nbytes) for state in states),
     )
 
 
@@ -105,19 +119,18 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...]
                 "use the model's unquantised checkpoint"
             )
         if role.layer is not None:
-            found.stacks.add(role.stack)
-            found.modules[role.layer].add(name.removeprefix(f"{role.stack}layers.{role.layer}.").split(".", 1)[0])
+            found.modules[role.layer].add(role.child)
         if role.kind in ("attn", "ffn") and role.layer is not None:
+            found.stacks.add(role.stack)
             found.dtypes[info.dtype] += info.nbytes
-            if role.expert is not None:
+            if role.expert is not None and not geometry.whole_experts:
                 found.routed[role.layer].add(info)
                 found.experts[role.layer][role.expert] += info.nbytes
             else:
                 (found.attn if role.kind == "attn" else found.ffn)[role.layer].add(info)
-            if name.endswith("self_attn.k_proj.weight") and info.shape:
-                found.k_rows.add(info.shape[0])
-            if name.endswith("self_attn.q_proj.weight") and info.shape:
-                found.q_rows.add(info.shape[0])
+                found.shapes[role.layer][role.rest] = info.shape
+                if role.kind == "attn" and role.is_one_of_many:
+                    found.lists.add(role.layer)
         elif role.kind == "embed" and not found.embed:
             found.embed.add(info)
             found.table = info.shape
@@ -126,16 +139,26 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...]
             found.head_table = info.shape
         else:
             found.norm.add(info)
+    _unite(found)
     return found
+
+
+def _unite(found: _Sorted) -> None:
+    """Where all layers have one block only, or mixers that FFNs interleave, each of them is one unit."""
+    layers = [*found.attn, *found.ffn]
+    if all(one_block({kind for kind, sizes in (("attn", found.attn), ("ffn", found.ffn)) if i in sizes}, i in found.lists) for i in layers):
+        for i, tally in found.attn.items():
+            found.ffn[i].take(tally)
+        found.attn.clear()
 
 
 def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, object]) -> None:
     where = geometry.where.rpartition("/")[0]
-    if not found.modules or not found.attn:
+    if not found.ffn:
         some = ", ".join(sorted(tensors, key=lambda n: (".0." not in n, n))[:3]) or "no tensors"
-        raise UserError(f"{where}: not supported, needs self_attn and mlp blocks under layers.N; found {some!r}")
+        raise UserError(f"{where}: not supported, needs a list of decoder layers, with self_attn, mlp and the like; found {some!r}")
     if len(found.stacks) > 1:
-        stacks = ", ".join(f"{stack}layers" for stack in sorted(found.stacks))
+        stacks = ", ".join(sorted(found.stacks))
         raise UserError(f"{where}: not supported, needs one stack of decoder layers; found {stacks}")
     beyond = max(found.modules)
     if beyond >= geometry.layers:
@@ -150,11 +173,12 @@ def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, ob
             )
         if found.experts.get(layer) and not found.ffn.get(layer):
             raise UserError(f"{where}: layer {layer} has experts and no router; download it again")
-        lacking = [kind for kind, sizes in (("self_attn", found.attn), ("mlp", found.ffn)) if not sizes.get(layer)]
+        blocks = (("self_attn", found.attn), ("mlp", found.ffn)) if found.attn else (("mlp", found.ffn),)
+        lacking = [kind for kind, sizes in blocks if not sizes.get(layer)]
         if lacking:
             modules = ", ".join(sorted(found.modules[layer]))
             raise UserError(
-                f"{where}: layer {layer} has no {' and no '.join(lacking)}, found {modules}; every layer needs both: "
+                f"{where}: layer {layer} has no {' and no '.join(lacking)}, found {modules}; other layers have both: "
                 "download it again, or use another model if it is made so"
             )
 
@@ -195,20 +219,16 @@ def _ffn_width(geometry: HfGeometry, found: _Sorted, routers: Routers | None) ->
     if routers is not None:
         widths.append(geometry.expert_ffn and routers.top_k * geometry.expert_ffn + geometry.shared_ffn)
     known = [width for width in widths if width]
-    if not known:
-        raise UserError(f"{geometry.where}: intermediate_size is missing; restore the model's own config.json")
-    return max(known)
+    return max(known or found.rows(".weight"))
 
 
 def _width(geometry: HfGeometry, key: str, stated: int | None, rows: set[int]) -> int:
     """The width that the config states, or else the projections' own."""
     if stated:
         if key == "num_key_value_heads":
-            _check_width(geometry, f"{key} x head_dim", stated, rows, "k_proj.weight")
-        return stated
-    if not rows:
-        raise UserError(f"{geometry.where}: {key} is missing; restore the model's own config.json")
-    return max(rows)
+            _check_width(geometry, f"{key} x head_dim", stated, rows - {geometry.attn_width}, "k_proj.weight")
+        return stated if stated in rows else max(rows, default=stated)
+    return max(rows, default=0)
 
 
 def _check_dtype(geometry: HfGeometry, stored: Format) -> None:

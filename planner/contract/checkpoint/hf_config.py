@@ -9,9 +9,13 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 
 EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k")
-
-
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads")
+KV_HEAD_KEYS = ("num_key_value_heads", "num_kv_heads")
+FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+EXPERT_FFN_KEYS = ("moe_intermediate_size", "expert_ffn_hidden_size")
+TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k", "top_k_experts")
 DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
@@ -50,6 +54,10 @@ class HfGeometry:
     tied: bool | None
     dtype: str | None
     """What the model computes in, by torch's name."""
+    compresses_kv: bool
+    """Whether K and V are projected from one latent vector."""
+    whole_experts: bool
+    """Whether a layer's routed experts are computed as one: some of them are the identity and have no weights."""
 
 
 def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
@@ -62,21 +70,22 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
         )
     if config.get("is_encoder_decoder") is True:
         raise UserError(f"{where}: an encoder-decoder model is not supported; use a decoder-only one with self_attn and mlp blocks")
-    layers = _count(config, where, "num_hidden_layers")
+    listed = next((config[key] for key in ("layers_block_type", "layer_types") if isinstance(config.get(key), list)), [])
+    layers = _first(config, where, LAYER_KEYS) or len(listed)
     if not layers:
         raise UserError(f"{where}: num_hidden_layers is missing, a decoder has at least 1; use a decoder-only Hugging Face checkpoint")
     _refuse_impossible(config, where)
-    heads = _count(config, where, "num_attention_heads")
-    kv_heads = _count(config, where, "num_key_value_heads") or heads
-    hidden = _count(config, where, "hidden_size")
+    heads = _first(config, where, HEAD_KEYS)
+    kv_heads = _kv_heads(config, where) or heads
+    hidden = _first(config, where, HIDDEN_KEYS)
     head_dim = _count(config, where, "head_dim") or (hidden // heads if hidden and heads else None)
     attn_width = heads * head_dim if heads and head_dim else None
     kv_width = kv_heads * head_dim if kv_heads and head_dim else None
     if heads and _count(config, where, "kv_lora_rank"):
         qk_dim = (_count(config, where, "qk_nope_head_dim") or 0) + (_count(config, where, "qk_rope_head_dim") or 0)
         attn_width, kv_width = heads * qk_dim, heads * (qk_dim + (_count(config, where, "v_head_dim") or qk_dim)) // 2
-    expert_ffn = _count(config, where, "moe_intermediate_size")
-    ffn = _count(config, where, "intermediate_size")
+    expert_ffn = _first(config, where, EXPERT_FFN_KEYS)
+    ffn = _first(config, where, FFN_KEYS)
     shared = (_count(config, where, "n_shared_experts") or 0) * (expert_ffn or 0)
     tied = config.get("tie_word_embeddings")
     return HfGeometry(
@@ -95,6 +104,8 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
         shared_ffn=_count(config, where, "shared_expert_intermediate_size") or shared,
         tied=tied if isinstance(tied, bool) else None,
         dtype=next((str(config[key]).removeprefix("torch.") for key in DTYPE_KEYS if config.get(key)), None),
+        compresses_kv=bool(config.get("kv_lora_rank")),
+        whole_experts=bool(config.get("zero_expert_num")),
     )
 
 
@@ -108,6 +119,13 @@ def _refuse_impossible(config: Mapping[str, Any], where: str) -> None:
         raise UserError(
             f"{where}: pad_token_id is {str(pad)[:40]}, and the vocabulary has ids 0 to {vocab - 1}; restore the model's own config.json"
         )
+
+
+def _kv_heads(config: Mapping[str, Any], where: str) -> int | None:
+    """Heads of K and V. A Falcon of the old kind and a BigCode say by ``multi_query`` that there is one."""
+    if config.get("multi_query") is True and config.get("new_decoder_architecture") is not True:
+        return 1
+    return _first(config, where, KV_HEAD_KEYS)
 
 
 def _first(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> int | None:

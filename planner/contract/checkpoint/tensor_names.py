@@ -1,22 +1,26 @@
-"""Which unit a checkpoint's tensor belongs to, by its name alone. Planner and store classify with the same rule."""
+"""Which unit a checkpoint's tensor belongs to, by its name alone. Planner and store divide a decoder layer by the same rule."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-
-FFN_MODULES = ("mlp", "block_sparse_moe", "feed_forward")
-"""Names under a decoder layer that hold its feed-forward block."""
+from dataclasses import dataclass, field
 
 FUSED = -1
 """The expert index of a tensor that holds every routed expert of its layer."""
 
-_LAYER = re.compile(r"((?:.*?\.)?)layers\.([0-9]{1,6})\.(.+)", re.DOTALL)
-_EXPERT = re.compile(r"\.experts\.([0-9]{1,6}(?=\.))?")
-_OTHER_MODALITY = re.compile(
-    r"(?:^|\.)(?:vision_\w+|visual|audio_\w+|image_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|speech_\w+)(?:\.|$)"
+_MIXERS = frozenset({"attn", "attention", "attentions", "mixer", "mamba", "conv", "ssm", "temporal", "linear", "transformer", "lru"})
+_FFNS = frozenset({"mlp", "mlps", "ffn", "ffw", "ff", "feed", "feedforward", "moe", "expert", "experts", "router", "fc"})
+_NORMS = frozenset({"ln", "norm", "layernorm"})
+
+_NUMBERED = re.compile(r"((?:.*?\.)?[A-Za-z_]\w*)\.([0-9]{1,6})\.(.+)", re.DOTALL)
+_EXPERT = re.compile(r"(?:^|\.)experts\.([0-9]{1,6}(?=\.))?")
+_IGNORED = re.compile(
+    r"(?:^|\.)(?:vision_\w+|visual|vit|audio_\w+|image_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|speech_\w+|aligner|mtp)(?:\.|$)"
 )
-_RECOMPUTED = re.compile(r"rotary_emb\.inv_freq$|self_attn\.(?:bias|masked_bias)$")
+"""Towers of other modalities, and stacks that predict further tokens."""
+_RECOMPUTED = re.compile(r"rotary_emb\.inv_freq$|(?:attn|attention)\.(?:bias|masked_bias|causal_mask|embed_positions)$")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|embeddings|tok_embeddings)\.weight$")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.weight$|^decoder\.weight$")
 
 
 @dataclass(frozen=True)
@@ -25,34 +29,50 @@ class TensorRole:
 
     kind: str
     layer: int | None = None
-    """The decoder layer, when the tensor lies under one."""
+    """Its number in a list of layers, when it lies under one."""
     expert: int | None = None
     """The routed expert that it belongs to, ``FUSED`` when it holds all of them, None for anything else."""
     stack: str = ""
-    """What stands before ``layers.``: one decoder has one stack."""
+    """The list's name, as ``model.layers``: one decoder has one."""
+    rest: str = field(default="", compare=False)
+    """What follows the layer's number."""
+
+    @property
+    def child(self) -> str:
+        """The layer's direct child that holds it, or its own name."""
+        return self.rest.partition(".")[0]
+
+    @property
+    def is_one_of_many(self) -> bool:
+        """Whether that child is a list."""
+        return self.rest.split(".")[1:2] != [] and self.rest.split(".")[1].isdigit()
+
+
+def block_of(child: str) -> str | None:
+    """Which block of a decoder layer its direct child ``child`` is of: ``attn`` for whatever mixes along tokens, ``ffn`` for what does
+    not, None for what is always resident, as norms are."""
+    words = {word for word in re.split(r"[_0-9]+", child.lower()) if word}
+    if any(word in _NORMS or word.endswith("norm") for word in words):
+        return None
+    return "ffn" if words & _FFNS else "attn" if words & _MIXERS else None
+
+
+def one_block(blocks: set[str], mixes_often: bool) -> bool:
+    """Whether all of a layer is one unit, its ``ffn``: where it has one of the ``blocks`` only, and where its mixers are a list, which FFNs
+    interleave."""
+    return mixes_often or len(blocks) < 2
 
 
 def classify(name: str) -> TensorRole:
-    """The role of the tensor ``name``.
-
-    Under ``layers.{i}.``: ``self_attn.`` is attention, ``mlp.``, ``block_sparse_moe.`` and ``feed_forward.`` are the FFN, the
-    rest is resident. Vision and audio towers of multimodal checkpoints, and buffers that a model recomputes, are ignored.
-    """
-    if _OTHER_MODALITY.search(name) or _RECOMPUTED.search(name):
+    """The role of the tensor ``name``. Vision and audio towers of multimodal checkpoints, layers for multi-token prediction, and buffers
+    that a model recomputes are ignored."""
+    if _IGNORED.search(name) or _RECOMPUTED.search(name):
         return TensorRole("ignored")
-    match = _LAYER.fullmatch(name)
+    match = _NUMBERED.fullmatch(name)
     if match:
-        stack, layer, rest = match[1], int(match[2]), match[3]
-        module = rest.split(".", 1)[0]
-        if module == "self_attn":
-            return TensorRole("attn", layer, stack=stack)
-        if module in FFN_MODULES:
-            expert = _EXPERT.search(rest)
-            index = None if expert is None else int(expert[1]) if expert[1] else FUSED
-            return TensorRole("ffn", layer, index, stack)
-        return TensorRole("norm", layer, stack=stack)
-    if name == "embed_tokens.weight" or name.endswith(".embed_tokens.weight"):
-        return TensorRole("embed")
-    if name == "lm_head.weight" or name.endswith(".lm_head.weight"):
-        return TensorRole("head")
-    return TensorRole("norm")
+        child, dot, _ = match[3].partition(".")
+        kind = (block_of(child) if dot else None) or "norm"
+        found = _EXPERT.search(match[3]) if kind != "norm" else None
+        expert = None if found is None else int(found[1]) if found[1] else FUSED
+        return TensorRole(kind, int(match[2]), expert, match[1], match[3])
+    return TensorRole("embed" if _EMBEDDING.search(name) else "head" if _HEAD.search(name) else "norm")

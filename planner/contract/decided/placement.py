@@ -61,7 +61,8 @@ class Placement:
         """Every unit with its tier, in the order of one forward pass."""
         order: list[tuple[Unit, Tier]] = []
         for i in range(self.model.layers):
-            order += [(Unit("attn", i), self.attn[i]), (Unit("ffn", i), self.ffn[i])]
+            order += [(Unit("attn", i), self.attn[i])] if self.model.attn_bytes[i] else []
+            order.append((Unit("ffn", i), self.ffn[i]))
         return tuple(order + [(Unit("head", j), tier) for j, tier in enumerate(self.head)])
 
     def unit_bytes(self, unit: Unit) -> int:
@@ -200,8 +201,9 @@ def place(model: ModelSpec, weights: WeightDecisions, gpu: bool) -> Placement:
     vram, dram = split(rest, whole)
     lacks_one = {*split(ssd, partial_ssd)[0], *split(dram, partial - partial_ssd)[0]}
     tier = dict.fromkeys(ssd, Tier.ssd) | dict.fromkeys(vram, Tier.vram) | dict.fromkeys(dram, Tier.dram)
-    attn_tiers = tuple(Tier.vram if i in lacks_one and attn > ffn else tier[i] for i in range(n))
     ffn_tiers = tuple(Tier.vram if i in lacks_one and ffn > attn else tier[i] for i in range(n))
+    attn_tiers = tuple(Tier.vram if i in lacks_one and attn > ffn else tier[i] for i in range(n))
+    attn_tiers = tuple(own if size else other for own, other, size in zip(attn_tiers, ffn_tiers, model.attn_bytes, strict=True))
     head_resident = resident.head if resident else 0
     head = (Tier.vram,) * head_resident + (Tier.dram,) * (weights.head_blocks - head_resident)
     return Placement(model, weights, gpu, attn_tiers, ffn_tiers, head)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from penstock.planner.common.outside.bounds import Bounds
+from penstock.planner.common.outside.bounds import COUNT_BYTES, Bounds
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 _WIDTH = Bounds(0, 2**32)
 """Elements."""
+OWN_ATTENTION = frozenset({"bloom", "codegen", "falcon", "gptj", "mpt"})
+"""Model types whose classes in `transformers` do not attend through its interface: they keep K and V in caches of their own."""
+
 SECOND_TIER = 0.5
 """What a slot of the smaller tier counts beside one of the larger, if no routings are given. Both tiers hold some of the same experts:
 DRAM's policy sees what VRAM misses, and an expert that VRAM evicts is not copied back.
@@ -99,6 +102,11 @@ class ModelSpec:
     checkpoint: str | None = None
     digest: str | None = None
     """Identity of the weights: xxh3 over config.json and the tensors' names, shapes and offsets."""
+    kv_elements: Annotated[int | None, _WIDTH] = None
+    """K and V of one token over all layers, where layers differ: some keep none, or have heads of another size. None where all layers are
+    alike."""
+    state_bytes: Annotated[int, COUNT_BYTES] = 0
+    """What all layers together keep of one sequence beside K and V: states of linear attention, convolutions, Mamba."""
 
     def of_kind(self, kind: UnitKind) -> tuple[UnitSpec, ...]:
         """Its units of ``kind``, in the order of layers."""
@@ -184,7 +192,23 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of one token over all layers."""
-        return 2 * self.kv_width * self.kv_dtype.nbytes * self.layers
+        elements = 2 * self.kv_width * self.layers if self.kv_elements is None else self.kv_elements
+        return elements * self.kv_dtype.nbytes
+
+    @property
+    def kv_moves(self) -> bool:
+        """Whether K and V may lie outside the compute device, or be kept for prompts to come: every layer keeps as much of a token, and
+        nothing else."""
+        return not self.kv_stays_because
+
+    @property
+    def kv_stays_because(self) -> str:
+        """Why it may not; empty where it may."""
+        if self.model_type in OWN_ATTENTION:
+            return f"{self.model_type} models attend by code of their own"
+        if self.state_bytes:
+            return "some layers keep a state that cannot be taken back to an earlier token"
+        return "" if self.kv_elements is None else "layers keep different amounts of it"
 
     def multiplied_bytes(self, tokens: int) -> float:
         """Weights that the products of one pass over ``tokens`` tokens read: all blocks, of routed experts those touched, the LM head."""

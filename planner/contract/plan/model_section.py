@@ -48,6 +48,8 @@ def model_mapping(model: ModelSpec) -> dict[str, Any]:
         "routers": routers,
         "checkpoint": model.checkpoint,
         "digest": model.digest,
+        "kv_elements": model.kv_elements,
+        "state_bytes": model.state_bytes,
     }
 
 
@@ -107,7 +109,8 @@ def _units(rows: Any, layers: int) -> tuple[UnitSpec, ...]:
         row = build(UnitRow, {**given, **text} if isinstance(given, Mapping) else given, where)
         if row.format not in FORMATS:
             raise UserError(f"{where}.format={row.format}: must be one of {', '.join(FORMATS)}{nearest(row.format, FORMATS)}")
-        if min(row.stored_bytes, row.elements, row.count) < 1:
+        least = 0 if row.kind is UnitKind.attn else 1
+        if min(row.stored_bytes, row.elements) < least or row.count < 1:
             raise UserError(f"{where}: stored_bytes={row.stored_bytes}, elements={row.elements}, count={row.count}; allowed: 1 or more")
         if row.stored_bytes > EXABYTE or row.elements > MOST_ELEMENTS or row.count > MOST_EXPERTS:
             most = f"stored_bytes {EXABYTE}, elements {MOST_ELEMENTS}, count {MOST_EXPERTS}"

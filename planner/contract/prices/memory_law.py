@@ -52,6 +52,8 @@ class Held:
     """Slots."""
     kv: Mapping[Tier, Amount] = field(default_factory=dict)
     """Of running sequences, where it lies."""
+    states: Amount = 0
+    """What sequences keep beside KV, where the model computes."""
     kv_passing: Mapping[Tier, Amount] = field(default_factory=dict)
     """Slots of VRAM and DRAM that KV from farther tiers passes through."""
     kept_pages: Mapping[Tier, Amount] = field(default_factory=dict)
@@ -75,7 +77,7 @@ def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         "residents": held.residents,
         "ring": held.ring,
         "experts": held.expert_slots.get(Tier.vram, 0) * expert_vram_bytes(model.experts) if model.experts else 0,
-        "kv": held.kv.get(Tier.vram, 0),
+        "kv": held.kv.get(Tier.vram, 0) + held.states,
         "kv_ring": held.kv_passing.get(Tier.vram, 0),
         "kv_reuse": held.kept_pages.get(Tier.vram, 0) * held.kept_page_bytes,
         "kv_bounce": held.bounces * (OVERHEADS.kv_bounce_pages * held.kept_page_bytes),
@@ -97,7 +99,7 @@ def dram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         "workspace": dram_workspace_bytes(hardware, model),
     }
     if hardware.gpu is None:
-        items |= {"norms": model.norm_bytes, "activations": held.activations}
+        items |= {"norms": model.norm_bytes, "activations": held.activations, "kv": items["kv"] + held.states}
     return items | {"reserve": workload.dram_reserve_bytes}
 
 
@@ -123,6 +125,7 @@ def held_by(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         tables=placement.head_dram_bytes,
         expert_slots={Tier.vram: experts.vram_slots, Tier.dram: experts.dram_slots} if experts else {},
         kv={Tier.vram: kv.vram_pages * page, Tier.dram: kv.dram_pages * page, Tier.ssd: kv.ssd_pages * page},
+        states=decisions.batch * model.state_bytes,
         kv_passing={Tier.vram: kv_ring_slots(model, kv) * layer, Tier.dram: kv_staging_slots(model, kv) * layer},
         kept_pages={Tier.vram: kv.reuse.vram_pages, Tier.dram: kv.reuse.dram_pages},
         kept_page_bytes=kept_page_bytes(model, kv.page_tokens),

@@ -33,6 +33,13 @@ def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d:
                 f"kv.{name}={value}; allowed: 0, since KV lives in kv.{home}"
                 + ("; set workload.kv_spill=true" if name != "vram_pages" else " without a GPU; set it to 0"),
             )
+    kept = {name: getattr(kv.reuse, name) for name in ("vram_pages", "dram_pages", "ssd_bytes")}
+    moved = {f"kv.reuse.{name}": n for name, n in kept.items()} | {
+        f"kv.{n}": getattr(kv, n) for n in ("dram_pages", "ssd_pages") if n != home
+    }
+    for name, value in moved.items():
+        if value > 0 and not model.kv_moves:
+            yield BrokenRule("KV that stays", f"{name}={value}; allowed: 0, since {model.kv_stays_because}; set it to 0")
     a_layer = max(1, -(-kv.pages // model.layers))
     for tier in Tier:
         pages = kv.of(tier)

@@ -234,7 +234,10 @@ class Formulation(LinearProgram):
             copies_t, most_t = self.amount("h2d_t"), []
             for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
                 table = PriceTable(p.hardware, 1, 1, choice.chunk_bytes)
-                each = [table.brought(large, Tier.dram, Place.ring).of(Resource.h2d) * ticks * (size / large) for size, large, *_ in copied]
+                each = [
+                    table.brought(large, Tier.dram, Place.ring).of(Resource.h2d) * ticks * (size / max(1, large))
+                    for size, large, *_ in copied
+                ]
                 most_t.append(sum(t * count for t, (_, _, count, _) in zip(each, copied, strict=True)))
                 all_t = pulp.lpSum((count - stays) * t for t, (_, _, count, stays) in zip(each, copied, strict=True))
                 self.add(copies_t >= all_t - most_t[-1] * (1 - bit))
@@ -312,6 +315,7 @@ class Formulation(LinearProgram):
             tables=self.tables,
             expert_slots=self.experts.slots,
             kv={tier: layers * layer for tier, layers in self.kv.layers.items()},
+            states=self.problem.batch * model.state_bytes,
             kv_passing={tier: slots * layer for tier, slots in self.kv.passing.items()},
             kept_pages=self.kept.tiers,
             kept_page_bytes=self.kept.page_bytes,

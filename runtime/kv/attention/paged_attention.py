@@ -75,10 +75,8 @@ class PagedAttention:
         AttentionByRows().convert(model)
         own = self._implementation = getattr(model, _OWN)
         self._make_mask = ALL_MASK_ATTENTION_FUNCTIONS[own]
-        config = model.config.get_text_config(decoder=True)
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         half = model.dtype in (torch.bfloat16, torch.float16)
-        self._flash = device.type == "cuda" and half and own == "sdpa" and dim <= _MOST_FLASH_DIM
+        self._flash = device.type == "cuda" and half and own == "sdpa"
         self._groups: Sequence[Rect | Loose] = ()
         self._slots: torch.Tensor | None = None
         self._tabled: Sequence[Loose] = ()
@@ -163,7 +161,8 @@ class PagedAttention:
         rect, (keys, values) = (group, held) if isinstance(group, Rect) else self._gathered(group, held)
         first = first_seen(rect.start, self._windows[module.layer_idx])
         queries = query.view(query.shape[1], rect.rows, rect.tokens, query.shape[3]).transpose(0, 1)
-        out = self._alone(module, queries, seen(keys, rect, first), seen(values, rect, first), self._mask(asked, rect, first), more)
+        mask = self._mask(asked, rect, first, query.shape[3])
+        out = self._alone(module, queries, seen(keys, rect, first), seen(values, rect, first), mask, more)
         return out.reshape(1, rect.rows * rect.tokens, *out.shape[2:])
 
     def _alone(
@@ -178,7 +177,7 @@ class PagedAttention:
         """[rows, heads, tokens, dim] each -> [rows, tokens, heads, dim], as without a pool. On a card that is one call without a mask, of
         FlashAttention: of several tokens behind others, too, where `transformers` would take a kernel that knows nothing of causality."""
         tokens, keys = query.shape[2], key.shape[2]
-        if self._flash and mask is None and more.get("position_bias") is None:
+        if self._flash and query.shape[3] <= _MOST_FLASH_DIM and mask is None and more.get("position_bias") is None:
             behind, grouped = 1 < tokens < keys, query.shape[1] != key.shape[1]
             bias, causal = causal_lower_right(tokens, keys) if behind else None, 1 < tokens == keys
             scale = more.get("scaling")
@@ -193,8 +192,8 @@ class PagedAttention:
             self._of_kind[kind] = ALL_ATTENTION_FUNCTIONS.get_interface(self._implementation, eager)
         return self._of_kind[kind]
 
-    def _mask(self, asked: MaskRequest, rect: Rect, first: int) -> torch.Tensor | None:
-        if self._flash and asked.is_causal:
+    def _mask(self, asked: MaskRequest, rect: Rect, first: int, dim: int) -> torch.Tensor | None:
+        if self._flash and dim <= _MOST_FLASH_DIM and asked.is_causal:
             return None
         key = (asked, rect.tokens, rect.start, first)
         if key not in self._masks:

@@ -9,7 +9,22 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 def windows(config: PreTrainedConfig) -> dict[int, int | None]:
     """Layer -> tokens of its sliding window, None for full attention; layers that keep something else are left out."""
     layers = enumerate(DynamicCache(config=config).layers)
-    return {i: getattr(layer, "sliding_window", None) for i, layer in layers if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)}
+    return {i: getattr(layer, "sliding_window", None) for i, layer in layers if _has_pages(layer)}
+
+
+def both(config: PreTrainedConfig) -> frozenset[int]:
+    """Of these layers those that keep a state beside K and V."""
+    layers = enumerate(DynamicCache(config=config).layers)
+    return frozenset(i for i, layer in layers if _has_pages(layer) and _has_state(layer))
+
+
+def _has_pages(layer: object) -> bool:
+    plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+    return plain or (isinstance(layer, DynamicLayer) and _has_state(layer))
+
+
+def _has_state(layer: object) -> bool:
+    return hasattr(layer, "update_conv_state")
 
 
 def kinds(config: PreTrainedConfig) -> dict[int, str]:

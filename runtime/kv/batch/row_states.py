@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from penstock.runtime.kv.batch.kv_pool import KvPool
-from penstock.runtime.kv.batch.kv_windows import windows
+from penstock.runtime.kv.batch.kv_windows import both, windows
 from penstock.runtime.kv.batch.row_parts import cut, joined, own_forward
 from penstock.runtime.model.rows import Row, Step
 
 STATE = "past_key_values"
-"""The argument by which a module is given the state that it reads and writes."""
+"""The argument by which a module is given the state that it reads and writes, where it was given no cache by another name."""
 
 
 class _Held(NamedTuple):
@@ -60,16 +61,25 @@ class RowByRow:
         if held.tokens != row.start:
             raise RuntimeError(f"sequence {row.sequence}: its state has seen {held.tokens} tokens, the row begins at {row.start}")
         self._held[row.sequence] = _Held(held.state, row.end)
-        return self.inner(*args, **{**kwargs, STATE: held.state})
+        given = {name: held.state if isinstance(value, Cache) else value for name, value in kwargs.items()}
+        if not any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
+            given[STATE] = held.state
+        return self.inner(*(held.state if isinstance(value, Cache) else value for value in args), **given)
+
+
+def attends(module: nn.Module) -> bool:
+    """Whether ``module`` computes attention through `transformers`' interface, as its code says."""
+    return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module))
 
 
 class RowStates:
     """The states of all layers of ``model`` that keep something else than K and V: a cache of `transformers` for each sequence."""
 
     def __init__(self, model: PreTrainedModel, pool: KvPool):
-        with_pages = windows(model.config)
-        numbered = [m for m in model.modules() if getattr(m, "layer_idx", None) not in (None, *with_pages)]
-        modules = [m for m in numbered if not any(inner is not m and inner in numbered for inner in m.modules())]
+        with_pages, with_both = windows(model.config), both(model.config)
+        numbered = [m for m in model.modules() if getattr(m, "layer_idx", None) is not None]
+        inmost = [m for m in numbered if not any(inner is not m and inner in numbered for inner in m.modules())]
+        modules = [m for m in inmost if m.layer_idx not in with_pages or (m.layer_idx in with_both and not attends(m))]
         self._layers = [RowByRow(module, lambda: pool.step, lambda: DynamicCache(config=model.config)) for module in modules]
 
     @property
