@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Those that ask a program to end."""
 DEAF_S = 1.0
 """Seconds after a signal in which others are ignored. A terminal and a supervisor may both send one, and cleanup must not be cut short."""
@@ -21,14 +21,23 @@ DEAF_S = 1.0
 class Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
+    status, word = 143, "terminated"
 
+
+class HungUp(Terminated):
+    """SIGHUP came: the terminal was closed."""
+
+    status, word = 129, "hung up"
+
+
+_ENDS: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
 _Raised = list[tuple[float, KeyboardInterrupt]]
 _raised: ContextVar[_Raised | None] = ContextVar("raised", default=None)
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises Terminated inside, SIGINT KeyboardInterrupt; a second signal right after the first does nothing.
+    """SIGTERM raises Terminated inside, SIGHUP HungUp, SIGINT KeyboardInterrupt; a second signal right after the first does nothing.
 
     A library's cleanup may raise on the way out: that exception leaves as the interrupt. A library or a finalizer may swallow the
     interrupt: :func:`raise_if_interrupted` raises it again, and Python does not print it. A signal that the process was started to ignore
@@ -42,7 +51,7 @@ def terminate_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         now = time.monotonic()
         if not raised or now - raised[-1][0] >= DEAF_S:
-            raised.append((now, Terminated() if number == signal.SIGTERM else KeyboardInterrupt()))
+            raised.append((now, _ENDS[number]()))
             raise raised[-1][1]
 
     tell = sys.unraisablehook
@@ -51,7 +60,7 @@ def terminate_as_interrupt() -> Iterator[None]:
         if not any(unraisable.exc_value is error for _, error in raised):
             tell(unraisable)
 
-    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     usual = {number: signal.signal(number, interrupt) for number in heard}
     token = _raised.set(raised)
     sys.unraisablehook = tell_of_others
@@ -77,7 +86,7 @@ def raise_if_interrupted() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM that come inside are heard at the end: for the moment between taking something and noting how it is given back.
+    """Signals of ``SIGNALS`` that come inside are heard at the end: for the moment between taking something and noting how it is given back.
     The list is of those that came.
 
     Off the main thread, where no signal is heard, nothing changes.

@@ -27,4 +27,4 @@ def write_at_once(path: Path, key: str, write: Callable[[Path], object]) -> None
 def write_json(path: Path, key: str, document: Mapping[str, Any]) -> None:
     """``document``, indented for people."""
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    write_at_once(path, key, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_at_once(path, key, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="backslashreplace"))

@@ -45,8 +45,12 @@ def runtime_main(here: Desk, monkeypatch: pytest.MonkeyPatch) -> int:
 MOMENTS = ["arena", "card", "page-locking", "skeleton", "reading", "binding", "rehearsal", "load", "prefill", "report"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", MOMENTS)
+ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated"), signal.SIGHUP: (129, "hung up")}
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"), [*((m, n) for m in MOMENTS for n in (signal.SIGINT, signal.SIGTERM)), ("decode", signal.SIGHUP)]
+)
 def test_a_signal_at_any_moment_leaves_no_thread_no_page_lock_and_no_file(
     on_a_card: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str, number: int
 ) -> None:
@@ -56,8 +60,8 @@ def test_a_signal_at_any_moment_leaves_no_thread_no_page_lock_and_no_file(
     usual = signal.getsignal(number)
     with leaves_nothing_behind(on_a_card.plan.parent):
         status = runtime_main(on_a_card, monkeypatch)
-    ended = (130, "runtime: interrupted\n") if number == signal.SIGINT else (143, "runtime: terminated\n")
-    assert (status, capsys.readouterr().err) == ended
+    expected, word = ENDS[signal.Signals(number)]
+    assert (status, capsys.readouterr().err) == (expected, f"runtime: {word}\n")
     assert not copier.held and signal.getsignal(number) == usual
 
 

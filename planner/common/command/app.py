@@ -27,6 +27,8 @@ from penstock.planner.common.command.verb import grammar_of, own_profiles, spell
 from penstock.planner.common.command.wsm import Environment, read_environment
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
+from penstock.planner.common.outside.starved import starved
+from penstock.planner.common.outside.streams import tell
 from penstock.planner.common.user_folder import profile_dir
 
 SHELLS = ("bash", "zsh", "fish")
@@ -41,24 +43,31 @@ class Program:
     verbs: tuple[Verb, ...]
 
     def main(self) -> NoReturn:
-        """Run on ``sys.argv`` and exit: 0 or the verb's own status, 2 after the user's mistake, 130 or 143 after SIGINT or SIGTERM. A bug
-        keeps its traceback."""
+        """Run on ``sys.argv`` and exit: 0 or the verb's own status, 2 after the user's mistake or for want of memory, 130, 143 or 129
+        after SIGINT, SIGTERM or SIGHUP. A bug keeps its traceback."""
         try:
             with terminate_as_interrupt():
+                _check_process(sys.argv)
                 status = self._dispatch(sys.argv[1:])
                 sys.stdout.flush()
         except UserError as error:
-            print(f"{self.name}: {error}", file=sys.stderr)
+            tell(f"{self.name}: {error}")
             status = 2
-        except Terminated:
-            print(f"{self.name}: terminated", file=sys.stderr)
-            status = 143
+        except Terminated as ended:
+            tell(f"{self.name}: {ended.word}")
+            status = ended.status
         except KeyboardInterrupt:
-            print(f"{self.name}: interrupted", file=sys.stderr)
+            tell(f"{self.name}: interrupted")
             status = 130
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             status = 141
+        except Exception as error:
+            mistake = starved(error)
+            if mistake is None:
+                raise
+            tell(f"{self.name}: {mistake}")
+            status = 2
         sys.exit(status)
 
     def _dispatch(self, argv: list[str]) -> int:
@@ -131,6 +140,18 @@ class Program:
             answers = complete_word(rest.rpartition(" ")[2], grammar_of(verb, multirun=True), verb.words) if verb else []
         print(("\n" if shell == "fish" else " ").join(answers))
         return 0
+
+
+def _check_process(argv: Sequence[str]) -> None:
+    """UserError for arguments that are no text, and where there is no directory to work in."""
+    for argument in argv:
+        raw = os.fsencode(argument)
+        if argument != argument.encode("utf-8", "replace").decode():
+            raise UserError(f"{raw.decode('utf-8', 'backslashreplace')}: not text in UTF-8; write it so, or rename the file")
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the working directory was removed; change to one that exists") from error
 
 
 def _program() -> str:

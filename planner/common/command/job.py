@@ -25,6 +25,7 @@ from penstock.planner.common.command.wsm import Environment
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import raise_if_interrupted
 from penstock.planner.common.origins import BY_HAND
+from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.strictly import check_types
 
 LOCAL = "local"
@@ -133,9 +134,10 @@ def _mistake(error: Exception, call: Call) -> UserError:
     from omegaconf.errors import OmegaConfBaseException
 
     raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would report a job that failed
-    if not isinstance(error, UserError | OmegaConfBaseException):
+    mistake = error if isinstance(error, UserError | OmegaConfBaseException) else starved(error)
+    if mistake is None:
         raise error
-    line = explain(error, call.keys, call.typed)
+    line = explain(mistake, call.keys, call.typed)
     assert line is not None
     return call.environment.credit(line)
 

@@ -58,7 +58,7 @@ def _refused(path: Path, error: OSError) -> UserError:
 def _replace(path: Path, text: str) -> None:
     fd, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "w") as file:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
