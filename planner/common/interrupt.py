@@ -86,7 +86,7 @@ def raise_if_interrupted() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[list[int]]:
-    """Signals of ``SIGNALS`` that come inside are heard at the end: for the moment between taking something and noting how it is given back.
+    """``SIGNALS`` that come inside are heard at the end: for the moment between taking something and noting how it is given back.
     The list is of those that came.
 
     Off the main thread, where no signal is heard, nothing changes.
