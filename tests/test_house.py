@@ -12,7 +12,8 @@ from tests.cli import ROOT, docs_script
 PLANNER = (
     "planner.common", "planner.common.outside", "planner.common.timeline", "planner.common.command",
     "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.experts.policies",
-    "planner.contract.experts", "planner.contract.checkpoint", "planner.contract.config", "planner.contract.prices",
+    "planner.contract.experts", "planner.contract.checkpoint", "planner.contract.published", "planner.contract.config",
+    "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan",
     "planner.asked", "planner.probe", "planner.replay", "planner.solver.terms", "planner.solver",
     "planner.render", "planner.simulate", "planner.explain",

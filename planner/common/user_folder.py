@@ -15,3 +15,11 @@ def profile_dir() -> Path:
     if own:
         return Path(own).expanduser()
     return (Path(xdg).expanduser() if xdg else Path.home() / ".config") / "penstock"
+
+
+def cache_dir() -> Path:
+    """Where what can be found out again is kept: $PENSTOCK_CACHE_DIR, else $XDG_CACHE_HOME/penstock, else ~/.cache/penstock."""
+    own, xdg = os.environ.get("PENSTOCK_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own).expanduser()
+    return (Path(xdg).expanduser() if xdg else Path.home() / ".cache") / "penstock"

@@ -13,6 +13,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.expert_notes import expert_notes
+from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
 from penstock.planner.solver.terms.problem import Question
@@ -24,7 +25,9 @@ def make_plan(cfg: SolveConfig) -> Plan:
     plan = answer(asked.question, (*cfg.notes, *asked.notes))
     model = asked.hits.in_slots(plan.decisions.experts)
     plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
-    return replace(plan, notes=(*plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.hits.source)))
+    return replace(
+        plan, notes=(*format_notes(model), *plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.hits.source))
+    )
 
 
 def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:

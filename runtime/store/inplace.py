@@ -12,6 +12,7 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
+from penstock.planner.contract.checkpoint.quantised import quantisation_of
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import Parameter, Source, UnitLayout, lay_in_place
 from penstock.runtime.store.parameters import CAST, DTYPES, Slot, model_slots, tied_names
@@ -31,6 +32,9 @@ class Inventory:
     def of(cls, directory: Path, model: torch.nn.Module) -> Inventory:
         """Match the checkpoint in ``directory`` with ``model``. UserError names the first tensor that is missing or differs."""
         checkpoint = read_checkpoint(directory)
+        quantised = quantisation_of(checkpoint.config, str(directory))
+        if quantised is not None:
+            raise UserError(f"{directory}: stored in {quantised.format.name}, which is not run yet; use its BF16, F16 or F32 checkpoint")
         slots = model_slots(model)
         shapes = {slot.full_name: slot.shape if slot.part is None else (slot.part + 1, *slot.shape) for slot in slots.all}
         tied = tied_names(model)

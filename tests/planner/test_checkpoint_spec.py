@@ -100,7 +100,7 @@ class TestTensors:
             ({}, {"vocab_size": 65}, "vocab_size is 65"),
             ({}, {"head_dim": 16}, "different models"),
             ({}, {"tie_word_embeddings": False}, "lm_head.weight is missing"),
-            ({}, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \('gptq'\) is not supported"),
+            ({}, {"quantization_config": {"quant_method": "exl3"}}, r"sizes of this quantization_config \('exl3'\) are not known"),
             ({}, {"is_encoder_decoder": True}, "encoder-decoder"),
             ({"model.encoder.layers.0.self_attn.k_proj.weight": TensorInfo(2, (1,), "BF16")}, {}, "needs one stack of decoder layers"),
             ({"model.layers.0.mlp.up_proj.weight": TensorInfo(8, (8,), "F8_E4M3")}, {}, r"'model.layers.0.mlp.up_proj.weight' is F8_E4M3"),

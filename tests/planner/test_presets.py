@@ -33,6 +33,18 @@ PARAMETERS = {
 
 HARDWARE = ("rtx5080", "rtx4090", "rtx3060", "t4", "a100-80g", "h100", "h200", "cpu")
 MODELS = (*PARAMETERS, "demo")
+PUBLISHED = {
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "deepseek-v3.1": 671_026_419_200,
+    "kimi-k2": 1_026_408_232_448,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "glm-4.5-air": 106_852_251_264,
+    "llama-4-scout": 107_769_861_120,
+    "minimax-m2": 228_689_764_864,
+    "gemma-3-27b": 27_009_346_304,
+}
+"""Models that are planned from their published configs: the decoder's parameters."""
 
 
 def names(group: str) -> set[str]:
@@ -65,7 +77,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_the_presets_that_are_promised_are_there():
     assert names("hardware") >= set(HARDWARE)
-    assert names("model") >= {*MODELS, "hf"}
+    assert names("model") >= {*MODELS, *PUBLISHED, "hf"}
 
 
 @pytest.mark.parametrize("name", HARDWARE)
@@ -137,6 +149,30 @@ class TestModel:
         for key in ("num_hidden_layers", "max_position_embeddings", "rms_norm_eps", "vocab_size", "tie_word_embeddings"):
             assert getattr(read, key) == written[key]
         assert written["rope_parameters"].items() <= read.rope_parameters.items()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+class TestPublished:
+    def test_it_has_its_publishers_parameters(self, name):
+        spec = model_from(model(name))
+        assert sum(unit.count * unit.elements for unit in spec.units) == PUBLISHED[name]
+        assert (spec.name, spec.checkpoint, spec.digest) == (name, None, None)
+
+    def test_it_cites_its_source_and_can_be_shortened(self, name):
+        cfg = model(name)
+        assert "https://huggingface.co/" in cfg.source
+        assert model_from(dataclasses.replace(cfg, layers=5)).layers == 5
+        assert cfg.max_positions == cfg.config["max_position_embeddings"]
+
+    def test_it_has_a_plan(self, name):
+        profile, asked = hardware_from(hardware("h100")), workload(prompt_tokens=512, new_tokens=338)
+        profile = dataclasses.replace(profile, ssd_bytes=2 * 10**12)
+        spec = model_from(model(name))
+        assert broken_rules(profile, spec, asked, solve(profile, spec, asked)) == []
+
+    def test_no_checkpoint_is_made_of_it(self, name):
+        with pytest.raises(UserError, match=f"model={name}: known by its published config, of which only a plan is made"):
+            hf_config_dict(model(name))
 
 
 def test_the_demo_is_about_1_2_gb():

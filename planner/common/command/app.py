@@ -233,10 +233,12 @@ def _store_schemas(call: Call) -> None:
 
 
 def _implied(verb: Verb, grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:
-    """Overrides that nobody typed: this machine's own profile, and what the environment asks for."""
+    """Overrides that nobody typed: this machine's own profile, the model of a checkpoint, and what the environment asks for."""
     overrides = []
     if LOCAL in grammar.groups.get("hardware", ()) and not {"hardware", verb.instead} & explicit:
         overrides.append(f"hardware={LOCAL}")
+    if "model" in grammar.groups and "model.checkpoint" in explicit and not {"model", verb.instead} & explicit:
+        overrides.append("model=hf")
     overrides += environment.overrides
     if environment.notes:
         overrides.append(f"notes=[{','.join(quote(note, literal=True) for note in environment.notes)}]")

@@ -43,6 +43,10 @@ class Key:
         return self.path.endswith("_bytes") and self.kind is int
 
     @property
+    def is_whole(self) -> bool:
+        return self.kind is int
+
+    @property
     def is_text(self) -> bool:
         return self.kind is str
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.planner.common.command.known_keys import Key, sections_of, unknown_key
 from penstock.planner.common.errors import UserError, nearest
@@ -19,6 +19,7 @@ from penstock.planner.common.measures import parse_bytes
 _SWEEP_FUNCTION = re.compile(r"^\s*(choice|range|interval|glob|shuffle|sort|tag)\s*\(")
 _QUOTED = re.compile(r"""^(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")$""", re.DOTALL)
 _COMMA_LIST = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,])+|(?<=,)(?=,|$)""", re.DOTALL)
+_FRACTION = re.compile(r"^\s*[+-]?\d*\.\d*[1-9]\d*\s*$")
 _GROUP_OPTION = re.compile(r"^[\w.+/-]+$")
 
 
@@ -31,6 +32,8 @@ class Grammar:
     multirun: bool
     absent: Callable[[str, str], str | None] = lambda group, option: None
     """(group, option) -> the remedy for an option that could exist here but does not, or None."""
+    besides: Mapping[str, str] = field(default_factory=dict)
+    """Group -> what serves where no option of it does."""
 
 
 def key_of(override: str) -> str:
@@ -88,8 +91,9 @@ def _check_group(group: str, value: str, grammar: Grammar) -> str:
             raise UserError(f"{group}={name}: {remedy}")
         if "," in name and not grammar.multirun:
             raise UserError(f"{group}={name}: one {group} a run; add --multirun to try several")
-        choices = ", ".join(grammar.groups[group])
-        raise UserError(f"{group}={name}: no such {group}; choose one of {choices}{nearest(name, grammar.groups[group])}")
+        choices, other = ", ".join(grammar.groups[group]), grammar.besides.get(group)
+        besides = f", or {other}" if other else ""
+        raise UserError(f"{group}={name}: no such {group}; choose one of {choices}{besides}{nearest(name, grammar.groups[group])}")
     return ",".join(name if _GROUP_OPTION.match(name) else quote(name) for name in names)
 
 
@@ -99,6 +103,8 @@ def _value(key: Key, value: str, multirun: bool) -> str:
     if key.is_size or key.is_text:
         parts = split_commas(value) if multirun else [value]
         return ",".join(_size(key, part) if key.is_size else _text(key, part) for part in parts)
+    if key.is_whole and not multirun and _FRACTION.match(value):
+        raise UserError(f"{key.path}={value}: must be {key.allowed}")
     if key.is_number_list and not multirun and not value.lstrip().startswith("["):
         return f"[{value}]"
     if key.is_text_list and not value.lstrip().startswith("["):

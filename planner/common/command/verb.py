@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from penstock.planner.common.command.job import LOCAL
@@ -41,6 +42,15 @@ class Verb:
         return (self.main.__doc__ or "").strip().splitlines()[0]
 
 
+BESIDES: Mapping[str, str] = MappingProxyType(
+    {
+        "hardware": "run `planner probe` on the machine itself for hardware=local",
+        "model": "plan for any other by model=hf model.checkpoint=DIR or ORG/NAME",
+    }
+)
+"""Config group -> what serves where no preset of it does."""
+
+
 def grammar_of(verb: Verb, multirun: bool, config_dir: str | None = None) -> Grammar:
     """What ``verb`` accepts here: its schema's keys, the presets, and the profiles in the user's config directory."""
     directories: list[Any] = [resources.files("penstock").joinpath("conf"), profile_dir()]
@@ -52,7 +62,7 @@ def grammar_of(verb: Verb, multirun: bool, config_dir: str | None = None) -> Gra
     for entry in fields(verb.schema):
         if directories[0].joinpath(entry.name).is_dir():
             groups[entry.name] = sorted({o for directory in directories for o in _options(directory.joinpath(entry.name))})
-    return Grammar(keys_of(verb.schema), groups, multirun, _absent)
+    return Grammar(keys_of(verb.schema), groups, multirun, _absent, BESIDES)
 
 
 def _options(directory: Any) -> Iterator[str]:

@@ -10,10 +10,11 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.hf_config import HfGeometry, geometry_from_config, text_config
 from penstock.planner.contract.checkpoint.layer_states import keeps_state, layer_states
+from penstock.planner.contract.checkpoint.quantised import as_matrices, quantisation_of
 from penstock.planner.contract.checkpoint.tally import Tally, TensorInfo
 from penstock.planner.contract.checkpoint.tensor_names import FUSED, classify, one_block
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
-from penstock.planner.contract.given.formats import FORMATS, Format
+from penstock.planner.contract.given.formats import FORMATS, KNOWN_FORMATS, QUANTISED, Dtype, Format
 from penstock.planner.contract.given.model import ModelSpec, Routers
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
@@ -66,8 +67,9 @@ def spec_from_tensors(
     ``config`` is config.json's content. The same tensors give the same spec in place and packed. Raises UserError when a layer
     is missing, when config and tensors are of different models, and for models without self_attn and mlp blocks.
     """
-    geometry = geometry_from_config(text_config(config), f"{checkpoint}/config.json")
-    found = _sort(geometry, tensors)
+    own, where = text_config(config), f"{checkpoint}/config.json"
+    geometry = geometry_from_config(own, where)
+    found = _sort(geometry, as_matrices(tensors, quantisation_of(own, where)))
     _check_layers(geometry, found, tensors)
     found.settle(geometry)
     if len(found.table) != 2:
@@ -79,12 +81,12 @@ def spec_from_tensors(
         raise UserError(f"{checkpoint}: lm_head.weight is missing and config.json says tie_word_embeddings is false; download it again")
     tied = not found.head
     routers = _routers(geometry, found)
-    stored = FORMATS[found.dtypes.most_common(1)[0][0]]
-    _check_dtype(geometry, stored)
+    stored = KNOWN_FORMATS[found.dtypes.most_common(1)[0][0]]
+    computed = _computed(geometry, stored)
     shapes = [found.shapes[i] for i in range(geometry.layers)]
     plain = not geometry.compresses_kv and not any(map(keeps_state, shapes))
     kv_width = _width(geometry, "num_key_value_heads", geometry.kv_width, found.rows("k_proj.weight") if plain else set())
-    states = layer_states(text_config(config), shapes, kv_width)
+    states = layer_states(own, shapes, kv_width)
     kv_elements = sum(state.kv_elements for state in states)
     return ModelSpec(
         name=name,
@@ -96,8 +98,8 @@ def spec_from_tensors(
         attn_width=_width(geometry, "num_attention_heads", geometry.attn_width, found.rows("q_proj.weight")),
         kv_width=kv_width,
         ffn_width=_ffn_width(geometry, found, routers),
-        compute_dtype=stored.plain,
-        kv_dtype=stored.plain,
+        compute_dtype=computed,
+        kv_dtype=computed,
         routers=routers,
         checkpoint=checkpoint,
         digest=digest,
@@ -106,14 +108,13 @@ def spec_from_tensors(
     )
 
 
-def _sort(geometry: HfGeometry, tensors: Mapping[str, tuple[int, tuple[int, ...], str]]) -> _Sorted:
+def _sort(geometry: HfGeometry, tensors: Mapping[str, TensorInfo]) -> _Sorted:
     found = _Sorted()
-    for name, stored in tensors.items():
-        info = TensorInfo(*stored)
+    for name, info in tensors.items():
         role = classify(name)
         if role.kind == "ignored" or (role.layer is not None and geometry.layers <= role.layer < geometry.layers + geometry.extra_layers):
             continue
-        if role.kind != "norm" and info.dtype not in FORMATS:
+        if role.kind != "norm" and info.dtype not in KNOWN_FORMATS:
             raise UserError(
                 f"{geometry.where.rpartition('/')[0]}: tensor {name!r} is {info.dtype}, allowed are {', '.join(FORMATS)}; "
                 "use the model's unquantised checkpoint"
@@ -231,12 +232,16 @@ def _width(geometry: HfGeometry, key: str, stated: int | None, rows: set[int]) -
     return max(rows, default=0)
 
 
-def _check_dtype(geometry: HfGeometry, stored: Format) -> None:
+def _computed(geometry: HfGeometry, stored: Format) -> Dtype:
+    """What products are computed in: the weights' own type, or what the config decodes quantised ones to."""
+    if stored.name in QUANTISED:
+        return Dtype(geometry.dtype) if geometry.dtype in list(Dtype) else stored.plain
     if geometry.dtype is not None and geometry.dtype != stored.plain:
         raise UserError(
             f"{geometry.where}: dtype is {geometry.dtype} and the weights are {stored.name}; weights are computed with as stored: "
             f"set dtype to {stored.plain} there, or convert the checkpoint"
         )
+    return stored.plain
 
 
 def _check_width(geometry: HfGeometry, key: str, stated: int | None, stored: set[int], tensor: str) -> None:

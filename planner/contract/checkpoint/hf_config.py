@@ -62,30 +62,24 @@ class HfGeometry:
 
 def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
     """Read ``config`` (already unwrapped by ``text_config``). Raises UserError for what Penstock does not run."""
-    if config.get("quantization_config"):
-        quantization = config["quantization_config"]
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-        raise UserError(
-            f"{where}: quantization_config ({str(method)[:40]!r}) is not supported; use the model's BF16, F16 or F32 checkpoint"
-        )
     if config.get("is_encoder_decoder") is True:
         raise UserError(f"{where}: an encoder-decoder model is not supported; use a decoder-only one with self_attn and mlp blocks")
     listed = next((config[key] for key in ("layers_block_type", "layer_types") if isinstance(config.get(key), list)), [])
-    layers = _first(config, where, LAYER_KEYS) or len(listed)
+    layers = first_count(config, where, LAYER_KEYS) or len(listed)
     if not layers:
         raise UserError(f"{where}: num_hidden_layers is missing, a decoder has at least 1; use a decoder-only Hugging Face checkpoint")
     _refuse_impossible(config, where)
-    heads = _first(config, where, HEAD_KEYS)
+    heads = first_count(config, where, HEAD_KEYS)
     kv_heads = _kv_heads(config, where) or heads
-    hidden = _first(config, where, HIDDEN_KEYS)
+    hidden = first_count(config, where, HIDDEN_KEYS)
     head_dim = _count(config, where, "head_dim") or (hidden // heads if hidden and heads else None)
     attn_width = heads * head_dim if heads and head_dim else None
     kv_width = kv_heads * head_dim if kv_heads and head_dim else None
     if heads and _count(config, where, "kv_lora_rank"):
         qk_dim = (_count(config, where, "qk_nope_head_dim") or 0) + (_count(config, where, "qk_rope_head_dim") or 0)
         attn_width, kv_width = heads * qk_dim, heads * (qk_dim + (_count(config, where, "v_head_dim") or qk_dim)) // 2
-    expert_ffn = _first(config, where, EXPERT_FFN_KEYS)
-    ffn = _first(config, where, FFN_KEYS)
+    expert_ffn = first_count(config, where, EXPERT_FFN_KEYS)
+    ffn = first_count(config, where, FFN_KEYS)
     shared = (_count(config, where, "n_shared_experts") or 0) * (expert_ffn or 0)
     tied = config.get("tie_word_embeddings")
     return HfGeometry(
@@ -98,8 +92,8 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
         attn_width=attn_width,
         kv_width=kv_width,
         ffn=ffn,
-        experts=_first(config, where, EXPERT_COUNT_KEYS) or 0,
-        top_k=_first(config, where, TOP_K_KEYS) or 0,
+        experts=first_count(config, where, EXPERT_COUNT_KEYS) or 0,
+        top_k=first_count(config, where, TOP_K_KEYS) or 0,
         expert_ffn=expert_ffn or ffn,
         shared_ffn=_count(config, where, "shared_expert_intermediate_size") or shared,
         tied=tied if isinstance(tied, bool) else None,
@@ -125,10 +119,11 @@ def _kv_heads(config: Mapping[str, Any], where: str) -> int | None:
     """Heads of K and V. A Falcon of the old kind and a BigCode say by ``multi_query`` that there is one."""
     if config.get("multi_query") is True and config.get("new_decoder_architecture") is not True:
         return 1
-    return _first(config, where, KV_HEAD_KEYS)
+    return first_count(config, where, KV_HEAD_KEYS)
 
 
-def _first(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> int | None:
+def first_count(config: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> int | None:
+    """The count that the first of ``keys`` states; None where ``config`` has none of them."""
     return next((_count(config, where, key) for key in keys if config.get(key) is not None), None)
 
 

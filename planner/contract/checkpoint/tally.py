@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.planner.contract.given.formats import FORMATS, Format
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, Format
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 
@@ -17,7 +17,13 @@ class TensorInfo(NamedTuple):
     nbytes: int
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors names it: ``BF16``, ``F32``, ..."""
+    """As safetensors names it: ``BF16``, ``F32``, ... Of a quantised matrix, counted with its scales, the name of its format."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], stored: Format) -> TensorInfo:
+        """A matrix, or as many as ``shape`` counts before its last two numbers, in the format ``stored``."""
+        columns, rows, count = (*reversed(shape), 1, 1)[0], (*reversed(shape), 1, 1)[1], math.prod(shape[:-2])
+        return cls(count * stored.stored_bytes(rows, columns), shape, stored.name)
 
 
 @dataclass
@@ -58,7 +64,7 @@ class Tally:
 
     def format(self, other: Format) -> Format:
         """The format of most bytes; ``other`` where no tensor has one, as among norms of any dtype."""
-        return next((FORMATS[name] for name, _ in self.dtypes.most_common() if name in FORMATS), other)
+        return next((KNOWN_FORMATS[name] for name, _ in self.dtypes.most_common() if name in KNOWN_FORMATS), other)
 
     def unit(self, kind: UnitKind, layer: int | None, other: Format, count: int = 1) -> UnitSpec:
         """``count`` equal units that hold all of it."""

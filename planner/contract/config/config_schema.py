@@ -117,7 +117,9 @@ class ModelConfig:
     name: str = MISSING
     """As it is shown."""
     checkpoint: str | None = None
-    """Directory of a Hugging Face checkpoint or of a packed store."""
+    """Directory of a Hugging Face checkpoint, of a packed store, or of a config.json alone; or ORG/NAME on the hub."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """A published config.json, from which everything but `layers` is taken."""
     source: str = ""
     """Where the geometry comes from."""
     model_type: str = ""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.errors import UserError, nearest
@@ -25,6 +24,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
     Rates that a plan can do without may be 0: not measured.
     """
     _measured(cfg)
+    _not_in_gigabytes(cfg, "vram_bytes", "dram_bytes", "ssd_bytes")
     check_bounds(cfg if cfg.vram_bytes > 0 else replace(cfg, gpu=None), "hardware")
     _check_spread(cfg.spread)
     gpu = _gpu(cfg.gpu) if cfg.gpu is not None and cfg.vram_bytes > 0 else None
@@ -113,15 +113,20 @@ def workload_from(cfg: WorkloadConfig) -> Workload:
 
 
 def model_from(cfg: ModelConfig) -> ModelSpec:
-    """The model that ``cfg`` describes: read from ``cfg.checkpoint`` when there is one, else computed from its geometry."""
+    """The model that ``cfg`` describes: what ``cfg.checkpoint`` names, else computed from its published config or its geometry."""
     check_bounds(cfg, "model")
     if cfg.checkpoint is None:
+        if cfg.config:
+            from penstock.planner.contract.published.model_source import spec_of_published
+
+            shortened = {} if cfg.layers is None else {"num_hidden_layers": cfg.layers}
+            return spec_of_published({**cfg.config, **shortened}, cfg.name, f"model={cfg.name}")
         from penstock.planner.contract.config.geometry import spec_from_geometry
 
         return spec_from_geometry(cfg)
-    from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+    from penstock.planner.contract.published.model_source import spec_from_source
 
-    spec = spec_from_checkpoint(Path(cfg.checkpoint))
+    spec = spec_from_source(cfg.checkpoint)
     if cfg.layers is not None and cfg.layers != spec.layers:
         raise UserError(
             f"model.layers={cfg.layers}: the checkpoint {cfg.checkpoint} has {spec.layers} layers; "
@@ -203,6 +208,14 @@ def _check_spread(spread: Mapping[str, float]) -> None:
             raise UserError(f"hardware.spread.{name}: no such figure; choose of {', '.join(names)}{nearest(name, names)}")
         if not 0 <= share <= _MOST_SPREAD:
             raise UserError(f"hardware.spread.{name}={share}: must be 0 or more, at most {_MOST_SPREAD:g}")
+
+
+def _not_in_gigabytes(cfg: HardwareConfig, *names: str) -> None:
+    """A memory of some bytes is one whose unit was forgotten."""
+    for name in names:
+        value = getattr(cfg, name)
+        if 0 < value < 2**16:
+            raise UserError(f"hardware.{name}={value}: {value} bytes hold no model; did you mean hardware.{name}={value}GB?")
 
 
 def workload_mapping(workload: Workload) -> Mapping[str, Any]:

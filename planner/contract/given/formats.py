@@ -26,26 +26,71 @@ class Format:
     """How a matrix of weights is stored. Links carry it and tiers hold it as stored: sent bytes and resident bytes are stored bytes."""
 
     name: str
-    """As safetensors names the elements: ``BF16``, ``F32``."""
+    """As safetensors names the elements, ``BF16``, ``F32``; of a quantised one what it is called, ``FP8``, ``MXFP4``."""
     element_bits: int
     plain: Dtype
-    """What a product takes the stored elements for, as they are."""
+    """What a product takes the stored elements for, as they are; of a quantised format what they are decoded to."""
     needs_scratch: bool = False
     """Whether a product decodes the matrix into memory of its own before it multiplies."""
+    block: tuple[int, int] = (1, 1)
+    """Rows and columns that share scales; 0 is all of them."""
+    block_bits: int = 0
+    """Of the scales and zero points of one block."""
+    column_bits: int = 0
+    """Of what is stored for each column besides."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Of a matrix, or of a vector with one row."""
-        return rows * columns * self.element_bits // 8
+        tall, wide = self.block[0] or rows, self.block[1] or columns
+        blocks = -(-rows // tall) * -(-columns // wide)
+        return (rows * columns * self.element_bits + blocks * self.block_bits + columns * self.column_bits) // 8
 
 
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        "BF16": Format("BF16", 16, Dtype.bfloat16),
-        "F16": Format("F16", 16, Dtype.float16),
-        "F32": Format("F32", 32, Dtype.float32),
-    }
+def _named(*formats: Format) -> Mapping[str, Format]:
+    return MappingProxyType({known.name: known for known in formats})
+
+
+FORMATS: Mapping[str, Format] = _named(
+    Format("BF16", 16, Dtype.bfloat16),
+    Format("F16", 16, Dtype.float16),
+    Format("F32", 32, Dtype.float32),
 )
-"""Formats that a streamed unit may have, by name."""
+"""Formats that the runtime streams, by name."""
+
+GROUPS = (32, 64, 128)
+"""Columns that share a scale in the grouped formats of 4 bits."""
+
+
+def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0) -> Format:
+    return Format(name, bits, Dtype.bfloat16, needs_scratch=True, block=block, block_bits=block_bits, column_bits=column_bits)
+
+
+QUANTISED: Mapping[str, Format] = _named(
+    _quantised("FP8", 8, (128, 128), 32),
+    _quantised("FP8-row", 8, (1, 0), 32),
+    _quantised("FP8-tensor", 8, (0, 0), 32),
+    _quantised("INT8-row", 8, (1, 0), 32),
+    _quantised("MXFP4", 4, (1, 32), 8),
+    _quantised("NVFP4", 4, (1, 16), 8),
+    _quantised("NF4", 4, (1, 64), 32),
+    _quantised("NF4-double", 4, (1, 64), 8),
+    *(_quantised(f"INT4-{g}", 4, (1, g), 16) for g in GROUPS),
+    *(_quantised(f"AWQ-{g}", 4, (1, g), 16 + 4) for g in GROUPS),
+    *(_quantised(f"GPTQ-{g}", 4, (1, g), 16 + 4, 32) for g in GROUPS),
+)
+"""Formats whose sizes are known and which the runtime does not stream yet, by name:
+
+    FP8                 E4M3, a F32 scale for each block of 128 x 128 (DeepSeek-V3); -row, -tensor: for each row, for all
+    INT8-row            a F32 scale a row
+    MXFP4               E2M1, an E8M0 scale for 32 columns (OCP Microscaling 1.0)
+    NVFP4               E2M1, an E4M3 scale for 16 columns; the one scale of a tensor is left out
+    NF4                 bitsandbytes, a F32 scale for 64 elements; -double: an 8-bit one, whose own scales, 1/2048 of it, are left out
+    INT4-32, -64, -128  compressed-tensors: a 16-bit scale a group, no zero points
+    AWQ-..., GPTQ-...   a 16-bit scale and a 4-bit zero point a group; GPTQ names each column's group in 32 bits
+"""
+
+KNOWN_FORMATS: Mapping[str, Format] = MappingProxyType({**FORMATS, **QUANTISED})
+"""Formats that a unit of a plan may have, by name."""
 
 
 def plain_format(dtype: Dtype) -> Format:

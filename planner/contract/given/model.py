@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Annotated
 
 from penstock.planner.common.outside.bounds import COUNT_BYTES, Bounds
-from penstock.planner.contract.given.formats import Dtype
+from penstock.planner.contract.given.formats import FORMATS, Dtype
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 _WIDTH = Bounds(0, 2**32)
@@ -162,6 +162,11 @@ class ModelSpec:
     @cached_property
     def embed_bytes(self) -> int:
         return sum(unit.stored_bytes for unit in self.of_kind(UnitKind.embed))
+
+    @property
+    def planned_only(self) -> tuple[str, ...]:
+        """Names of formats among its units that the runtime does not stream yet."""
+        return tuple(sorted({unit.format.name for unit in self.units} - set(FORMATS)))
 
     @property
     def embed_row_bytes(self) -> int:

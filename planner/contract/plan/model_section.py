@@ -12,7 +12,7 @@ from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.outside.bounds import EXABYTE, MOST_ELEMENTS, MOST_EXPERTS, MOST_LAYERS, check_bounds
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.experts.expert_hits import flaw
-from penstock.planner.contract.given.formats import FORMATS
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind, UnitSpec
 
@@ -107,8 +107,8 @@ def _units(rows: Any, layers: int) -> tuple[UnitSpec, ...]:
         where = f"model.units[{i}]"
         text = {"layers": str(given["layers"])} if isinstance(given, Mapping) and given.get("layers") is not None else {}
         row = build(UnitRow, {**given, **text} if isinstance(given, Mapping) else given, where)
-        if row.format not in FORMATS:
-            raise UserError(f"{where}.format={row.format}: must be one of {', '.join(FORMATS)}{nearest(row.format, FORMATS)}")
+        if row.format not in KNOWN_FORMATS:
+            raise UserError(f"{where}.format={row.format}: must be one of {', '.join(KNOWN_FORMATS)}{nearest(row.format, KNOWN_FORMATS)}")
         least = 0 if row.kind is UnitKind.attn else 1
         if min(row.stored_bytes, row.elements) < least or row.count < 1:
             raise UserError(f"{where}: stored_bytes={row.stored_bytes}, elements={row.elements}, count={row.count}; allowed: 1 or more")
@@ -116,7 +116,7 @@ def _units(rows: Any, layers: int) -> tuple[UnitSpec, ...]:
             most = f"stored_bytes {EXABYTE}, elements {MOST_ELEMENTS}, count {MOST_EXPERTS}"
             raise UserError(f"{where}: stored_bytes={row.stored_bytes}, elements={row.elements}, count={row.count}; at most {most}")
         numbers = _layers(row, layers, f"{where}.layers")
-        units += (UnitSpec(row.kind, n, row.stored_bytes, row.elements, FORMATS[row.format], row.count) for n in numbers)
+        units += (UnitSpec(row.kind, n, row.stored_bytes, row.elements, KNOWN_FORMATS[row.format], row.count) for n in numbers)
     order = list(UnitKind)
     units.sort(key=lambda unit: (order.index(unit.kind), unit.layer or 0))
     for one, other in pairwise(units):
