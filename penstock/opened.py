@@ -16,7 +16,7 @@ from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.plan.plan import Plan
 from penstock.plans import Value, load_plan, typed
 from penstock.runtime.asked.order import capacity_tokens, check_fit
-from penstock.runtime.asked.page_room import unplanned_dram_bytes
+from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
 from penstock.runtime.asked.requests import Asked
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.asked.sampling_keys import SamplingKeys, check_sampling, sampling_of
@@ -114,6 +114,7 @@ class Model:
         try:
             self._session, self._vocabulary = self._open(cfg, plan, checkpoint)
         except BaseException:
+            self._failed = "it could not be opened"
             self.close()
             raise
         said = (self._session.pageable, self._session.slow_pages)
@@ -121,6 +122,7 @@ class Model:
         """As it was opened: with what the machine cannot do as planned, among the notes."""
 
     def _open(self, cfg: RunConfig, plan: Plan, checkpoint: Path) -> tuple[Session, Vocabulary]:
+        cfg = replace(cfg, kv=fitted(cfg.kv, plan))
         ground = self._stack.enter_context(Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)))
         ground.open_card()
         from penstock.runtime.asked.prompts import read_vocabulary
@@ -194,8 +196,10 @@ class Model:
         return torch.cat(found)
 
     def close(self) -> None:
-        """Give memory, threads and files back. Safe to call twice."""
+        """Give memory, threads and files back, once ``kv.dir`` has the prompts' KV or ``kv.flush_s`` is over. Safe to call twice."""
         self._leave()
+        if self._failed is None:
+            self._session.flush()
         self._failed = "it is closed"
         self._stack.close()
 
@@ -203,6 +207,8 @@ class Model:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._failed = "it was left by an exception"
         self.close()
 
     def _sampler(self, sampling: Mapping[str, Any]) -> Sampler:

@@ -7,12 +7,20 @@ import os
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.measures import ALIGN
+from penstock.planner.common.measures import ALIGN, show_bytes
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.sizes import kv_page_bytes
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.runtime.asked.kv_place import directory
-from penstock.runtime.asked.page_room import is_reused, limit_bytes
+from penstock.runtime.asked.page_room import (
+    LEAST_DRAM_PAGES,
+    fitted,
+    is_reused,
+    left_dram_bytes,
+    limit_bytes,
+    page_room,
+    unplanned_dram_bytes,
+)
 from penstock.runtime.asked.run_schema import ReuseConfig
 
 
@@ -34,8 +42,11 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
         raise UserError(f"kv.dir: a page of {tokens} tokens is {layer_bytes} bytes a layer, a disk needs multiples of {ALIGN}; {remedy}")
     if cfg.dir is None:
         return
-    if cfg.staging_bytes < 0:
+    if cfg.staging_bytes is not None and cfg.staging_bytes < 0:
         raise UserError(f"kv.staging_bytes={cfg.staging_bytes}: must be 0 or more; raise it")
+    if not 0 <= cfg.flush_s < math.inf:
+        raise UserError(f"kv.flush_s={cfg.flush_s}: must be 0 or more seconds; 0 waits for no page")
+    _refuse_too_much(cfg, plan)
     if cfg.read_gbps is not None and not 0 < cfg.read_gbps < math.inf:
         raise UserError(f"kv.read_gbps={cfg.read_gbps}: must be above 0; leave it out to measure it")
     if cfg.read_only:
@@ -46,6 +57,19 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     if limit < least:
         raise UserError(f"kv.limit_bytes={limit}: two pages take {least}; raise it")
     _refuse_unwritable(directory(cfg.dir))
+
+
+def _refuse_too_much(cfg: ReuseConfig, plan: Plan) -> None:
+    """UserError where pages would pass through more DRAM than the plan leaves of its budget."""
+    taken, left = unplanned_dram_bytes(fitted(cfg, plan), plan), left_dram_bytes(plan)
+    if taken > max(0, left):
+        room = page_room(fitted(cfg, plan), plan)
+        least = LEAST_DRAM_PAGES * room.page_bytes
+        remedy = f"set kv.staging_bytes={left}, or " if cfg.staging_bytes is not None and left >= least else ""
+        raise UserError(
+            f"kv.dir: pages pass through {show_bytes(taken)} of DRAM, and the plan leaves {show_bytes(max(0, left))} of "
+            f"hardware.dram_bytes={plan.hardware.dram_bytes}; {remedy}solve again with workload.dram_reserve_bytes={max(taken, least)}"
+        )
 
 
 def check_scratch(cfg: ReuseConfig, plan: Plan, checkpoint: Path) -> None:

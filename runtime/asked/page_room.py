@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import dram_use, used_bytes
 from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_bounce_bytes
 from penstock.runtime.asked.run_schema import ReuseConfig
 
 USUAL_LIMIT_BYTES = 10 << 30
 """Of a directory, where neither the user nor the plan says how much."""
+USUAL_STAGING_BYTES = 64 << 20
+"""Of DRAM, where neither says how much."""
 LEAST_DRAM_PAGES = 2
 """One is read into while another is copied from."""
 
@@ -55,10 +58,23 @@ def page_room(cfg: ReuseConfig, plan: Plan) -> PageRoom:
         return PageRoom()
     kv, hardware = plan.decisions.kv, plan.hardware
     page_bytes = kept_page_bytes(plan.model, kv.page_tokens)
-    dram_pages = kv.reuse.dram_pages or cfg.staging_bytes // page_bytes
+    staging_bytes = USUAL_STAGING_BYTES if cfg.staging_bytes is None else cfg.staging_bytes
+    dram_pages = kv.reuse.dram_pages or staging_bytes // page_bytes
     bounce_pages = kv_bounce_bytes(plan.model, kv) // page_bytes or 1
     on_card = (bounce_pages, kv.reuse.vram_pages) if hardware.gpu else (0, 0)
     return PageRoom(page_bytes, max(LEAST_DRAM_PAGES, dram_pages), *on_card)
+
+
+def left_dram_bytes(plan: Plan) -> int:
+    """Of ``hardware.dram_bytes``, what a run of ``plan`` without a directory leaves."""
+    return plan.hardware.dram_bytes - used_bytes(dram_use(plan.hardware, plan.model, plan.workload, plan.decisions))
+
+
+def fitted(cfg: ReuseConfig, plan: Plan) -> ReuseConfig:
+    """``cfg`` with the bytes of DRAM that null means beside ``plan``, which has been planned and not yet predicted for its requests."""
+    if cfg.dir is None or cfg.staging_bytes is not None:
+        return cfg
+    return replace(cfg, staging_bytes=max(0, min(USUAL_STAGING_BYTES, left_dram_bytes(plan))))
 
 
 def unplanned_dram_bytes(cfg: ReuseConfig, plan: Plan) -> int:

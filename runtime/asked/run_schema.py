@@ -48,8 +48,12 @@ class ReuseConfig:
     limit_bytes: int | None = None
     """The pages of all models in it, at most; beyond it the least recently used go. null: the plan's kv.reuse.ssd_bytes, or 10 GiB where
     it has none."""
-    staging_bytes: int = 67108864
-    """DRAM that pages pass through where the plan has none for them; two pages at least."""
+    staging_bytes: int | None = None
+    """DRAM that pages pass through where the plan has none for them; two pages at least. Null: 64 MiB, or what the plan leaves of
+    `hardware.dram_bytes` where that is less."""
+    flush_s: float = 30.0
+    """Seconds that a run waits, in all, until its prompts' pages are in the directory: between batches where the next one needs their
+    memory, and at the end. What is not written then is not kept."""
     scratch_dir: str | None = None
     """Where the KV of a plan with `kv.ssd_pages` lies while it runs, in a file without a name; null: beside the checkpoint."""
     read_gbps: float | None = None

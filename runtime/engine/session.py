@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -37,6 +38,8 @@ from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
 
+KEEPING = "keeping"
+"""The phase in which pages of KV are waited for."""
 Made = Generator[Generation, None, None]
 Mark = Callable[[str], None]
 """Called with the name of a phase of the start that is over."""
@@ -104,7 +107,8 @@ class Session:
     def _keep_prefixes(self, kept: Kept) -> None:
         rate, readers = read_gbps(kept.cfg), self.plan.decisions.weights.ssd.queue_depth
         memory, settle = self.engine.page_memory, self.engine.outside.settle
-        self.prefix = self._stack.enter_context(closing(Prefix(kept.shape, self.plan, memory, kept.pages, rate, readers, settle)))
+        prefix = Prefix(kept.shape, self.plan, memory, kept.pages, rate, readers, settle, flush_s=kept.cfg.flush_s)
+        self.prefix = self._stack.enter_context(closing(prefix))
         self.slow_pages = None if kept.pages is None else advice(kept.pages.directory, self.plan, rate)
 
     def step(self, step: Step) -> torch.Tensor:
@@ -141,6 +145,18 @@ class Session:
     def logits(self, batch: Batch) -> torch.Tensor:
         """Of the token behind each prompt: [batch, vocab] on the CPU, in the model's type."""
         return logits_behind(self.engine.stepper, batch, self.prefix).cpu()
+
+    def make_way(self, progress: Progress = lambda *_: None) -> None:
+        """Between two batches: where kept KV takes slots that the next batch may want, wait until the directory has it; all calls together
+        take ``kv.flush_s`` at most."""
+        if self.prefix is not None and self.prefix.crowded:
+            self.prefix.drain(partial(progress, KEEPING))
+
+    def flush(self, progress: Progress = lambda *_: None) -> None:
+        """At the end: wait until the directory has all KV that is kept, as long as ``kv.flush_s`` allows. Call it before closing; a session
+        that is closed without it keeps what is in transit alone."""
+        if self.prefix is not None and self.kept is not None and self.kept.pages is not None:
+            self.prefix.flush(partial(progress, KEEPING))
 
     def kept_facts(self) -> dict[str, Any] | None:
         """What was restored and kept so far, for the report; None where nothing is kept."""

@@ -42,7 +42,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         if name != "missed" and tier:
             console.print(_expert_line(name, tier))
     if report["kv_reuse"]:
-        console.print(told(report["kv_reuse"]), soft_wrap=True)
+        for line in told(report["kv_reuse"]):
+            console.print(line, soft_wrap=True)
     if report["stalls"]["count"]:
         stalls = (
             "{count} reads stalled and lost {lost_s:.2f} s beyond the median of {median_s:.3f} s;"

@@ -127,6 +127,8 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             rounds = [_play(job, cfg, session, bar, clock, texts, left)]
             rounds += [_play(job, cfg, session, bar, clock, None, left) for _ in range(cfg.rounds - 1) if not left]
         dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
+        session.flush(bar)
+        clock.book("keeping")
         facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts()}
         if cfg.limits and not left:
             engine.stop()
@@ -201,6 +203,8 @@ def _generate(
                 break
     if clock is not None:
         clock.book("decode")
+        session.make_way(bar)
+        clock.book("keeping")
     return result
 
 

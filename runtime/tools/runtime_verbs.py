@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.foreseen import for_requests, foreseen
 from penstock.runtime.asked.order import check_fit, read_order
-from penstock.runtime.asked.page_room import unplanned_dram_bytes
+from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
 from penstock.runtime.asked.run_schema import BenchConfig, ChatConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 from penstock.runtime.asked.sampling_keys import check_sampling
 from penstock.runtime.memory.groundwork import Groundwork
@@ -30,6 +31,7 @@ def run_verb(cfg: RunConfig) -> None:
     """`runtime run`: mistakes are reported before torch is imported, which takes seconds; memory is taken beside that."""
     startup = Startup()
     order = read_order(cfg)
+    cfg = replace(cfg, kv=fitted(cfg.kv, order.plan))
     plan = foreseen(cfg, order)
     if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
         wait_asleep()

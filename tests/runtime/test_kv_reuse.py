@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import ForceConfig
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.sizes import kept_page_bytes
+from penstock.runtime.asked.kv_check import check_reuse
+from penstock.runtime.asked.page_room import USUAL_STAGING_BYTES, fitted, left_dram_bytes, page_room
 from penstock.runtime.asked.run_schema import ReuseConfig, Validation
 from penstock.runtime.kv.disk.origin import pages_namespace, weights_digest
 from penstock.runtime.kv.disk.page_record import PageShape
@@ -65,7 +69,9 @@ def test_random_prompts_are_restored_by_the_next_run(here: Desk, kv: Path, capsy
     assert restored(warm) == (0, 0, 192) and warm["kv_reuse"]["computed_tokens"] == 8
     assert warm["kv_reuse"]["hit_rate"] == 0.96 and warm["kv_reuse"]["failures"] == 0
     assert warm["kv_reuse"]["restored_bytes"] == {"vram": 0, "dram": 0, "ssd": 6 * 6 * 4096}
-    assert "KV reuse: 192 of 200 prompt tokens restored (96.0%), 8 computed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "KV reuse: 192 of 200 prompt tokens restored (96.0%), 8 computed; 192 found" in said and ", 0 declined" in said
+    assert "KV kept: 0 tokens (0 pages written, 0 were there)" in said
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -164,12 +170,33 @@ def test_a_card_keeps_planned_pages_in_vram(checkpoint: Path, tmp_path: Path, kv
         ({"force": ForceConfig()}, "a page of 16 tokens is 2048 bytes a layer, a disk needs multiples of 4096; set force.page_tokens=32"),
         ({"limit_bytes": 1000}, "kv.limit_bytes=1000: two pages take 57344"),
         ({"staging_bytes": -1}, "kv.staging_bytes=-1"),
+        ({"staging_bytes": 10**12}, "kv.dir: pages pass through 1 TB of DRAM, and the plan leaves "),
+        ({"flush_s": -1.0}, "kv.flush_s=-1.0"),
         ({"read_gbps": 0.0}, "kv.read_gbps=0.0"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(here: Desk, kv: Path, keys: dict[str, Any], said: str) -> None:
     force = keys.pop("force", WORK["force"])
     assert said in here.refusal(**WORK | {"force": force}, kv=reuse(kv, **keys))
+
+
+def test_the_memory_that_pages_pass_through_is_of_the_budget_before_the_run(checkpoint: Path, kv: Path) -> None:
+    plan = plan_for(checkpoint, decisions(batch=2, pages=20), work=workload(prompt_tokens=100))
+    plan = replace(plan, decisions=replace(plan.decisions, kv=replace(plan.decisions.kv, page_tokens=PAGE)))
+    page = kept_page_bytes(plan.model, plan.decisions.kv.page_tokens)
+    taken = plan.hardware.dram_bytes - left_dram_bytes(plan)
+
+    def with_left(left: int) -> Plan:
+        return replace(plan, hardware=replace(plan.hardware, dram_bytes=taken + left))
+
+    asked = ReuseConfig(dir=str(kv))
+    assert page_room(fitted(asked, plan), plan).dram_bytes == USUAL_STAGING_BYTES // page * page
+    tight = with_left(3 * page + 5)
+    assert page_room(fitted(asked, tight), tight).dram_pages == 3
+    with pytest.raises(UserError, match=f"leaves .* set kv.staging_bytes={3 * page + 5}, or solve again with workload.dram_reserve_bytes="):
+        check_reuse(replace(asked, staging_bytes=4 * page), tight)
+    with pytest.raises(UserError, match=f"; solve again with workload.dram_reserve_bytes={2 * page}$"):
+        check_reuse(asked, with_left(page))
 
 
 def test_a_directory_that_cannot_be_made_is_refused(here: Desk, tmp_path: Path) -> None:

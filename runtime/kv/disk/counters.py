@@ -15,6 +15,8 @@ class Counters:
     written_bytes: int = 0
     already_there: int = 0
     skipped_queue_full: int = 0
+    skipped_late: int = 0
+    """Still queued when `kv.flush_s` was over."""
     skipped_disk_full: int = 0
     skipped_write_error: int = 0
     read_hits: int = 0

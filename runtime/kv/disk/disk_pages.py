@@ -97,8 +97,12 @@ class DiskPages:
         """See ``DiskWriter``. A reader keeps nothing: False."""
         return False
 
-    def flush(self) -> None:
-        """Return when all that was ``put`` is on the disk."""
+    def flush(self, seconds: float | None = None) -> bool:
+        """Return when all that was ``put`` is on the disk, or after so many seconds -> whether it is."""
+        return True
+
+    def hurry(self) -> None:
+        """What is still queued is skipped, and counted; a page that is being written is written."""
 
     def _failed(self, index: Index, key: bytes, place: Place, counter: str, reason: str) -> None:
         with self._lock:

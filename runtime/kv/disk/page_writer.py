@@ -78,6 +78,7 @@ class DiskWriter(DiskPages):
             raise
         self._header, self._blank = aligned(ALIGN), aligned(ALIGN)
         self._queue: queue.Queue[_Page | None] = queue.Queue(queue_pages)
+        self._hurried = threading.Event()
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="kv-disk", daemon=True)
@@ -101,9 +102,17 @@ class DiskWriter(DiskPages):
         self._tally.add(skipped_queue_full=1)
         return False
 
-    def flush(self) -> None:
-        """Wait until every page that is queued was written or given up, and its ``done`` called."""
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until every page that is queued was written or given up, and its ``done`` called; so many seconds at most -> whether."""
+        waiting = self._queue
+        with waiting.all_tasks_done:
+            return waiting.all_tasks_done.wait_for(lambda: not waiting.unfinished_tasks, seconds)
+
+    def hurry(self) -> None:
+        """What is queued is skipped until the queue is empty, so that this returns when the page that is being written is."""
+        self._hurried.set()
         self._queue.join()
+        self._hurried.clear()
 
     def close(self) -> None:
         """Write what is queued, save the index, let another writer in. A second call does nothing."""
@@ -135,6 +144,9 @@ class DiskWriter(DiskPages):
         self._queue.task_done()
 
     def _store_or_skip(self, page: _Page) -> bool:
+        if self._hurried.is_set():
+            self._tally.add(skipped_late=1)
+            return False
         try:
             return self._store(page)
         except OSError as error:

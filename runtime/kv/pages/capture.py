@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from penstock.runtime.memory.device import Event
 
 _QUEUED = 8
 """Without a card, pages that wait for a thread to copy them or are being copied."""
+_LOOK_S = 0.1
+"""Seconds between two looks at an interrupt while the disk is waited for."""
 _PACE_S = 0.1
 """Least seconds between two groups of pages that a card's batch copies out while it computes. A page written back in each step lengthened
 steps of 16 ms by 1.3 to 2.4 ms (8B geometry, H200). The cause is this thread and, it seems, the interpreter's lock that checking and
@@ -42,6 +45,11 @@ class Capture:
     def __init__(self, tiers: Tiers, leave: int, threads: ThreadPoolExecutor, totals: Totals, settle: Callable[[], None]):
         self._tiers, self._slots, self._threads, self._totals, self._settle = tiers, tiers.dram.slots, threads, totals, settle
         self._leave = min(leave, self._slots.count // 2)
+        self._writing = 0
+        """Pages that the disk has and whose slots it needs."""
+        self._given_back = 0
+        """Such slots so far."""
+        self._slot_back = threading.Condition()
         self._todo: dict[bytes, Page] = {}
         self._arriving: deque[_Arriving] = deque()
         self._due_s = 0.0
@@ -83,12 +91,33 @@ class Capture:
                 break
         self._wait()
 
-    def give_up(self) -> None:
-        """What is not in transit is lost. Waits for what is; no slot of the pool is held afterwards."""
-        self._totals.skipped += len(self._todo)
-        self._tiers.pool.release(page.slot for page in self._todo.values())
-        self._todo.clear()
+    def drain(self, until_s: float, progress: Callable[[int, int], None]) -> None:
+        """``finish``, and what finds no slot waits for the disk to give one back, until ``until_s`` of ``time.monotonic``. No slot is left
+        for pages to be read. ``progress`` gets pages, every 0.1 s at least, and may raise."""
+        card, total = self._tiers.card, len(self._todo)
+        while self._todo and (left_s := until_s - time.monotonic()) > 0:
+            before, given_back = len(self._todo), self._given_back
+            self._send(leave=0)
+            progress(total - len(self._todo), total)
+            if len(self._todo) < before:
+                continue
+            if self._arriving:
+                self._await_one()
+            elif card is not None and not card.room():
+                card.wait_for_room()
+            elif not self._await_slot(given_back, min(left_s, _LOOK_S)):
+                break
         self._wait()
+
+    def give_up(self, count: int | None = None) -> int:
+        """The last ``count`` pages that are not in transit are lost, all without one -> how many. What comes first is of use to more
+        prompts. Waits for what is in transit; where all are given up no slot of the pool is held afterwards."""
+        pages = list(self._todo.values())[max(0, len(self._todo) - count) if count is not None else 0 :]
+        self._tiers.pool.release(page.slot for page in pages)
+        for page in pages:
+            del self._todo[page.key]
+        self._wait()
+        return len(pages)
 
     def rescue(self, page: Page) -> None:
         """Copy a page that is pushed out of the pool to DRAM, unless it is there or on disk."""
@@ -102,11 +131,12 @@ class Capture:
             if self._tiers.slots.any_on_host:
                 self._wait()
 
-    def _send(self) -> None:
+    def _send(self, leave: int | None = None) -> None:
         while self._arriving and self._arriving[0].future.done():
             self._await_one()
         card = self._tiers.card
-        pages, slots = self._next(_QUEUED - len(self._arriving) if card is None else card.room())
+        room = _QUEUED - len(self._arriving) if card is None else card.room()
+        pages, slots = self._next(room, self._leave if leave is None else leave)
         self._totals.captured += len(pages)
         if card is None:
             for page, slot in zip(pages, slots, strict=True):
@@ -114,7 +144,7 @@ class Capture:
         elif pages:
             self._depart(pages, slots)
 
-    def _next(self, count: int) -> tuple[list[Page], list[int]]:
+    def _next(self, count: int, leave: int) -> tuple[list[Page], list[int]]:
         pages: list[Page] = []
         slots: list[int] = []
         while self._todo and len(pages) < count:
@@ -122,7 +152,7 @@ class Capture:
             if page.key in self._slots:
                 self._tiers.pool.release([page.slot])
             else:
-                taken = self._slots.take(page.key, self._leave)
+                taken = self._slots.take(page.key, leave)
                 if taken is None:
                     break
                 pages.append(page)
@@ -151,12 +181,24 @@ class Capture:
             checksum = checksum_of(dram.view(slot))
             dram.seal(slot, checksum)
             self._slots.publish(page.key, hold=disk is not None)
-            written = partial(self._written, slot)
-            if disk is not None and not disk.put(page.key, page.parent, dram.view(slot), checksum, written):
-                self._slots.release(slot)
+            if disk is not None:
+                with self._slot_back:
+                    self._writing += 1
+                if not disk.put(page.key, page.parent, dram.view(slot), checksum, partial(self._written, slot)):
+                    self._written(slot, False)
 
     def _written(self, slot: int, _stored: bool) -> None:
         self._slots.release(slot)
+        with self._slot_back:
+            self._writing -= 1
+            self._given_back += 1
+            self._slot_back.notify_all()
+
+    def _await_slot(self, given_back: int, seconds: float) -> bool:
+        """Wait until the disk gave more slots back than so many -> whether it did, or still may."""
+        with self._slot_back:
+            self._slot_back.wait_for(lambda: self._given_back > given_back or not self._writing, seconds)
+            return self._given_back > given_back or self._writing > 0
 
     def _wait(self) -> None:
         while self._arriving:

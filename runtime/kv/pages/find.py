@@ -19,6 +19,15 @@ class Found(NamedTuple):
     """Where each page lies."""
 
 
+class Chosen(NamedTuple):
+    wanted: list[Sequence[bytes]]
+    """The pages of each prompt that are to be brought."""
+    seconds: float = 0.0
+    """Predicted of the batch with these; 0 where nothing was predicted."""
+    all_seconds: float = 0.0
+    """With all that was found."""
+
+
 def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]]) -> Found:
     """``keys`` are those of the prompts' full pages. A few microseconds a page."""
     where: dict[bytes, Tier] = {}
@@ -35,7 +44,7 @@ def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]]) -> F
     return Found(there, where)
 
 
-def choose(found: Found, worth: Worth, lengths: Sequence[int], page_tokens: int) -> list[Sequence[bytes]]:
+def choose(found: Found, worth: Worth, lengths: Sequence[int], page_tokens: int) -> Chosen:
     """The pages of each prompt with which the batch is predicted to be fastest: those in VRAM, which cost nothing, those of the two nearest
     tiers, or all. Nothing is predicted if VRAM has all that was found."""
 
@@ -44,7 +53,11 @@ def choose(found: Found, worth: Worth, lengths: Sequence[int], page_tokens: int)
         return worth.restore_s(brought) + worth.prefill_s(lengths, [len(own) * page_tokens for own in wanted])
 
     options = [_within(found, tiers) for tiers in ({Tier.vram}, {Tier.vram, Tier.dram}, set(Tier))]
-    return options[0] if options[0] == options[-1] else min(options, key=seconds)
+    if options[0] == options[-1]:
+        return Chosen(options[0])
+    costs = [seconds(option) for option in options]
+    best = costs.index(min(costs))
+    return Chosen(options[best], costs[best], costs[-1])
 
 
 def _within(found: Found, tiers: set[Tier]) -> list[Sequence[bytes]]:

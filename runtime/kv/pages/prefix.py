@@ -23,6 +23,8 @@ from penstock.runtime.kv.pages.restore import Restore
 from penstock.runtime.kv.pages.reuse_facts import Totals
 from penstock.runtime.kv.pages.worth import Worth
 
+Progress = Callable[[int, int], None]
+
 
 class _Head(NamedTuple):
     """What a sequence got, until it is confirmed."""
@@ -43,7 +45,8 @@ class Prefix:
     where their own pages end, in pages of their own. One batch at a time, from one thread.
 
     ``memory`` and ``disk``, for pages of ``shape``, belong to the caller and must live until this is closed. Without ``disk`` pages live as
-    long as this. ``settle`` returns, on another thread, once the KV in DRAM is as computed. Threads: two for each of the ``readers`` that
+    long as this. ``settle`` returns, on another thread, once the KV in DRAM is as computed.
+    ``flush_s`` is what all calls of :meth:`drain` and :meth:`flush` may take together. Threads: two for each of the ``readers`` that
     the disk needs, so that the drive works while pages are checked; half of the cores for other checksums.
     """
 
@@ -57,7 +60,9 @@ class Prefix:
         readers: int,
         settle: Callable[[], None] = lambda: None,
         warn: Warn = to_stderr,
+        flush_s: float = math.inf,
     ):
+        self._flush_s = flush_s
         self._read_gbps, self._planned = read_gbps, plan.decisions.kv.reuse.vram_pages
         self._namespace, self._tokens = shape.namespace, shape.page_tokens
         self._pool, self._settle = memory.pool, settle
@@ -87,11 +92,13 @@ class Prefix:
         prompts = [sequence.tokens for sequence in sequences]
         keys = [page_keys(self._namespace, prompt, self._tokens) for prompt in prompts]
         found = look_up(self._tiers, prompts, keys)
-        wanted = choose(found, self._worth, list(map(len, prompts)), self._tokens)
+        wanted, with_s, all_s = choose(found, self._worth, list(map(len, prompts)), self._tokens)
         if self._tiers.slots.any_on_host:
             self._settle()
         slots, self._moved = self._restore.bring(wanted, found.tiers)
         self._heads = []
+        if self._totals.declined_s is None and wanted != found.keys:
+            self._totals.declined_s = (with_s, all_s)
         for sequence, there, own in zip(sequences, found.keys, wanted, strict=True):
             given = next((i for i, key in enumerate(own) if key not in slots), len(own))
             sequence.pages = [slots[key] for key in own[:given]]
@@ -145,9 +152,34 @@ class Prefix:
         self._capture.finish()
         self._totals.capture_s += time.perf_counter() - begun
 
+    def drain(self, progress: Progress = lambda *_: None) -> None:
+        """``finish``, and what found no room in DRAM waits for the disk to make some. ``progress`` gets pages and may raise."""
+        begun = time.perf_counter()
+        self._restore.release()
+        try:
+            self._capture.drain(time.monotonic() + self._flush_s, progress)
+        finally:
+            spent_s = time.perf_counter() - begun
+            self._flush_s = max(0.0, self._flush_s - spent_s)
+            self._totals.flush_s += spent_s
+
+    def flush(self, progress: Progress = lambda *_: None) -> None:
+        """At the end: ``drain``, and wait until the disk has all of it. What is left when the time is over is not kept."""
+        self.drain(progress)
+        begun, disk = time.perf_counter(), self._tiers.disk
+        if disk is not None and not disk.flush(self._flush_s if math.isfinite(self._flush_s) else None):
+            disk.hurry()
+        self._totals.late += self._capture.give_up()
+        self._totals.flush_s += time.perf_counter() - begun
+
+    @property
+    def crowded(self) -> bool:
+        """Whether what is still to be copied out takes slots of the pool that the next sequences may want."""
+        return self._capture.pending > self._planned
+
     def forget(self) -> None:
         """Give up what only the pool has: what comes next is found in DRAM and on disk alone."""
-        self._capture.give_up()
+        self._totals.late += self._capture.give_up()
         if self._tiers.kept is not None:
             self._tiers.kept.clear()
 
@@ -169,11 +201,12 @@ class Prefix:
 
     def facts(self) -> dict[str, Any]:
         """For the report; all pages copied out so far are counted once the disk has them."""
-        self._capture.give_up()
+        self._totals.late += self._capture.give_up()
         disk = self._tiers.disk
         if disk is not None:
             disk.flush()
         return self._totals.facts(disk.counters() if disk is not None else None) | {
+            "page_tokens": self._tokens,
             "read_gbps": self._read_gbps if disk is not None and math.isfinite(self._read_gbps) else None,
             "vram_pages": self._planned,
             "dram_pages": self._tiers.dram.slots.count,
@@ -189,11 +222,15 @@ class Prefix:
                 self._heads[i] = _Head(sequence, keys, sound, declined)
 
     def _make_room(self, missing: int) -> None:
-        """So many more pages of the pool are wanted than are free: pages that are only kept go."""
+        """So many more pages of the pool are wanted than are free: pages that are only kept go, then those that wait to be copied out, no
+        more of them than must."""
         wanted = self._pool.free + missing
-        if self._tiers.kept is not None:
-            self._tiers.kept.evict(missing)
-        if self._pool.free < wanted:
-            self._capture.give_up()
+        self._evict(wanted)
+        for count in (wanted - self._pool.free, None):
+            if self._pool.free < wanted:
+                self._totals.skipped += self._capture.give_up(count)
+                self._evict(wanted)
+
+    def _evict(self, wanted: int) -> None:
         if self._tiers.kept is not None:
             self._tiers.kept.evict(max(0, wanted - self._pool.free))

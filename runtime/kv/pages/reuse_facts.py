@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.decisions import Tier
 
 PerTier = dict[str, int]
@@ -42,7 +43,13 @@ class Totals:
     captured: int = 0
     """Pages that were copied out of the running batch."""
     skipped: int = 0
-    """Pages that were not, because their slots were wanted."""
+    """Pages that were not, because the next batch wanted their slots."""
+    late: int = 0
+    """Pages that were not, because the run ended and `kv.flush_s` was over."""
+    flush_s: float = 0.0
+    """Waited for pages to be copied out, between batches and at the end."""
+    declined_s: tuple[float, float] | None = None
+    """Predicted of the first batch that left some of what was found: seconds as it was computed, and with all of it."""
     demoted: int = 0
     """Pages that were pushed out of VRAM and copied to DRAM."""
     failed_checks: int = 0
@@ -71,7 +78,18 @@ class Totals:
         restored = {str(tier): sum(r.restored_tokens[tier] for r in self.requests) for tier in Tier}
         computed = sum(r.computed_tokens for r in self.requests)
         prompt = sum(restored.values()) + computed
+        found = sum(r.found_tokens for r in self.requests)
+        kept = counters.get("written", 0) + counters.get("already_there", 0)
+        not_kept = {"slots": self.skipped, "late": self.late + counters.get("skipped_late", 0)}
+        not_kept |= {"full": counters.get("skipped_disk_full", 0), "error": counters.get("skipped_write_error", 0)}
+        not_kept["queue"] = counters.get("skipped_queue_full", 0)
         return {
+            "found_tokens": found,
+            "declined_tokens": found - sum(restored.values()),
+            "declined_s": self.declined_s,
+            "kept_pages": kept,
+            "not_kept_pages": not_kept,
+            "flush_s": self.flush_s,
             "restored_tokens": restored,
             "computed_tokens": computed,
             "hit_rate": sum(restored.values()) / prompt if prompt else None,
@@ -83,24 +101,45 @@ class Totals:
             "pages_captured": self.captured,
             "pages_demoted": self.demoted,
             "pages_written": counters.get("written", 0),
-            "pages_skipped": self.skipped + sum(n for name, n in counters.items() if name.startswith("skipped")),
+            "pages_skipped": sum(not_kept.values()),
             "failures": self.failed_checks + sum(n for name, n in counters.items() if name.startswith("failed")),
             "requests": [asdict(r) for r in self.requests],
             "disk": disk,
         }
 
 
-def told(facts: Mapping[str, Any]) -> str:
-    """``facts`` in one line."""
-    restored = facts["restored_tokens"]
-    prompt = sum(restored.values()) + facts["computed_tokens"]
-    text = (
-        f"KV reuse: {sum(restored.values())} of {prompt} prompt tokens restored ({facts['hit_rate'] or 0:.1%}), {facts['computed_tokens']}"
-        f" computed; {restored['vram']} from VRAM, {restored['dram']} from DRAM, {restored['ssd']} from disk in {facts['restore_s']:.3g} s;"
-        f" {facts['pages_written']} pages written, {facts['pages_skipped']} skipped, {facts['failures']} failed"
-    )
-    declined = facts["declined_requests"]
-    return f"{text}; {declined} requests computed what was there: predicted to be faster" if declined else text
+WHY_NOT = {
+    "slots": "the next batch took their memory",
+    "late": "kv.flush_s was over",
+    "full": "the disk is full",
+    "error": "the disk failed",
+    "queue": "the disk's queue was full",
+}
+"""Why a page was not kept, for people."""
+
+
+def told(facts: Mapping[str, Any]) -> list[str]:
+    """``facts`` in a line of what was there, and, of a directory, one of what is there for the next run."""
+    restored, found = facts["restored_tokens"], facts["found_tokens"]
+    brought = sum(restored.values())
+    prompt = brought + facts["computed_tokens"]
+    lines = [
+        f"KV reuse: {brought} of {prompt} prompt tokens restored ({facts['hit_rate'] or 0:.1%}), {facts['computed_tokens']} computed;"
+        f" {found} found: {restored['vram']} from VRAM, {restored['dram']} from DRAM, {restored['ssd']} from disk in"
+        f" {show_seconds(facts['restore_s'])}, {facts['declined_tokens']} declined"
+    ]
+    if facts["declined_s"]:
+        chosen, everything = map(show_seconds, facts["declined_s"])
+        lines[0] += f": with them a prefill is predicted to take {everything}, without them {chosen}"
+    if facts["failures"]:
+        lines[0] += f"; {facts['failures']} pages failed their check"
+    if facts["disk"] is not None:
+        tokens = facts["page_tokens"]
+        left = [f"{count * tokens} not: {WHY_NOT[why]}" for why, count in facts["not_kept_pages"].items() if count]
+        there = facts["kept_pages"] - facts["pages_written"]
+        kept = f"KV kept: {facts['kept_pages'] * tokens} tokens ({facts['pages_written']} pages written, {there} were there)"
+        lines.append("; ".join([kept, *left]))
+    return lines
 
 
 def _per_tier(counts: Mapping[Tier, int]) -> PerTier:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.kv.disk.disk_pages import DiskReader
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
+from penstock.runtime.kv.disk.segments import Transfer
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.kv.pages.prompt_pages import Tokens
@@ -215,6 +217,7 @@ def served(
     bounce: int = 1,
     slots: int = 30,
     read_only: bool = False,
+    pwritev: Transfer = os.pwritev,
     **options: Any,
 ) -> Iterator[Served]:
     """Over a pool of ``slots`` pages and ``dram`` pages of DRAM; with ``choose`` on a device with ``bounce`` pages, without it on the
@@ -231,7 +234,7 @@ def served(
             if read_only:
                 disk = DiskReader(directory, SHAPE, warn=lines.append)
             else:
-                disk = DiskWriter(directory, SHAPE, 64 << 20, 1 << 20, queue_pages=dram, warn=lines.append)
+                disk = DiskWriter(directory, SHAPE, 64 << 20, 1 << 20, queue_pages=dram, warn=lines.append, pwritev=pwritev)
             stack.enter_context(disk)
         prefix = stack.enter_context(contextlib.closing(Prefix(SHAPE, plan, memory, disk, **options)))
         yield Served(prefix, memory, device, host_layers if device else ())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.page_record import checksum_of
+from penstock.runtime.kv.pages.reuse_facts import told
 from tests.runtime.kv.batches import SHAPE, TOKENS, Served, served
 from tests.runtime.kv.pages import flip
 from tests.support import decisions, machine, plan_for, save_tiny, workload
@@ -370,3 +373,95 @@ def test_beside_a_computing_card_pages_go_one_group_at_a_time_and_the_rest_at_th
         assert run.prefix.pending == 0
         run.batch([OTHER])
         assert run.prefix.pending == 0 and run.prefix.facts()["pages_captured"] == 12
+
+
+def written_slowly(gate: threading.Event) -> Callable[[int, Sequence[memoryview], int], int]:
+    def pwritev(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        gate.wait(30)
+        return os.pwritev(fd, views, offset)
+
+    return pwritev
+
+
+@pytest.mark.parametrize("choose", [None, first, last])
+def test_a_short_run_writes_all_of_a_prompt_through_two_pages_of_dram(
+    plan: Plan, card_plan: Plan, tmp_path: Path, choose: Callable | None
+) -> None:
+    """Six pages, of which two at a time find room: the rest waits for the disk, not for the next batch."""
+    gate = threading.Event()
+    with served(plan if choose is None else card_plan, tmp_path / "kv", choose, dram=2, pwritev=written_slowly(gate)) as run:
+        run.batch([STEM])
+        assert run.prefix.pending == 5
+        gate.set()
+        seen: list[tuple[int, int]] = []
+        run.prefix.flush(lambda done, total: seen.append((done, total)))
+        facts = run.prefix.facts()
+        assert facts["pages_written"] == 6 == facts["kept_pages"] and facts["pages_skipped"] == 0 == run.prefix.pending
+        assert seen[-1][0] == seen[-1][1] > 0
+    with served(plan, tmp_path / "kv") as run:
+        assert run.batch([STEM]) == [96]
+
+
+def test_between_batches_the_first_pages_of_a_prompt_go_out_before_their_slots_are_taken(plan: Plan, tmp_path: Path) -> None:
+    gate = threading.Event()
+    with served(plan, tmp_path / "kv", dram=2, slots=8, pwritev=written_slowly(gate)) as run:
+        run.batch([STEM])
+        assert run.prefix.crowded
+        gate.set()
+        run.prefix.drain()
+        assert not run.prefix.crowded
+        run.batch([OTHER])
+        run.prefix.flush()
+        facts = run.prefix.facts()
+        assert facts["pages_written"] == 12 and facts["not_kept_pages"] == {"slots": 0, "late": 0, "full": 0, "error": 0, "queue": 0}
+
+
+def test_no_more_pages_are_given_up_than_the_next_batch_takes_and_the_last_go_first(plan: Plan, tmp_path: Path) -> None:
+    gate = threading.Event()
+    with served(plan, tmp_path / "kv", dram=2, slots=7, pwritev=written_slowly(gate)) as run:
+        run.batch([STEM])
+        run.batch([OTHER[:60]])
+        gate.set()
+        run.prefix.flush()
+        assert run.prefix.facts()["not_kept_pages"]["slots"] == 2
+    with served(plan, tmp_path / "kv") as run:
+        assert [run.batch([STEM]), run.batch([OTHER])] == [[64], [48]], "the last pages of the prompt went"
+
+
+def test_when_the_time_is_over_the_rest_is_not_kept_and_said(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    with served(plan, tmp_path / "kv", dram=2, flush_s=0.0, pwritev=written_slowly(gate)) as run:
+        run.batch([STEM])
+        threading.Timer(0.05, gate.set).start()
+        run.prefix.flush()
+        facts = run.prefix.facts()
+        written = facts["pages_written"]
+        assert written < 6 and facts["not_kept_pages"]["late"] == 6 - written
+        said = told(facts | {"requests": []})
+        assert said[1].startswith(f"KV kept: {written * TOKENS} tokens") and "kv.flush_s was over" in said[1]
+
+
+def test_a_flush_that_is_interrupted_ends_and_leaves_sound_pages(plan: Plan, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    gate = threading.Event()
+    with served(plan, tmp_path / "kv", dram=2, pwritev=written_slowly(gate)) as run:
+        run.batch([STEM])
+        gate.set()
+        with pytest.raises(KeyboardInterrupt):
+            run.prefix.flush(interrupt)
+    with served(plan, tmp_path / "kv") as run:
+        assert run.batch([STEM])[0] in range(16, 97, TOKENS) and run.prefix.facts()["failures"] == 0
+
+
+def test_what_was_declined_is_told_with_the_seconds_of_both_ways(plan: Plan, tmp_path: Path) -> None:
+    with served(plan, tmp_path / "kv") as run:
+        run.batch([STEM])
+    with served(plan, tmp_path / "kv", read_gbps=1e-12) as run:
+        run.batch([STEM])
+        facts = run.prefix.facts()
+        assert facts["found_tokens"] == 96 == facts["declined_tokens"]
+        (chosen_s, all_s), (line, kept) = facts["declined_s"], told(facts)
+        assert chosen_s < all_s and "96 found" in line and "96 declined: with them a prefill is predicted to take" in line
+        assert kept == f"KV kept: {6 * TOKENS} tokens (0 pages written, 6 were there)"

@@ -97,7 +97,7 @@ class Rates(Worth):
 def chosen(prompts: Mapping[str, int], tiers: Mapping[str, Tier], page_s: Mapping[Tier, float]) -> list[int]:
     """Pages of 16 tokens that each prompt gets, whose letters are its pages."""
     found = Found([[letter.encode() for letter in name] for name in prompts], {letter.encode(): tier for letter, tier in tiers.items()})
-    return [len(own) for own in choose(found, Rates(page_s), list(prompts.values()), 16)]
+    return [len(own) for own in choose(found, Rates(page_s), list(prompts.values()), 16).wanted]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_as_much_is_restored_as_pays(page_s: Mapping[Tier, float], pages: int) -
 
 def test_nothing_is_predicted_for_what_vram_has_all_of() -> None:
     found = Found([[b"a", b"b"]], {b"a": Tier.vram, b"b": Tier.vram})
-    assert choose(found, None, [100], 16) == [[b"a", b"b"]]
+    assert choose(found, None, [100], 16).wanted == [[b"a", b"b"]]
 
 
 def test_a_near_page_behind_a_far_one_is_of_no_use_alone() -> None:
