@@ -13,8 +13,9 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.constraints import Constraint, constraints, launches_bind
-from penstock.planner.explain.margins import NOTICEABLE, Margin, best_buy, margins
+from penstock.planner.explain.margins import NOTICEABLE, Margin, margins
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
+from penstock.planner.explain.purchases import Purchase, best_purchase, offers, purchases
 from penstock.planner.explain.resources import resources
 from penstock.planner.solver.planning import plan_of
 from penstock.planner.solver.program import Optimum, nearest_first, optimum
@@ -41,6 +42,7 @@ class Explanation:
     """The fastest plan's seconds; the program's own plan may take 0.5 % longer for the sake of memory."""
     constraints: tuple[Constraint, ...]
     margins: tuple[Margin, ...]
+    purchases: tuple[Purchase, ...]
     neighbours: tuple[Neighbour, ...]
 
     @property
@@ -59,8 +61,8 @@ class Explanation:
         return self.lost > WORSE
 
     @property
-    def best_buy(self) -> Margin | None:
-        return best_buy(self.margins)
+    def best_buy(self) -> Purchase | None:
+        return best_purchase(self.purchases)
 
 
 def question_of(plan: Plan) -> Question:
@@ -74,8 +76,8 @@ def explain(
 ) -> Explanation:
     """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource.
 
-    Costs two solves a resource and two a decision: about a second for a dense model. A decision of a simple plan costs three times as many,
-    since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps. Raises
+    Costs two solves a resource, one a purchase and two a decision: about a second for a dense model. A decision of a simple plan costs
+    three times as many, since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps. Raises
     ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
     """
     choice = choose(question)
@@ -87,18 +89,18 @@ def explain(
     plan = own if given is None or broken else given
     changed = plan.prediction.total_s / own.prediction.total_s - 1 > WORSE
     asked = candidates(question, plan.decisions, own=changed)
-    total, done = 2 * len(resources(question.hardware)) + len(asked), 0
+    total, done = 2 * len(resources(question.hardware)) + len(list(offers(question))) + len(asked), 0
 
     def step() -> None:
         nonlocal done
         done += 1
         advance(done, total)
 
-    found = margins(question, base, share, step)
+    found, bought = margins(question, base, share, step), purchases(question, base, step)
     simple = choice.left is not None and plan.decisions == own.decisions
     found_by = (_taken(plan), partial(_simple, plan)) if simple else (base, optimum)
     beside = neighbours(question, found_by[0], asked, found_by[1], step)
-    return Explanation(question, plan, broken, own, choice.left, base, constraints(plan, found), found, beside)
+    return Explanation(question, plan, broken, own, choice.left, base, constraints(plan, found), found, bought, beside)
 
 
 def _taken(plan: Plan) -> Optimum:
@@ -120,16 +122,19 @@ def check_share(share: float) -> None:
 
 
 def advice(explanation: Explanation) -> str:
-    """What to buy next, in words with figures."""
+    """What to buy next, and what costs nothing, in words with figures."""
     e, best = explanation, explanation.best_buy
+    free = "".join(f" At no price: {p.offer.name} {_gain_text(p)}." for p in e.purchases if p.pays and not p.offer.is_bought)
+    bought = [p for p in e.purchases if p.offer.is_bought]
     if best is None:
         launched = " Decode waits for the host to launch kernels (hardware.layer_launch_s)." if launches_bind(e.plan) else ""
-        return f"Nothing: no step of a resource makes the best plan faster by more than {NOTICEABLE:.2%}.{launched}"
-    others = sorted((m for m in e.margins if m is not best and m.binds), key=lambda m: -m.gain)
-    text = f"{best.resource.name}: {step_text(best)} more {_gain_text(best)}"
+        names = ", ".join(p.offer.name for p in bought)
+        return f"Nothing: none of these makes the best plan faster by more than {NOTICEABLE:.2%}: {names}.{launched}{free}"
+    others = sorted((p for p in bought if p is not best), key=lambda p: -p.gain)
+    text = f"{best.offer.name} {_gain_text(best)}"
     if others:
-        text += "; then " + ", ".join(f"{m.resource.name} ({step_text(m)}: {m.gain:.1%})" for m in others)
-    return text + "."
+        text += "; then " + ", ".join(f"{p.offer.name}: {f'{p.gain:.1%}' if p.pays else 'nothing'}" for p in others)
+    return f"{text}.{free}"
 
 
 def step_text(margin: Margin) -> str:
@@ -137,17 +142,17 @@ def step_text(margin: Margin) -> str:
     return f"{margin.step:.3g} {margin.resource.unit}"
 
 
-def _gain_text(margin: Margin) -> str:
-    """Of both phases those that it makes faster."""
-    assert margin.more is not None
-    base, more, said = margin.base, margin.more, []
-    if more.token_s < base.token_s * (1 - NOTICEABLE):
+def _gain_text(purchase: Purchase) -> str:
+    """Both phases as far as they change."""
+    assert purchase.found is not None
+    base, more, said = purchase.base, purchase.found, []
+    if abs(more.token_s / base.token_s - 1) > NOTICEABLE:
         rates = f"{1 / base.token_s:.3g} to {1 / more.token_s:.3g} tokens/s"
         said.append(f"a token from {show_seconds(base.token_s)} to {show_seconds(more.token_s)}, {rates}")
-    if more.prefill_s < base.prefill_s * (1 - NOTICEABLE):
+    if abs(more.prefill_s / base.prefill_s - 1) > NOTICEABLE:
         said.append(f"a prefill from {show_seconds(base.prefill_s)} to {show_seconds(more.prefill_s)}")
-    batch = f" with batch {more.batch}" if more.batch != base.batch else ""
-    return f"takes {' and '.join(said) or 'off what is left'}{batch} ({margin.gain:.1%} of the work's time)"
+    batch = f" with batch {more.batch}" if more.batch != base.batch and purchase.offer.is_bought else ""
+    return f"takes {' and '.join(said) or 'off what is left'}{batch} ({purchase.gain:.1%} of the work's time)"
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
@@ -185,7 +190,14 @@ def document(explanation: Explanation) -> dict[str, Any]:
             }
             for n in e.neighbours
         ],
-        "buy_next": best and {"resource": best.resource.key, "step": _six(best.step), "unit": best.resource.unit, "gain": _six(best.gain)},
+        "purchases": [
+            {
+                "key": p.offer.key, "what": p.offer.name, "bought": p.offer.is_bought, "gain": _six(p.gain),
+                "found": p.found and _seconds(p.found),
+            }
+            for p in e.purchases
+        ],
+        "buy_next": best and {"key": best.offer.key, "what": best.offer.name, "gain": _six(best.gain)},
         "advice": advice(e),
     }  # fmt: skip
 

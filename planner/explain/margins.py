@@ -88,9 +88,3 @@ def step_of(resource: Resource, amount: float, model: ModelSpec, share: float) -
         return share * amount
     layer = (unit_dram_bytes(model.attn_max) + unit_dram_bytes(model.ffn_max)) / GB
     return min(float(math.ceil(max(layer, share * amount))), amount / 2)
-
-
-def best_buy(found: tuple[Margin, ...]) -> Margin | None:
-    """The one whose step gains most; None where none gains anything."""
-    best = max(found, key=lambda margin: margin.gain)
-    return best if best.binds else None

@@ -20,6 +20,7 @@ from penstock.planner.explain.explain_table import print_explanation, print_impo
 from penstock.planner.explain.explanation import Explanation, advice, check_share, document, explain, question_of
 from penstock.planner.explain.margins import margins, step_of
 from penstock.planner.explain.neighbours import candidates, neighbours
+from penstock.planner.explain.purchases import next_card, offers, preset_cards
 from penstock.planner.explain.resources import ALL, resources
 from penstock.planner.render.stage_names import STAGES
 from penstock.planner.render.step_lanes import ROUTERS, lanes
@@ -187,15 +188,31 @@ def test_memory_in_which_everything_fits_has_slack() -> None:
     found = explain(Question(machine(), model(8), work()), None, 0.1)
     grips = {c.name: c.grip for c in found.constraints}
     assert grips["VRAM capacity"] is Grip.slack and grips["DRAM capacity"] is Grip.slack
-    assert found.best_buy and found.best_buy.resource.key == "weights"
+    assert {m.resource.key: m.binds for m in found.margins}["weights"]
 
 
-def test_the_advice_names_the_step_that_gains_most_with_its_figures(explained: Explanation) -> None:
+def test_the_advice_names_what_can_be_bought_the_one_that_gains_most_first(explained: Explanation) -> None:
     best = explained.best_buy
-    assert best and best.gain == max(m.gain for m in explained.margins)
-    assert advice(explained).startswith(f"{best.resource.name}: ") and f"{best.gain:.1%}" in advice(explained)
-    nothing = replace(explained, margins=tuple(replace(m, more=m.base) for m in explained.margins))
-    assert advice(nothing).startswith("Nothing: no step of a resource")
+    assert best and best.gain == max(p.gain for p in explained.purchases if p.offer.is_bought)
+    said = advice(explained)
+    assert said.startswith(f"{best.offer.name} takes ") and f"{best.gain:.1%}" in said
+    assert "a second SSD (7 to 14 GB/s)" in said and "a second DRAM kit (" in said and "At no price: a batch of 8" in said
+    assert not any(word in said for word in ("PCIe", "weight reads", "matrices", "DRAM bus"))
+    nothing = replace(explained, purchases=tuple(replace(p, found=p.base, share=1.0) for p in explained.purchases))
+    assert advice(nothing).startswith("Nothing: none of these makes the best plan faster") and "At no price" not in advice(nothing)
+
+
+def test_each_offer_is_the_machine_with_it() -> None:
+    asked = Question(machine(), model(8), work())
+    found = {offer.key: offer.question for offer in offers(asked)}
+    assert set(found) == {"card", "dram", "ssd", "batch"}
+    assert found["dram"].hardware == replace(asked.hardware, dram_bytes=2 * asked.hardware.dram_bytes)
+    assert max(p.gbps for p in found["ssd"].hardware.ssd_read) == 14.0 and found["batch"].workload.batch == 8
+    card, own = found["card"].hardware, asked.hardware
+    assert card.vram_bytes > own.vram_bytes and card.gpu.h2d.peak <= own.gpu.h2d.peak and card.gpu.memory_gbps >= own.gpu.memory_gbps
+    assert card.gpu.name in {profile.gpu.name for profile in preset_cards()}
+    most = replace(asked.hardware, vram_bytes=10**12)
+    assert next_card(most) is None and "card" not in {offer.key for offer in offers(asked.on(most))}
 
 
 def test_where_the_host_launches_too_slowly_no_resource_helps_and_that_is_said() -> None:
@@ -208,13 +225,6 @@ def test_the_advice_names_both_phases_where_both_gain() -> None:
     found = explain(replace(SSD_BOUND, workload=work(objective=Objective.ttft)), None, 0.1)
     assert "takes a token from" in advice(found) and "a prefill from" in advice(found)
     assert "of the work's time" in advice(found)
-
-
-def test_the_advice_is_silent_about_a_phase_that_gains_nothing() -> None:
-    slow = machine(gpu=replace(machine().gpu, dense_tflops=5.0, attention_tflops=5.0))
-    found = explain(Question(slow, model(8), work(prompt_tokens=4096, new_tokens=8)), None, 0.1)
-    assert found.best_buy and found.best_buy.resource.key == "matrices"
-    assert "takes a prefill from" in advice(found) and "tokens/s" not in advice(found).partition(";")[0]
 
 
 def test_the_plan_of_the_program_is_within_half_a_percent_and_was_not_changed(explained: Explanation) -> None:
@@ -294,7 +304,11 @@ def test_the_document_survives_json_and_names_every_row(explained: Explanation) 
     assert read["feasible"] and {m["resource"] for m in read["margins"]} == {r.key for r in resources(SSD_BOUND.hardware)}
     dram = next(m for m in read["margins"] if m["resource"] == "dram")
     assert dram["saved_s_per_token_per_unit"] * dram["step"] == pytest.approx(read["best"]["token_s"] - dram["more"]["token_s"], rel=1e-3)
-    assert read["buy_next"]["resource"] == explained.best_buy.resource.key and len(read["neighbours"]) == len(explained.neighbours)
+    assert (
+        read["buy_next"]["key"] == explained.best_buy.offer.key
+        and len(read["purchases"]) == 4
+        and len(read["neighbours"]) == len(explained.neighbours)
+    )
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 2])

@@ -170,7 +170,7 @@ def test_a_card_keeps_planned_pages_in_vram(checkpoint: Path, tmp_path: Path, kv
         ({"force": ForceConfig()}, "a page of 16 tokens is 2048 bytes a layer, a disk needs multiples of 4096; set force.page_tokens=32"),
         ({"limit_bytes": 1000}, "kv.limit_bytes=1000: two pages take 57344"),
         ({"staging_bytes": -1}, "kv.staging_bytes=-1"),
-        ({"staging_bytes": 10**12}, "kv.dir: pages pass through 1 TB of DRAM, and the plan leaves "),
+        ({"staging_bytes": 2 * 10**12}, "kv.dir: pages pass through 2 TB of DRAM, and the plan leaves "),
         ({"flush_s": -1.0}, "kv.flush_s=-1.0"),
         ({"read_gbps": 0.0}, "kv.read_gbps=0.0"),
     ],

@@ -1,0 +1,128 @@
+"""What can be bought for a machine, or asked of it: the next card, a second kit of DRAM, a second drive, a batch of 8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.strictly import build
+from penstock.planner.contract.config.config_schema import HardwareConfig
+from penstock.planner.contract.config.resolve import hardware_from
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
+from penstock.planner.explain.margins import NOTICEABLE
+from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.terms.problem import Question
+
+SAME_LINK = 0.9
+"""Share of a link's rate within which measurements of the same link differ."""
+BATCH = 8
+"""Sequences that are tried together: enough to share a pass over the weights, few enough to find."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One thing that can be had."""
+
+    key: str
+    name: str
+    """With its figures."""
+    question: Question
+    """The same question with it."""
+    is_bought: bool = True
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """An offer and the fastest plan with it."""
+
+    offer: Offer
+    base: Optimum
+    """Without it."""
+    found: Optimum | None
+    """None: no plan fits."""
+    share: float
+    """Requests that the base's seconds are of, over those of ``found``."""
+
+    @property
+    def gain(self) -> float:
+        """Share of a request's seconds that it saves."""
+        return 0.0 if self.found is None else 1 - self.found.total_s * self.share / self.base.total_s
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster by more than two solves may differ."""
+        return self.gain > NOTICEABLE
+
+
+def offers(question: Question) -> Iterator[Offer]:
+    """What this machine can be given."""
+    q, hardware = question, question.hardware
+    card = next_card(hardware)
+    if card is not None and card.gpu is not None:
+        yield Offer("card", f"{card.gpu.name} ({show_bytes(card.vram_bytes)})", q.on(with_card(hardware, card)))
+    both = f"{show_bytes(hardware.dram_bytes)} to {show_bytes(2 * hardware.dram_bytes)}"
+    yield Offer("dram", f"a second DRAM kit ({both})", q.on(replace(hardware, dram_bytes=2 * hardware.dram_bytes)))
+    best = max(point.gbps for point in hardware.ssd_read)
+    doubled = tuple(replace(p, gbps=2 * p.gbps) for p in hardware.ssd_read)
+    drives = replace(hardware, ssd_read=doubled, ssd_write_gbps=2 * hardware.ssd_write_gbps, ssd_bytes=2 * hardware.ssd_bytes)
+    yield Offer("ssd", f"a second SSD ({best:.3g} to {2 * best:.3g} GB/s)", q.on(drives))
+    if 0 < q.workload.batch < BATCH:
+        together = replace(q.workload, batch=BATCH, requests=max(BATCH, q.workload.requests))
+        yield Offer("batch", f"a batch of {BATCH} (workload.batch={BATCH})", replace(q, workload=together), is_bought=False)
+
+
+def purchases(question: Question, base: Optimum, advance: Callable[[], None] = lambda: None) -> tuple[Purchase, ...]:
+    """One for each offer, at a solve each; ``advance`` is called after each."""
+    found = []
+    for offer in offers(question):
+        try:
+            with_it = optimum(offer.question)
+        except UserError:  # a forced decision that the larger machine, or the batch, does not allow
+            with_it = None
+        found.append(Purchase(offer, base, with_it, question.workload.requests / offer.question.workload.requests))
+        advance()
+    return tuple(found)
+
+
+def best_purchase(found: tuple[Purchase, ...]) -> Purchase | None:
+    """Of those that are bought the one that gains most; None where none gains anything."""
+    return max((p for p in found if p.pays and p.offer.is_bought), key=lambda p: p.gain, default=None)
+
+
+def with_card(hardware: HardwareProfile, card: HardwareProfile) -> HardwareProfile:
+    """``hardware`` with the card of another machine in place of its own. The slower of both links stays: the slot may be the limit."""
+    gpu, own = card.gpu, hardware.gpu
+    assert gpu is not None
+    if own is not None and own.h2d.peak < gpu.h2d.peak:
+        gpu = replace(gpu, h2d=own.h2d, d2h=own.d2h, h2d_pageable_gbps=own.h2d_pageable_gbps, h2d_with_d2h_gbps=own.h2d_with_d2h_gbps)
+    return replace(hardware, vram_bytes=card.vram_bytes, gpu=gpu)
+
+
+def next_card(hardware: HardwareProfile) -> HardwareProfile | None:
+    """Of the presets' machines the one whose card has the least more memory than this one's, with memory and link no slower; None where
+    there is none."""
+    larger = [card for card in preset_cards() if card.vram_bytes > hardware.vram_bytes and _is_no_slower(card.gpu, hardware.gpu)]
+    return min(larger, key=lambda card: card.vram_bytes, default=None)
+
+
+def _is_no_slower(card: Gpu | None, own: Gpu | None) -> bool:
+    if card is None or own is None:
+        return card is not None
+    return card.name != own.name and card.memory_gbps >= own.memory_gbps and card.h2d.peak >= own.h2d.peak * SAME_LINK
+
+
+@lru_cache(maxsize=1)
+def preset_cards() -> tuple[HardwareProfile, ...]:
+    """The machines of conf/hardware that have a card."""
+    folder = resources.files("penstock.conf") / "hardware"
+    texts = [one.read_text(encoding="utf-8") for one in folder.iterdir() if one.name.endswith(".yaml")]
+    found: list[Mapping[str, Any]] = [yaml.safe_load(text) for text in texts]
+    profiles = (build(HardwareConfig, {k: v for k, v in one.items() if k != "defaults"}, "hardware") for one in found if one.get("gpu"))
+    return tuple(map(hardware_from, profiles))
