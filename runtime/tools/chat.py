@@ -121,6 +121,7 @@ def chat(cfg: ChatConfig, plan: Plan, checkpoint: Path, ground: Groundwork) -> N
             aside.print(sampling.line, style="dim", markup=False, soft_wrap=True)
         talk, clock = Talk(session), StageClock(session.engine)
         Chat(cfg, session.plan, vocabulary, dialogue, talk, sampler, clock, aside, bar).converse()
+        session.flush(bar)
 
 
 class Chat:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from contextlib import closing as closed
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.common.timeline.timeline_file import write_trace
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_schema import RunConfig, Validation
-from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.generate import Batch, Generation, Progress
 from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
 from penstock.runtime.engine.run_job import Job, Served, prepare
@@ -123,12 +125,13 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         if cfg.warmup_rounds:
             clock.book("warmup")
         begun = engine.ledger.now()
-        with GpuSampler(job.device) as gpu, noted(left := [], lambda: texts.begun and not left):
-            rounds = [_play(job, cfg, session, bar, clock, texts, left)]
-            rounds += [_play(job, cfg, session, bar, clock, None, left) for _ in range(cfg.rounds - 1) if not left]
-        dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
-        session.flush(bar)
-        clock.book("keeping")
+        with noted(left := [], lambda: texts.begun and not left):
+            with GpuSampler(job.device) as gpu:
+                rounds = [_play(job, cfg, session, bar, clock, texts, left)]
+                rounds += [_play(job, cfg, session, bar, clock, None, left) for _ in range(cfg.rounds - 1) if not left]
+            dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
+            _wait_for_kept(session.flush, bar, left)
+            clock.book("keeping")
         facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts()}
         if cfg.limits and not left:
             engine.stop()
@@ -203,9 +206,26 @@ def _generate(
                 break
     if clock is not None:
         clock.book("decode")
-        session.make_way(bar)
+        _wait_for_kept(session.make_way, bar, left)
         clock.book("keeping")
     return result
+
+
+class _Left(Exception):
+    """A signal was noted."""
+
+
+def _wait_for_kept(wait: Callable[[Progress], None], bar: PhaseBar, left: list[int]) -> None:
+    """Wait for the prompts' pages, up to where a signal is noted in ``left``."""
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if left:
+            raise _Left
+        bar(phase, done, total)
+
+    if not left:
+        with suppress(_Left):
+            wait(progress)
 
 
 def _validate(job: Job, first: Served, bar: PhaseBar) -> dict[str, Any]:

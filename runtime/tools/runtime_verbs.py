@@ -46,6 +46,7 @@ def chat_verb(cfg: ChatConfig) -> None:
     """`runtime chat`: the plan is read, or solved by the planner's program, before torch is imported."""
     check_sampling(cfg)
     plan, checkpoint = planned(cfg)
+    cfg = replace(cfg, kv=fitted(cfg.kv, plan))
     if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
         wait_asleep()
     with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:

@@ -24,6 +24,8 @@ from penstock.runtime.kv.pages.reuse_facts import Totals
 from penstock.runtime.kv.pages.worth import Worth
 
 Progress = Callable[[int, int], None]
+_LOOK_S = 0.1
+"""Seconds between two looks at an interrupt while the disk is waited for."""
 
 
 class _Head(NamedTuple):
@@ -167,8 +169,12 @@ class Prefix:
         """At the end: ``drain``, and wait until the disk has all of it. What is left when the time is over is not kept."""
         self.drain(progress)
         begun, disk = time.perf_counter(), self._tiers.disk
-        if disk is not None and not disk.flush(self._flush_s if math.isfinite(self._flush_s) else None):
-            disk.hurry()
+        until_s = time.monotonic() + self._flush_s
+        while disk is not None and not disk.flush(max(0.0, min(_LOOK_S, until_s - time.monotonic()))):
+            if time.monotonic() >= until_s:
+                disk.hurry()
+                break
+            progress(1, 1)
         self._totals.late += self._capture.give_up()
         self._totals.flush_s += time.perf_counter() - begun
 
