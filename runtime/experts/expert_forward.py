@@ -13,8 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
+from penstock.runtime.model.foreign_experts import is_routed_by_inputs
 from penstock.runtime.store.decoder import decoder_layers
 from penstock.runtime.store.expert_modules import ExpertsModule, expert_parameters, layers_with_experts
 
@@ -160,9 +162,31 @@ class ExpertsInTurn:
 
     def convert(self, model: PreTrainedModel) -> None:
         ALL_EXPERTS_FUNCTIONS.register(NAME, run_experts)
-        for layer, module in layers_with_experts(decoder_layers(model)):
+        layers = decoder_layers(model)
+        for layer, module in layers_with_experts(layers):
             setattr(module, _RUNNER, LayerExperts(module, layer))
             module.config._experts_implementation = NAME
+        for block in filter(is_routed_by_inputs, layers.modules()):
+            block.forward = RoutedInputs(block)
+
+
+class RoutedInputs:
+    """What a block of Llama 4 computes, with experts as they arrive: an expert's input is multiplied by its weight, its output is not."""
+
+    def __init__(self, block: nn.Module):
+        if block.top_k != 1:
+            raise UserError(f"{type(block).__name__}: routes a token to {block.top_k} experts by their inputs; only 1 is supported")
+        self._block = block
+
+    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[..., hidden] -> [tokens, hidden] and the router's logits [tokens, experts]."""
+        block = self._block
+        rows = hidden.reshape(-1, block.hidden_dim)
+        scores, logits = block.router(rows)
+        chosen = logits.topk(1, dim=1).indices
+        out = block.shared_expert(rows)
+        out.add_(run_experts(block.experts, rows * scores.gather(1, chosen), chosen, torch.ones_like(chosen, dtype=rows.dtype)))
+        return out, logits
 
 
 def layer_experts(layers: nn.ModuleList) -> list[LayerExperts]:

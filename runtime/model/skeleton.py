@@ -17,8 +17,10 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint, stored_infos
 from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.runtime.model.converter import Converter
+from penstock.runtime.model.foreign_experts import name_experts, take_shape
 from penstock.runtime.store.base import Store, open_store
 from penstock.runtime.store.decoder import decoder_layers, module_name
+from penstock.runtime.store.tensor_parts import transposes_experts
 
 
 @contextmanager
@@ -91,6 +93,9 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
         model = text_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
     _untie(model, directory)
+    name_experts(model)
+    if transposes_experts(model):
+        take_shape(model, stored_infos(directory))
     _keep_dtypes(model, dtype)
     for converter in converters:
         converter.convert(model)

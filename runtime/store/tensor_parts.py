@@ -85,6 +85,36 @@ def pieces_of(model: Any, names: Mapping[str, tuple[int, ...]], tensors: Mapping
     return result
 
 
+def transposes_experts(model: Any) -> bool:
+    """Whether transformers may transpose routed experts when it loads ``model``."""
+    return any(_is_transpose(converter) for converter in _transforms(model)[1])
+
+
+def stored_transposed(model: Any, tensors: Mapping[str, Stored]) -> set[str]:
+    """Names of the routed experts' parameters that ``tensors`` hold with their last two dimensions exchanged, [experts, ..., ...] each."""
+    renamings, converters = _transforms(model)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    found = set()
+    for key, entry in tensors.items():
+        name, _, converter = _rename(key, renamings, converters)
+        name = _with_prefix(name, getattr(model, "base_model_prefix", ""), shapes)
+        if converter is None or not _is_transpose(converter) or name not in shapes or not _is_experts(model, name):
+            continue
+        same = tuple(entry.shape) == shapes[name] and converter.operations[0].check_dims
+        if not same and tuple(entry.shape) == (shapes[name][0], shapes[name][2], shapes[name][1]):
+            found.add(name)
+    return found
+
+
+def _is_transpose(converter: Any) -> bool:
+    operations = converter.operations
+    return len(operations) == 1 and type(operations[0]).__name__ == "Transpose" and {operations[0].dim0, operations[0].dim1} == {1, 2}
+
+
+def _is_experts(model: Any, name: str) -> bool:
+    return hasattr(model.get_submodule(name.rpartition(".")[0]), "is_transposed")
+
+
 def _transforms(model: Any) -> tuple[list[Any], list[Any]]:
     """The model's renamings and converters, in transformers' order; none for a module that is not transformers' own."""
     from transformers import PreTrainedModel
@@ -128,7 +158,9 @@ def _convert(
     for operation in converter.operations:
         kind, dim = type(operation).__name__, getattr(operation, "dim", 0)
         one_tensor_each = all(len(part) == 1 for part in parts)
-        if kind == "MergeModulelist" and dim == 0:
+        if _is_transpose(converter) and one_tensor_each and _is_as_stored(model, name, parts[0][0], names):
+            pass
+        elif kind == "MergeModulelist" and dim == 0:
             parts = [[_stack(name, part)] for part in parts]
         elif kind == "Concatenate" and one_tensor_each:
             parts = [[_concatenate(name, [part[0] for part in parts], dim)]]
@@ -145,6 +177,13 @@ def _convert(
     if len(parts) != len(targets):
         raise UserError(f"parameter {name}: conversion gives {len(parts)} tensors for {len(targets)} parameters")
     return {target: part[0] for target, part in zip(targets, parts, strict=True)}
+
+
+def _is_as_stored(model: Any, name: str, value: _Value, names: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the routed experts ``name`` of ``model`` are computed with as they are stored."""
+    if name not in names or not _is_experts(model, name):
+        return False
+    return value.shape[1:] == names[name][1:]
 
 
 def _stack(name: str, values: list[_Value]) -> _Value:
