@@ -244,7 +244,7 @@ def _multiplying(threads: int) -> Iterator[None]:
 def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOptions, say: Callable[[str], None] | None) -> HostSide:
     """The DRAM side as ``plan`` has it: what each part needs of the plan is taken out of it here."""
     decided, ssd = plan.decisions, plan.decisions.weights.ssd
-    experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store)
+    experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers)
     rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
     return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)
 

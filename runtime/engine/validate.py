@@ -18,6 +18,7 @@ from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.model.binding import bind, move_buffers, parameters
+from penstock.runtime.model.foreign_experts import shape_as_made
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.model.skeleton import compute_dtype, open_skeleton, read_config, text_class
 from penstock.runtime.moving.dram_cache import CacheStats
@@ -89,6 +90,7 @@ def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
                 for name, part in parameters(layout.tensors, _read(pool, layout)).items():
                     whole[name][e] = part
             bind(module, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
+        shape_as_made(model)
     for name, source in tied.items():
         bind(model, {name: model.get_parameter(source)})
     move_buffers(model, device)

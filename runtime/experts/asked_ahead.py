@@ -14,6 +14,9 @@ from penstock.planner.contract.experts.policies import AheadScores
 from penstock.planner.contract.experts.policies.far import reach
 from penstock.runtime.store.expert_modules import experts_module, layers_with_experts
 
+ROUTERS = ("gate", "router")
+"""Names that a block gives the router of its experts."""
+
 
 class Ahead(Protocol):
     """Is shown every MoE layer's input in turn, and scores the experts of layers after it."""
@@ -85,7 +88,8 @@ def make_ahead(needed: AheadScores | None, layers: nn.ModuleList) -> Ahead | Non
 def _router(layer: nn.Module) -> nn.Module:
     name, _ = experts_module(layer) or ("", layer)
     block = layer.get_submodule(name.rpartition(".")[0])
-    gate = getattr(block, "gate", None)
-    if not isinstance(gate, nn.Module) or not isinstance(getattr(gate, "weight", None), nn.Parameter):
-        raise UserError(f"{type(block).__name__} has no router named gate; use another experts.policy than lookahead")
-    return gate
+    for name in ROUTERS:
+        router = getattr(block, name, None)
+        if isinstance(router, nn.Module) and isinstance(getattr(router, "weight", None), nn.Parameter):
+            return router
+    raise UserError(f"{type(block).__name__} has no router named {' or '.join(ROUTERS)}; use another experts.policy than lookahead")

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import nn
+
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import ExpertSlots
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.experts.expert_cache import ExpertCache
@@ -18,6 +21,7 @@ from penstock.runtime.memory.arena import Arena
 from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import Store, UnitLayout
+from penstock.runtime.store.expert_modules import layers_with_experts
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,9 @@ class ExpertRoom:
     layouts: Mapping[Key, UnitLayout]
 
     @classmethod
-    def of(cls, experts: Experts | None, slots: ExpertSlots | None, gpu: bool, store: Store) -> ExpertRoom:
+    def of(cls, experts: Experts | None, slots: ExpertSlots | None, gpu: bool, store: Store, layers: nn.ModuleList) -> ExpertRoom:
+        """UserError where the decoder's ``layers`` have other experts than the plan knows."""
+        _refuse_other(experts, {layer: module.num_experts for layer, module in layers_with_experts(layers)})
         keys = [(layer, e) for layer in experts.layers for e in range(experts.count)] if experts else []
         return cls(experts, slots, gpu, {key: store.unit(Unit("expert", *key)) for key in keys})
 
@@ -66,6 +72,17 @@ class ExpertRoom:
         """A fresh one, as the plan says."""
         experts = self.experts
         return make_expert_policy(self.slots.policy, len(experts.layers), experts.count, experts.top_k)
+
+
+def _refuse_other(experts: Experts | None, found: Mapping[int, int]) -> None:
+    planned = dict.fromkeys(experts.layers, experts.count) if experts else {}
+    strange = sorted(layer for layer in planned.keys() | found.keys() if planned.get(layer) != found.get(layer))
+    if strange:
+        layer = strange[0]
+        raise UserError(
+            f"layer {layer} has {found.get(layer, 0)} routed experts in the model as transformers builds it and {planned.get(layer, 0)} in "
+            f"the plan; the model is made in a way that is not supported: use another one, or write the plan again with `planner solve`"
+        )
 
 
 class ExpertHost:

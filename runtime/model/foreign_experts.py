@@ -46,4 +46,13 @@ def take_shape(model: PreTrainedModel, stored: Mapping[str, TensorInfo]) -> None
         module = model.get_submodule(owner)
         p = module.get_parameter(leaf)
         module.register_parameter(leaf, nn.Parameter(p.new_empty(p.shape[0], p.shape[2], p.shape[1]), requires_grad=False))
-        module.is_transposed = True
+        module.is_transposed = module.was_transposed = True
+
+
+def shape_as_made(model: PreTrainedModel) -> None:
+    """The reverse of :func:`take_shape`, for a model that has all its weights. Takes a copy of the largest of them."""
+    for module in model.modules():
+        if getattr(module, "was_transposed", False):
+            for name, p in list(module.named_parameters()):
+                module.register_parameter(name, nn.Parameter(p.transpose(1, 2).contiguous(), requires_grad=False))
+            module.is_transposed = module.was_transposed = False

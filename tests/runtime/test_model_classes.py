@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,23 @@ CLASSES: Mapping[str, Mapping[str, Any]] = {
         **TEXT, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
         "n_shared_experts": 1,
     },
+    "llama4_text": {
+        **TEXT, "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 16,
+    },
+    "granitemoe": {**TEXT, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_vl_moe": {
+        "text_config": {**TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "rope_parameters": MIXED_ROPE},
+        "vision_config": {
+            "depth": 4, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0],
+            "num_position_embeddings": 16,
+        },
+    },
 }  # fmt: skip
-"""Model type -> its config: wrappers whose text model has fewer layers than a tower, a head tied by the outer config, biases in F32."""
+"""Model type -> its config: wrappers whose text model has fewer layers than a tower, a head tied by the outer config, biases in F32;
+experts outside transformers' interface, under another name, and stored transposed."""
+EXPERTS = {"dots1": (1, 2), "llama4_text": (1,), "granitemoe": (0, 1, 2), "qwen3_vl_moe": (0, 1, 2)}
+"""Layers with routed experts."""
 
 
 def build(directory: Path, model_type: str) -> Path:
@@ -91,7 +107,27 @@ def alone(model: PreTrainedModel) -> torch.Tensor:
 @pytest.mark.parametrize("model_type", CLASSES)
 @pytest.mark.parametrize("gpu", [False, True])
 def test_every_class_streams(tmp_path: Path, model_type: str, gpu: bool) -> None:
-    same_as_transformers(build(tmp_path, model_type), gpu)
+    checkpoint = build(tmp_path, model_type)
+    experts = spec_from_checkpoint(checkpoint).experts
+    assert (experts.layers if experts else ()) == EXPERTS.get(model_type, ())
+    same_as_transformers(checkpoint, gpu)
+
+
+def test_transposed_experts_are_packed_as_they_are_and_load_as_transformers_has_them(tmp_path: Path) -> None:
+    checkpoint = build(tmp_path, "qwen3_vl_moe")
+    pack_checkpoint(checkpoint, tmp_path / "packed", None, False, lambda *_: None)
+    whole, loaded = load_unstreamed(tmp_path / "packed", CPU), load_unstreamed(checkpoint, CPU)
+    assert torch.equal(alone(whole), alone(loaded))
+    same_as_transformers(checkpoint, store=tmp_path / "packed")
+
+
+def test_a_plan_that_knows_nothing_of_a_models_experts_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    checkpoint = build(tmp_path, "granitemoe")
+    plan = plan_for(checkpoint, decisions())
+    dense = replace(plan, model=replace(plan.model, units=tuple(u for u in plan.model.units if u.kind != "expert"), routers=None))
+    dense = replace(dense, decisions=replace(dense.decisions, experts=None))
+    with pytest.raises(UserError, match=r"layer 0 has 4 routed experts in the model as transformers builds it and 0 in the plan"):
+        opened(dense, checkpoint).__enter__()
 
 
 def test_a_wrappers_towers_are_neither_planned_for_nor_read(tmp_path: Path) -> None:

@@ -124,9 +124,10 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, TensorInfo]) -> _Sorted:
         if role.kind in ("attn", "ffn") and role.layer is not None:
             found.stacks.add(role.stack)
             found.dtypes[info.dtype] += info.nbytes
-            if role.expert is not None and not geometry.whole_experts:
+            expert = FUSED if role.kind == "ffn" and _holds_experts(geometry, info) else role.expert
+            if expert is not None and not geometry.whole_experts:
                 found.routed[role.layer].add(info)
-                found.experts[role.layer][role.expert] += info.nbytes
+                found.experts[role.layer][expert] += info.nbytes
             else:
                 (found.attn if role.kind == "attn" else found.ffn)[role.layer].add(info)
                 found.shapes[role.layer][role.rest] = info.shape
@@ -142,6 +143,11 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, TensorInfo]) -> _Sorted:
             found.norm.add(info)
     _unite(found)
     return found
+
+
+def _holds_experts(geometry: HfGeometry, info: TensorInfo) -> bool:
+    """Whether an FFN's tensor is a matrix for each routed expert of its layer, whatever its name: [experts, ..., ...]."""
+    return len(info.shape) == 3 and info.shape[0] == geometry.experts > 1 and info.shape[1] > 1
 
 
 def _unite(found: _Sorted) -> None:
