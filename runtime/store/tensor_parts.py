@@ -100,7 +100,7 @@ def stored_transposed(model: Any, tensors: Mapping[str, Stored]) -> set[str]:
         name = _with_prefix(name, getattr(model, "base_model_prefix", ""), shapes)
         if converter is None or not _is_transpose(converter) or name not in shapes or not _is_experts(model, name):
             continue
-        same = tuple(entry.shape) == shapes[name] and converter.operations[0].check_dims
+        same = tuple(entry.shape) == shapes[name] and getattr(converter.operations[0], "check_dims", False)
         if not same and tuple(entry.shape) == (shapes[name][0], shapes[name][2], shapes[name][1]):
             found.add(name)
     return found

@@ -15,6 +15,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
 from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
 from penstock.planner.contract.checkpoint.hf_config import text_config
+from penstock.planner.contract.checkpoint.known_types import refuse_unknown_type
 from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, read_header
 from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.given.model import ModelSpec
@@ -36,6 +37,8 @@ class Checkpoint:
     directory: Path
     config: Mapping[str, Any]
     """config.json, a multimodal model's ``text_config`` unwrapped."""
+    whole_config: Mapping[str, Any]
+    """config.json as it is."""
     tensors: Mapping[str, TensorEntry]
     digest: str
     """xxh3_128 over config.json's bytes and the sorted (name, dtype, shape, file name, offset) of all tensors."""
@@ -59,7 +62,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     tensors = _read_sharded(index) if os.path.lexists(index) and not (directory / SINGLE).exists() else read_header(_single(directory))
     if not tensors:
         raise UserError(f"{directory}: the checkpoint holds no tensors; download it again")
-    return Checkpoint(directory, text_config(config), tensors, _digest(config_bytes, tensors))
+    return Checkpoint(directory, text_config(config), config, tensors, _digest(config_bytes, tensors))
 
 
 def spec_from_checkpoint(path: Path) -> ModelSpec:
@@ -72,6 +75,7 @@ def spec_from_checkpoint(path: Path) -> ModelSpec:
     if os.path.lexists(directory / PACK_MANIFEST):
         return _spec_from_packed(directory)
     found = read_checkpoint(directory)
+    refuse_unknown_type(found.whole_config, str(directory / CONFIG))
     return spec_from_tensors(found.config, found.infos(), directory.name, str(directory), found.digest)
 
 
