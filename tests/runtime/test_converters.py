@@ -63,7 +63,8 @@ def test_nothing_but_a_converter_replaces_what_a_model_computes_with() -> None:
     found = {}
     for path in (ROOT / "runtime").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        if replacing & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}:
+        dropped = {t for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.value) == "None" for t in node.targets}
+        if replacing & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node not in dropped}:
             found[path.name] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     assert found and {name for name, functions in found.items() if "convert" not in functions} == set()
 
