@@ -108,7 +108,9 @@ def stored_transposed(model: Any, tensors: Mapping[str, Stored]) -> set[str]:
 
 def _is_transpose(converter: Any) -> bool:
     operations = converter.operations
-    return len(operations) == 1 and type(operations[0]).__name__ == "Transpose" and {operations[0].dim0, operations[0].dim1} == {1, 2}
+    if len(operations) != 1 or type(operations[0]).__name__ != "Transpose":
+        return False
+    return {getattr(operations[0], name, None) for name in ("dim0", "dim1")} == {1, 2}
 
 
 def _is_experts(model: Any, name: str) -> bool:
