@@ -54,7 +54,7 @@ def _verbs() -> Iterator[str]:
     for verb, summary, schema in verbs():
         nested = [name for name, _ in _nested(schema)]
         yield f"## {verb}\n\n{summary[0].upper()}{summary[1:]}.\n"
-        own = [key for path, key in keys_of(schema).items() if "." not in path and path != "notes"]
+        own = [key for path, key in keys_of(schema).items() if "." not in path]
         if own:
             yield _table(own)
         if nested:

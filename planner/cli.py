@@ -100,17 +100,51 @@ def simulate(cfg: SimulateConfig) -> None:
     simulate_verb(cfg)
 
 
+PROBLEM = (
+    "hardware",
+    "model",
+    "model.checkpoint",
+    "hardware.vram_bytes",
+    "hardware.dram_bytes",
+    "workload.prompt_tokens",
+    "workload.new_tokens",
+)
+"""What people say most of machine, model and work."""
+
 PROGRAM = Program(
     "planner",
     "decides where a model's weights, KV cache and experts live on a machine, and writes it down as a plan.",
     (
         Verb(probe, ProbeConfig, "planner probe probe.path=/data/checkpoints probe.quick=true"),
-        Verb(solve, SolveConfig, "planner solve hardware=rtx5080 model=llama70b workload.batch=4 out=plan.yaml", reads_wsm=True),
-        Verb(explain, ExplainConfig, "planner explain plan=plan.yaml html=explain.html", reads_wsm=True, instead="plan"),
+        Verb(
+            solve,
+            SolveConfig,
+            "planner solve hardware=rtx5080 model=llama70b workload.batch=4 out=plan.yaml",
+            reads_wsm=True,
+            used=(*PROBLEM, "workload.batch", "workload.kv_spill", "out"),
+        ),
+        Verb(
+            explain,
+            ExplainConfig,
+            "planner explain plan=plan.yaml html=explain.html",
+            reads_wsm=True,
+            instead="plan",
+            used=("plan", "html", "out", *PROBLEM),
+        ),
         Verb(diff, DiffConfig, "planner diff plan.yaml edited.yaml", words=("a", "b")),
         Verb(doctor, DoctorConfig, "planner doctor path=/data/checkpoints"),
-        Verb(simulate, SimulateConfig, "planner simulate plan=plan.yaml trace=sim.png"),
-        Verb(replay, ReplayConfig, "planner replay routings=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png"),
+        Verb(
+            simulate,
+            SimulateConfig,
+            "planner simulate plan=plan.yaml trace=sim.png",
+            used=("plan", "demo", "rules", "routings", "trace", "out"),
+        ),
+        Verb(
+            replay,
+            ReplayConfig,
+            "planner replay routings=routing.jsonl.xz model=mixtral8x7b slots=[2,4] plot=replay.png",
+            used=("routings", "model", "policy", "slots", "prefetch", "out", "plot"),
+        ),
         Verb(export, ExportConfig, "planner export plan=plan.yaml to=accelerate"),
         Verb(report, ReportConfig, "planner report sweeps/0", words=("dir",)),
     ),

@@ -72,17 +72,38 @@ def synth(cfg: SynthConfig) -> None:
     synth_verb(cfg)
 
 
+RUN = ("plan", "checkpoint", "prompt", "prompts", "max_new_tokens", "temperature", "kv.dir", "quiet", "trace", "out")
+CHAT = (
+    "model",
+    "model.checkpoint",
+    "plan",
+    "hardware",
+    "hardware.vram_bytes",
+    "system",
+    "template",
+    "max_new_tokens",
+    "temperature",
+    "quiet",
+)
+"""The keys that help begins with."""
+
 PROGRAM = Program(
     "runtime",
     "executes a plan on a real checkpoint, measures, and says where the plan was wrong.",
     (
-        Verb(run, RunConfig, 'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64', reads_wsm=True),
-        Verb(chat, ChatConfig, "runtime chat model=hf model.checkpoint=Llama-3.1-8B-Instruct", instead="plan"),
-        Verb(bench, BenchConfig, "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]", True),
+        Verb(run, RunConfig, 'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64', reads_wsm=True, used=RUN),
+        Verb(chat, ChatConfig, "runtime chat model=hf model.checkpoint=Llama-3.1-8B-Instruct", instead="plan", used=CHAT),
+        Verb(
+            bench,
+            BenchConfig,
+            "runtime bench model=hf model.checkpoint=Llama-3.1-8B workload.new_tokens=32 modes=[stream,mixed]",
+            reads_wsm=True,
+            used=("hardware", "model", "model.checkpoint", "workload.prompt_tokens", "workload.new_tokens", "modes", "rounds", "out"),
+        ),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
         Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
         Verb(kv, KvConfig, "runtime kv list", words=("action",)),
-        Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama"),
+        Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama", used=("model", "model.layers", "out")),
     ),
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.planner.common.command.help_page import print_help
 from penstock.planner.common.command.overrides import normalise
 from penstock.planner.common.command.verb import Verb, grammar_of, spelled_out
 from tests.cli import command
@@ -31,6 +32,18 @@ def test_the_example_of_a_verb_is_one_that_it_accepts(program: str, verb: Verb) 
 def test_a_verb_has_a_line_that_says_what_it_does(program: str, verb: Verb) -> None:
     assert len(verb.summary.split()) > 5 and verb.summary[0].islower() and not verb.summary.endswith(".")
     assert set(verb.words) <= set(grammar_of(verb, multirun=False).keys)
+
+
+@pytest.mark.parametrize(("program", "verb"), VERBS, ids=IDS)
+def test_help_begins_with_at_most_ten_keys_and_tells_of_each_key_once(program: str, verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    grammar = grammar_of(verb, multirun=False)
+    assert len(set(verb.used)) == len(verb.used) <= 10 and set(verb.used) <= {*grammar.keys, *grammar.groups}
+    assert verb.used or len(grammar.keys) <= 10, "a page of keys wants a beginning"
+    print_help(program, verb.name, "", verb.example, verb.used, grammar)
+    heads = [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:] if line[:2] == "  " and line[2:3].strip()]
+    told = [head.rstrip("=") for head in heads if not head.startswith("--")]
+    assert told[: len(verb.used)] == list(verb.used) and sorted(told) == sorted({*grammar.keys, *grammar.groups})
+    assert "notes" not in grammar.keys
 
 
 @pytest.mark.parametrize(("program", "verb"), VERBS, ids=IDS)

@@ -37,7 +37,7 @@ class ExplainConfig(Closing):
     """A JSON file to write."""
     html: str | None = None
     """A page with pictures to write, such as explain.html."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list, metadata={"internal": True})
     """What was read from the environment."""
 
 

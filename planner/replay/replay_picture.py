@@ -30,7 +30,7 @@ def check_picture(path: Path) -> None:
     if path.suffix != ".png":
         raise UserError(f"plot={path}: a picture's name must end in .png; name the file so")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"plot={path}: a picture needs matplotlib, which is not installed; pip install 'penstock[plot]' or leave it out")
+        raise UserError(f"plot={path}: a picture needs matplotlib, which is not installed; pip install matplotlib or leave it out")
 
 
 def draw_comparison(comparison: Comparison, title: str, path: Path) -> None:

@@ -112,7 +112,7 @@ class RunConfig(SamplingKeys, Closing):
     moe: ExpertsConfig = field(default_factory=ExpertsConfig)
     force: ForceConfig = field(default_factory=ForceConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list, metadata={"internal": True})
     """What was read from the environment."""
 
 
@@ -150,7 +150,7 @@ class ChatConfig(SamplingKeys, Closing):
     """Print the replies alone."""
     kv: ReuseConfig = field(default_factory=ReuseConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list, metadata={"internal": True})
     """What was read from the environment."""
 
 
@@ -184,7 +184,7 @@ class BenchConfig(SamplingKeys, Closing):
     verbose: bool = False
     """Show what each run prints, each load and eviction included."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list, metadata={"internal": True})
     """What was read from the environment."""
 
 

@@ -167,7 +167,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_read(smal
     assert "directory" in small.refusal(trace=str(small.plan / "below-a-file.json"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = small.refusal(trace=str(small.plan.with_name("trace.png")))
-    assert "matplotlib" in line and "penstock[plot]" in line
+    assert "matplotlib" in line and "pip install matplotlib" in line
 
 
 def test_the_report_says_what_was_waited_for(small: Desk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,7 +165,7 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
     if args.help:
         from penstock.planner.common.command.help_page import print_help
 
-        print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.schema, grammar)
+        print_help(_program(), verb.name, (verb.main.__doc__ or "").strip(), verb.example, verb.used, grammar)
         return 0
     typed = spelled_out(args.overrides, verb.words)
     if multirun:

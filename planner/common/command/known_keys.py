@@ -116,12 +116,15 @@ def _declaring(schema: type, name: str) -> type:
 
 
 def keys_of(schema: type, prefix: str = "", within: str | None = None) -> dict[str, Key]:
-    """Every leaf of the dataclass ``schema`` by its dotted path, in the order of definition; what it inherits comes last."""
+    """Every leaf of the dataclass ``schema`` by its dotted path, in the order of definition; what it inherits comes last. Fields that the
+    program fills in itself, whose metadata says ``internal``, are no keys."""
     found: dict[str, Key] = {}
     hints = get_type_hints(schema)
     for field in sorted(dataclasses.fields(schema), key=lambda field: field.name not in schema.__annotations__):
         kind, optional = strip_none(hints[field.name])
         path = prefix + field.name
+        if field.metadata.get("internal"):
+            continue
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             found |= keys_of(kind, path + ".", path if optional else within)
         else:

@@ -21,11 +21,11 @@ POINT = "point.json"
 
 LAUNCHERS = {
     "basic": ("hydra", ""),
-    "joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
-    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "submitit"),
-    "submitit_slurm": ("hydra_plugins.hydra_submitit_launcher", "submitit"),
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "hydra-joblib-launcher"),
+    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher"),
+    "submitit_slurm": ("hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher"),
 }
-"""Launcher -> its module, and the extra of this package that installs it."""
+"""Launcher -> its module, and the distribution that installs it."""
 
 DIED = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError", "FailedJobError")
 """What joblib and submitit raise when a process of theirs was killed."""
@@ -81,9 +81,9 @@ def check_launcher(overrides: Collection[str]) -> None:
     name = next((o.partition("=")[2].strip() for o in overrides if key_of(o) == "hydra/launcher"), "basic")
     if name not in LAUNCHERS:
         raise UserError(f"hydra/launcher={name}: no such launcher; choose of {', '.join(LAUNCHERS)}{nearest(name, LAUNCHERS)}")
-    module, extra = LAUNCHERS[name]
+    module, distribution = LAUNCHERS[name]
     if not _installed(module):
-        raise UserError(f"hydra/launcher={name}: not installed here; pip install 'penstock[{extra}]', or leave it out to run one by one")
+        raise UserError(f"hydra/launcher={name}: not installed here; pip install {distribution}, or leave it out to run one by one")
 
 
 def _installed(module: str) -> bool:

@@ -32,6 +32,8 @@ class Verb:
     """The keys that bare words set, in this order: with ``action``, ``kv list`` is ``kv action=list``."""
     instead: str | None = None
     """The key that is set instead of all that describes a problem, such as ``plan``, whose file holds it."""
+    used: tuple[str, ...] = ()
+    """The keys and groups that people set most, ten at most: help begins with them. Empty: the verb has few keys."""
 
     @property
     def name(self) -> str:

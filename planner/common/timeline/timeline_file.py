@@ -20,7 +20,7 @@ def check_form(path: Path) -> None:
         choices = " or ".join(f"{suffix} ({what})" for suffix, what in SUFFIXES.items())
         raise UserError(f"trace={path}: must end in {choices}; name the file so")
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"trace={path}: a picture needs matplotlib, which is not installed; pip install 'penstock[plot]' or write a .json")
+        raise UserError(f"trace={path}: a picture needs matplotlib, which is not installed; pip install matplotlib or write a .json")
 
 
 def write_trace(timeline: Timeline, path: Path) -> None:

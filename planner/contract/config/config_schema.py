@@ -226,5 +226,5 @@ class SolveConfig(Closing):
     """`own`: rates as `runtime run calibrate=true` found them on this machine; `off`: as the profile has them."""
     out: str = "plan.yaml"
     """The plan file to write."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list, metadata={"internal": True})
     """What was read from the environment."""
