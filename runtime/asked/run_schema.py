@@ -196,6 +196,8 @@ class PackConfig(Closing):
     """Hugging Face checkpoint to read."""
     out: str = MISSING
     """Directory of the packed store."""
+    adapter: str | None = None
+    """Directory of a LoRA adapter (PEFT) to merge into the weights, as PEFT's merge_and_unload does."""
     device: str | None = None
     """Raw block device to write the weights to instead of a file in `out`; needs force=true."""
     force: bool = False

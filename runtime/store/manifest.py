@@ -63,6 +63,8 @@ class Manifest:
     others: tuple[Section, ...]
     tensors: Mapping[str, Mapping[str, Any]]
     """The checkpoint's tensors, by their own names: dtype, shape, nbytes."""
+    adapter: Mapping[str, Any] | None = None
+    """The LoRA adapter that is merged into the weights; the digest is of both."""
 
     @property
     def end(self) -> int:
@@ -81,7 +83,7 @@ class Manifest:
             "units": [_section_to_json(s) for s in self.units],
             "others": [_section_to_json(s) for s in self.others],
             "tensors": {name: dict(entry) for name, entry in self.tensors.items()},
-        }
+        } | ({} if self.adapter is None else {"adapter": dict(self.adapter)})
         return json.dumps(body | {"checksum": _checksum(body)}, indent=1)
 
 
@@ -117,11 +119,18 @@ def read_manifest(directory: Path) -> Manifest:
             units=tuple(_section_from_json(s) for s in body["units"]),
             others=tuple(_section_from_json(s) for s in body["others"]),
             tensors=body["tensors"],
+            adapter=_adapter(body.get("adapter")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a manifest of this version ({error!r}); {again}") from error
     _check_weights(manifest, manifest.weights_path(directory), again)
     return manifest
+
+
+def _adapter(found: Any) -> Mapping[str, Any] | None:
+    if found is not None and not isinstance(found, dict):
+        raise ValueError("adapter is no object")
+    return found
 
 
 def _check_weights(manifest: Manifest, path: Path, again: str) -> None:

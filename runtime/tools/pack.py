@@ -9,20 +9,24 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, show_bytes
 from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
+from penstock.runtime.model.binding import views
 from penstock.runtime.reading.layout import UnitLayout, lay_packed
 from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.adapter import Adapter
 from penstock.runtime.store.blockdev import open_device
 from penstock.runtime.store.inplace import Inventory
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, Section, superblock
+from penstock.runtime.store.parameters import model_slots
 
 READ_THREADS = 4
 """Reads in flight while packing: enough to keep the SSDs that we know busy while one thread writes."""
@@ -44,6 +48,15 @@ class _Job:
     units: int
     """How many of ``layouts``, from the first, are units."""
     tensors: Mapping[str, Mapping[str, Any]]
+    names: Mapping[tuple[str, str], str]
+    """(section, tensor in it) -> the parameter's full name."""
+    adapter: Adapter | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of the checkpoint, and of the adapter that is merged into it."""
+        own = self.inventory.digest
+        return own if self.adapter is None else xxhash.xxh3_128_hexdigest(f"{own}+{self.adapter.digest}".encode())
 
     @property
     def nbytes(self) -> int:
@@ -67,16 +80,20 @@ class _Written:
                 self.out.rmdir()
 
 
-def pack_checkpoint(checkpoint: Path, out: Path, device: Path | None, force: bool, progress: Progress) -> dict[str, Any]:
-    """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``, its weights in ``device`` when given.
+def pack_checkpoint(
+    checkpoint: Path, out: Path, device: Path | None, force: bool, progress: Progress, adapter: Path | None = None
+) -> dict[str, Any]:
+    """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``, its weights in ``device`` when given, with the
+    LoRA adapter in the directory ``adapter`` merged into them.
 
-    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging. ``progress(done, total)`` counts bytes.
+    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging, with an adapter + 8 bytes an element of a matrix.
+    ``progress(done, total)`` counts bytes.
 
     An old store in ``out`` is replaced only with ``force``, and is invalid from the first moment. The manifest is written last, so an
-    interrupted pack leaves nothing that opens. A failed pack removes what it wrote. UserError: the checkpoint is damaged, ``out`` holds
-    something else, the disk or device is too small or in use.
+    interrupted pack leaves nothing that opens. A failed pack removes what it wrote. UserError: the checkpoint is damaged, the adapter is
+    another model's, ``out`` holds something else, the disk or device is too small or in use.
     """
-    job = _plan(checkpoint)
+    job = _plan(checkpoint, adapter)
     _check_out(checkpoint, out, force)
     target = out / WEIGHTS if device is None else device
     written = _Written(out, not out.exists(), [])
@@ -121,23 +138,37 @@ def pack_checkpoint(checkpoint: Path, out: Path, device: Path | None, force: boo
         "weights": str(manifest.weights_path(out)),
         "uuid": manifest.uuid,
         "digest": manifest.digest,
+        "adapter": manifest.adapter,
         "nbytes": job.nbytes,
         "units": len(manifest.units),
         "others": len(manifest.others),
     }
 
 
-def _plan(checkpoint: Path) -> _Job:
+def _plan(checkpoint: Path, adapter: Path | None) -> _Job:
     from penstock.runtime.model.skeleton import build_skeleton
 
     if (checkpoint / MANIFEST).exists():
         raise UserError(f"{checkpoint}: already a packed store; give the Hugging Face checkpoint")
     tensors = read_checkpoint(checkpoint).tensors
-    inventory = Inventory.of(checkpoint, build_skeleton(checkpoint))
+    model = build_skeleton(checkpoint)
+    inventory = Inventory.of(checkpoint, model)
     layouts = {str(unit): lay_packed(group, inventory.sources) for unit, group in inventory.units.items()}
     layouts |= {p.name: lay_packed([p], inventory.sources) for p in inventory.others}
     described = {name: {"dtype": t.dtype, "shape": list(t.shape), "nbytes": t.nbytes} for name, t in tensors.items()}
-    return _Job(inventory, layouts, len(inventory.units), described)
+    slots = model_slots(model)
+    names = {(str(unit), slot.name): slot.full_name for unit, group in slots.units.items() for slot in group}
+    names |= {(p.name, p.name): p.name for p in inventory.others}
+    job = _Job(inventory, layouts, len(inventory.units), described, names)
+    if adapter is None:
+        return job
+    opened = Adapter.open(adapter, model)
+    for (section, name), parameter in names.items():
+        stored = next((t.dtype for t in layouts[section].tensors if t.name == name), None)
+        wanted = model.get_parameter(parameter).dtype if parameter in opened.changes else stored
+        if stored not in (None, wanted):
+            raise UserError(f"adapter={adapter}: {parameter} is stored in {stored} and computed with in {wanted}; merge it by PEFT")
+    return replace(job, adapter=opened)
 
 
 def _check_out(checkpoint: Path, out: Path, force: bool) -> None:
@@ -171,17 +202,21 @@ def _write_sections(job: _Job, fd: int, weights: Path, progress: Progress) -> Ma
             for start, stop in _gaps(layout):
                 piece[start:stop] = bytes(stop - start)
             pool.read_now(layout.extents, piece)
+            if job.adapter is not None:
+                for tensor, weight in views(layout.tensors, torch.frombuffer(piece, dtype=torch.uint8)).items():
+                    job.adapter.merge(job.names[name, tensor], weight)
             _write(fd, piece, position)
             sections.append(Section(name, position, layout.nbytes, xxhash.xxh3_128_hexdigest(piece), layout.tensors))
             position += layout.nbytes
             progress(position, job.nbytes)
     return Manifest(
         uuid=str(uuid.uuid4()),
-        digest=job.inventory.digest,
+        digest=job.digest,
         weights=weights,
         units=tuple(sections[: job.units]),
         others=tuple(sections[job.units :]),
         tensors=job.tensors,
+        adapter=None if job.adapter is None else job.adapter.facts(),
     )
 
 

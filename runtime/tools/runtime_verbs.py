@@ -81,8 +81,9 @@ def pack_verb(cfg: PackConfig) -> None:
     from penstock.runtime.tools.pack import pack_checkpoint
 
     device = Path(cfg.device).expanduser() if cfg.device else None
+    adapter = Path(cfg.adapter).expanduser() if cfg.adapter else None
     with bar("packing") as progress:
-        result = pack_checkpoint(Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser(), device, cfg.force, progress)
+        result = pack_checkpoint(Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser(), device, cfg.force, progress, adapter)
     say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result, cfg)
 
 
