@@ -16,38 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
-from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout
+from penstock.planner.common.outside.plain_files import open_plain, read_plain
 from penstock.runtime.reading.store_errors import StoreError
-from penstock.runtime.store.parameters import DTYPE_NAMES, DTYPES
+from penstock.runtime.store.sections import Section, SectionFlaw, check_places, section_to_json, sections_from_json
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.bin"
 FORMAT = 2
 _MAGIC = b"PENSTOCK"
 _SUPERBLOCK = struct.Struct("<8sI16s")
-
-
-@dataclass(frozen=True)
-class Section:
-    """One run of the weights file: a unit (``attn.3``) or another parameter (its full name)."""
-
-    name: str
-    offset: int
-    nbytes: int
-    """Multiple of 4096, padding (zeros) included in the checksum."""
-    checksum: str
-    """xxh3_128 of the ``nbytes`` bytes, in hexadecimal."""
-    tensors: tuple[TensorLayout, ...]
-
-    def layout(self, weights: Path) -> UnitLayout:
-        """The whole section as one direct read."""
-        extent = Extent(weights, self.offset, self.nbytes, 0, owns_pages=True)
-        return UnitLayout(self.nbytes, self.tensors, (extent,), sum(t.nbytes for t in self.tensors))
 
 
 @dataclass(frozen=True)
@@ -80,8 +61,8 @@ class Manifest:
             "uuid": self.uuid,
             "digest": self.digest,
             "weights": str(self.weights),
-            "units": [_section_to_json(s) for s in self.units],
-            "others": [_section_to_json(s) for s in self.others],
+            "units": [section_to_json(s) for s in self.units],
+            "others": [section_to_json(s) for s in self.others],
             "tensors": {name: dict(entry) for name, entry in self.tensors.items()},
         } | ({} if self.adapter is None else {"adapter": dict(self.adapter)})
         return json.dumps(body | {"checksum": _checksum(body)}, indent=1)
@@ -100,29 +81,24 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     again = "pack the checkpoint again"
     try:
-        body = json.loads(path.read_text())
+        body = json.loads(read_plain(path), parse_constant=_no_number)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {again}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged or truncated ({error}); {again}") from error
     if not isinstance(body, dict) or body.get("penstock_pack") != FORMAT:
         found = body.get("penstock_pack") if isinstance(body, dict) else None
-        raise UserError(f"{path}: penstock_pack is {found!r}, this version reads {FORMAT}; {again}")
+        raise UserError(f"{path}: penstock_pack is {str(found)[:20]!r}, this version reads {FORMAT}; {again}")
     claimed = body.pop("checksum", None)
     if claimed != _checksum(body):
         raise UserError(f"{path}: its checksum does not match its content; {again}")
     try:
-        manifest = Manifest(
-            uuid=str(uuid.UUID(body["uuid"])),
-            digest=body["digest"],
-            weights=Path(body["weights"]),
-            units=tuple(_section_from_json(s) for s in body["units"]),
-            others=tuple(_section_from_json(s) for s in body["others"]),
-            tensors=body["tensors"],
-            adapter=_adapter(body.get("adapter")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a manifest of this version ({error!r}); {again}") from error
+        manifest = _manifest(body)
+        check_places((*manifest.units, *manifest.others))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not a manifest of this version ({error!r:.80}); {again}") from error
+    except SectionFlaw as error:
+        raise UserError(f"{path}: corrupt, {error}; {again}") from error
     _check_weights(manifest, manifest.weights_path(directory), again)
     return manifest
 
@@ -133,9 +109,30 @@ def _adapter(found: Any) -> Mapping[str, Any] | None:
     return found
 
 
+def _manifest(body: Mapping[str, Any]) -> Manifest:
+    weights, digest, tensors = body["weights"], body["digest"], body["tensors"]
+    if not isinstance(weights, str) or not isinstance(digest, str) or not isinstance(tensors, dict):
+        raise SectionFlaw("weights and digest must be text, tensors a mapping")
+    if "\0" in weights or (weights != Path(weights).name and not os.path.isabs(weights)):
+        raise SectionFlaw(f"weights must name a file beside it or a block device, not {weights[:60]!r}")
+    return Manifest(
+        uuid=str(uuid.UUID(body["uuid"])),
+        digest=digest,
+        weights=Path(weights),
+        units=sections_from_json(body["units"]),
+        others=sections_from_json(body["others"]),
+        tensors=tensors,
+        adapter=_adapter(body.get("adapter")),
+    )
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
 def _check_weights(manifest: Manifest, path: Path, again: str) -> None:
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_plain(path, device=manifest.weights.is_absolute()) as file:
             head = file.read(ALIGN)
             size = file.seek(0, os.SEEK_END)
     except OSError as error:
@@ -148,27 +145,3 @@ def _check_weights(manifest: Manifest, path: Path, again: str) -> None:
 
 def _checksum(body: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
-
-
-def _section_to_json(section: Section) -> dict[str, Any]:
-    return {
-        "name": section.name,
-        "offset": section.offset,
-        "nbytes": section.nbytes,
-        "xxh3_128": section.checksum,
-        "parameters": [[t.name, DTYPE_NAMES[t.dtype], list(t.shape), t.offset, t.nbytes] for t in section.tensors],
-    }
-
-
-def _section_from_json(body: Mapping[str, Any]) -> Section:
-    tensors = tuple(
-        TensorLayout(name, tuple(int(n) for n in shape), _dtype(dtype), int(offset), int(nbytes))
-        for name, dtype, shape, offset, nbytes in body["parameters"]
-    )
-    return Section(body["name"], int(body["offset"]), int(body["nbytes"]), body["xxh3_128"], tensors)
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ValueError(f"dtype {name}")
-    return DTYPES[name]

@@ -11,8 +11,9 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import UnitLayout
-from penstock.runtime.store.manifest import Manifest, Section, read_manifest
+from penstock.runtime.store.manifest import Manifest, read_manifest
 from penstock.runtime.store.parameters import CAST, Slot, model_slots
+from penstock.runtime.store.sections import Section
 
 
 @dataclass(frozen=True)

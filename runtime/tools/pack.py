@@ -25,8 +25,9 @@ from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.adapter import Adapter
 from penstock.runtime.store.blockdev import open_device
 from penstock.runtime.store.inplace import Inventory
-from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, Section, superblock
+from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, superblock
 from penstock.runtime.store.parameters import model_slots
+from penstock.runtime.store.sections import Section
 
 READ_THREADS = 4
 """Reads in flight while packing: enough to keep the SSDs that we know busy while one thread writes."""

@@ -10,15 +10,18 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.model.skeleton import build_skeleton
+from penstock.runtime.reading.store_errors import StoreError
 from penstock.runtime.store.base import open_store
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
 from penstock.runtime.store.verify import verify_store
@@ -236,7 +239,14 @@ def test_a_disk_that_fills_up_on_the_way_is_one_line_and_leaves_nothing(
 
 
 def test_a_directory_that_may_not_be_written_is_one_line(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_module.os, "open", lambda *a: (_ for _ in ()).throw(PermissionError(13, "Permission denied", str(a[0]))))
+    real = os.open
+
+    def refuses_writes(path: Any, flags: int, *more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(pack_module.os, "open", refuses_writes)
     with pytest.raises(UserError, match="writing failed.*Permission denied"):
         pack_checkpoint(checkpoint, tmp_path / "out", None, False, quiet)
 
@@ -299,3 +309,50 @@ def test_verify_says_what_is_missing(checkpoint: Path, tmp_path: Path) -> None:
         verify_store(tmp_path / "nowhere", quiet)
     with pytest.raises(UserError, match="no manifest.json"):
         verify_store(checkpoint, quiet)
+
+
+def _made_anew(store: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """The manifest after ``edit``, with its checksum right."""
+    body = json.loads((store / MANIFEST).read_text())
+    body.pop("checksum")
+    edit(body)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    body["checksum"] = xxhash.xxh3_128_hexdigest(text.encode())
+    (store / MANIFEST).write_text(json.dumps(body))
+
+
+EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a parameter past its unit": (lambda b: b["units"][0]["parameters"][0].__setitem__(3, b["units"][0]["nbytes"]), "past the end"),
+    "a parameter far away": (lambda b: b["units"][0]["parameters"][0].__setitem__(3, 10**12), "past the end"),
+    "a parameter before its unit": (lambda b: b["units"][0]["parameters"][0].__setitem__(3, -256), "no valid shape"),
+    "a parameter on another": (lambda b: b["units"][0]["parameters"][1].__setitem__(3, 0), "overlaps another"),
+    "a parameter off its place": (lambda b: b["units"][0]["parameters"][0].__setitem__(3, 1), "no valid shape"),
+    "no bytes": (lambda b: b["units"][0]["parameters"][0].__setitem__(4, 0), "not those of its shape"),
+    "fewer bytes than none": (lambda b: b["units"][0]["parameters"][0].__setitem__(4, -8), "no valid shape"),
+    "bytes without end": (lambda b: b["units"][0]["parameters"][0].__setitem__(4, float("inf")), "Infinity is no number"),
+    "a section of no bytes": (lambda b: b["units"][0].__setitem__("nbytes", 0), "past the end"),
+    "a section's bytes as text": (lambda b: b["units"][0].__setitem__("nbytes", "4096"), "multiples of 4096"),
+    "a section off its place": (lambda b: b["units"][0].__setitem__("offset", 1), "multiples of 4096"),
+    "a section on another": (lambda b: b["units"][0].__setitem__("offset", b["units"][1]["offset"]), "overlaps section"),
+    "a section on the superblock": (lambda b: b["units"][0].__setitem__("offset", 0), "on the superblock"),
+    "weights with a null byte": (lambda b: b.__setitem__("weights", "\0"), "must name a file"),
+    "weights elsewhere": (lambda b: b.__setitem__("weights", "../gold/weights.bin"), "must name a file"),
+    "another uuid's type": (lambda b: b.__setitem__("uuid", 5), "not a manifest of this version"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_manifest_that_lies_is_refused_by_verify_as_by_a_run(checkpoint: Path, store: Path, edit: str) -> None:
+    change, complaint = EDITS[edit]
+    _made_anew(store, change)
+    with pytest.raises(UserError, match=complaint) as refused:
+        read_manifest(store)
+    assert "pack the checkpoint again" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, WEIGHTS])
+def test_a_pipe_in_a_stores_place_is_refused_at_once(store: Path, name: str) -> None:
+    (store / name).unlink()
+    os.mkfifo(store / name)
+    with pytest.raises((UserError, StoreError), match="a pipe, not a file"):
+        read_manifest(store)

@@ -12,11 +12,12 @@ from typing import Any
 import xxhash
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
 from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.checkpoint.known_types import refuse_unknown_type
-from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, read_header
+from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, is_counts, read_header
 from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.given.model import ModelSpec
 
@@ -107,7 +108,7 @@ def _directory(path: Path) -> Path:
 def read_bytes(path: Path, missing: str) -> bytes:
     """The whole of a small file; UserError ``missing`` when it is not there, and one naming it when it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_plain(path)
     except FileNotFoundError:
         raise UserError(missing) from None
     except OSError as error:
@@ -189,6 +190,6 @@ def _manifest_checksum(body: Mapping[str, Any]) -> str:
 def _packed_info(path: Path, name: str, value: Any) -> TensorInfo:
     if isinstance(value, dict):
         nbytes, shape, dtype = value.get("nbytes"), value.get("shape"), value.get("dtype")
-        if type(nbytes) is int and isinstance(dtype, str) and isinstance(shape, list) and all(type(n) is int for n in shape):
+        if is_counts([nbytes]) and is_counts(shape) and isinstance(dtype, str) and len(dtype) < 20:
             return TensorInfo(nbytes, tuple(shape), dtype)
     raise UserError(f"{path}: corrupt, tensor {name!r} needs nbytes, shape and dtype; pack the checkpoint again")

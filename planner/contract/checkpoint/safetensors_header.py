@@ -17,10 +17,13 @@ from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.outside.plain_files import open_plain
 
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that the safetensors library accepts."""
 
+_MOST = 2**63
+"""Above every offset and size."""
 DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     {
         "F4": 4,
@@ -68,7 +71,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     Raises UserError, naming the file and the remedy, when the file cannot be read, is truncated or is corrupt.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -103,7 +106,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("a key appears twice")
     for key in found:
-        key.encode("utf-8")
+        if not key.isascii():
+            key.encode("utf-8")
     return found
 
 
@@ -114,9 +118,9 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> tuple[str, Ten
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _corrupt(path, f"tensor {name!r} has dtype {str(dtype)[:40]!r}, allowed are {', '.join(DTYPE_BITS)}")
-    if not _is_counts(shape):
+    if not is_counts(shape):
         raise _corrupt(path, f"tensor {name!r} has no valid shape")
-    if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _corrupt(path, f"tensor {name!r} has no valid data_offsets")
     nbytes = offsets[1] - offsets[0]
     if math.prod(shape) * DTYPE_BITS[dtype] != nbytes * 8:
@@ -124,9 +128,9 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> tuple[str, Ten
     return name, TensorEntry(path, data_start + offsets[0], nbytes, dtype, tuple(shape))
 
 
-def _is_counts(value: Any) -> TypeGuard[list[int]]:
+def is_counts(value: Any) -> TypeGuard[list[int]]:
     """Whether ``value`` is a short list of integers from 0 to what a file can address (True is no integer here)."""
-    return isinstance(value, list) and len(value) <= 64 and all(type(n) is int and 0 <= n < 2**63 for n in value)
+    return isinstance(value, list) and len(value) <= 64 and all(type(n) is int and 0 <= n < _MOST for n in value)
 
 
 def _check_coverage(path: Path, entries: list[tuple[str, TensorEntry]], data_start: int, size: int) -> dict[str, TensorEntry]:
