@@ -15,7 +15,7 @@ CHECKPOINT := $(DEMO)/checkpoint
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test coverage lint keys results clean
+.PHONY: demo test coverage lint keys results docs clean
 
 $(STAMP): pyproject.toml $(wildcard planner/contract/experts/policies/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
@@ -59,5 +59,11 @@ keys: $(STAMP)
 results: $(STAMP)
 	PYTHONPATH=$(CURDIR) python docs/results_page.py > docs/results.md
 
+# The pages as a site that can be searched, in site/; a link that leads nowhere ends it.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c $(VENV)/constraints.txt -e '.[docs]'
+	mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean:
-	rm -rf $(DEMO) $(VENV) build dist *.egg-info
+	rm -rf $(DEMO) $(VENV) build dist site *.egg-info

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from penstock.planner.common.command.known_keys import keys_of
 from penstock.planner.common.command.overrides import normalise
@@ -21,7 +22,7 @@ from penstock.planner.contract.decided.decisions import KvPages
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.experts.expert_stats import TierStats
 from penstock.runtime.memory.gpu_sampler import FIGURES
-from tests.cli import ROOT
+from tests.cli import ROOT, command, docs_script
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import desk
@@ -167,6 +168,33 @@ def test_every_key_and_figure_of_the_tuning_guide_exists(told: set[str]) -> None
     assert sorted(named - known) == []
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = text_of("index.md")
+def test_every_page_is_in_the_index_and_in_the_menu_of_the_site() -> None:
+    index, menu = text_of("index.md"), yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     assert [name for name in NAMES if name != "index.md" and f"{name})" not in index] == []
+    listed = [name for entry in menu for name in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])]
+    assert sorted(listed) == sorted(name.replace("README", "readme") for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("link", "on_the_site"),
+    [
+        ("[a](docs/kv.md#tiers)", "[a](kv.md#tiers)"),
+        ("![a](docs/kv.png)", "![a](kv.png)"),
+        ("[a](bench/link.py)", "`a`"),
+        ("[a](docs/house.py)", "`a`"),
+        ("[a](https://b.c/d)", "[a](https://b.c/d)"),
+        ("[a](#b)", "[a](#b)"),
+    ],
+)
+def test_links_of_the_readme_lead_to_pages_of_the_site(link: str, on_the_site: str) -> None:
+    assert docs_script("site_hooks").relinked(link, "", "docs") == on_the_site
+    assert docs_script("site_hooks").relinked("[a](../README.md#b)", "docs", "docs") == "[a](readme.md#b)"
+
+
+def test_what_the_readme_shows_of_solve_is_what_solve_prints(tmp_path: Path) -> None:
+    _, _, block = text_of("README.md").partition("    $ planner solve ")
+    asked, *shown = block.partition("\n\n")[0].splitlines()
+    printed = command("planner", "solve", *asked.split(), cwd=tmp_path).stdout.splitlines()
+    for part in "\n".join(line.removeprefix("    ") for line in shown).split("…"):
+        lines = part.strip("\n").splitlines()
+        assert any(printed[i : i + len(lines)] == lines for i in range(len(printed))), part
