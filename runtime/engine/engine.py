@@ -67,7 +67,7 @@ class Engine:
             self._bind_fixtures()
             slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
-            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), open_kernel(device))
+            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), open_kernel(device), self._binder)
         except BaseException:
             self.close()
             raise

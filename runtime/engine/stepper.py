@@ -11,18 +11,20 @@ from transformers import PreTrainedModel
 
 from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
 from penstock.runtime.kv.attention.page_tables import PagedKernel
-from penstock.runtime.kv.attention.paged_attention import PagedAttention
+from penstock.runtime.kv.attention.paged_attention import PagedAttention, attends_over_pages
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.row_cache import row_cache
 from penstock.runtime.kv.batch.row_positions import positions_by_row
 from penstock.runtime.kv.batch.row_states import RowStates
+from penstock.runtime.kv.batch.rows_alone import Gates, RowsAlone
 from penstock.runtime.model.rows import Step
 
 
 class Stepper:
     """``model`` over ``pool``, on ``device``. Knows no requests: whoever calls it says which tokens of which sequences come.
 
-    A pass costs its tokens' activations. ``begin_pass`` is called before each pass.
+    A pass costs its tokens' activations. ``begin_pass`` is called before each pass. A model that does not attend over pages has its rows
+    computed one by one, in lockstep between ``gates``, with caches of their own in place of the pool.
     """
 
     def __init__(
@@ -33,14 +35,17 @@ class Stepper:
         begin_pass: Callable[[Step], None] = lambda step: None,
         inputs: StepInputs | None = None,
         kernel: PagedKernel | None = None,
+        gates: Gates | None = None,
     ):
         self.device, self.pool = device, pool
         self._model, self._begin_pass = model, begin_pass
         self._inputs = inputs or CopiedInputs(device)
-        self.attention = PagedAttention(model, device, pool, kernel)
-        self._states = RowStates(model, pool)
-        positions_by_row(model, lambda: pool.step)
-        self._cache = row_cache(model.config)
+        self._alone = None if attends_over_pages(model) else RowsAlone(model, gates)
+        if self._alone is None:
+            self.attention = PagedAttention(model, device, pool, kernel)
+            self._states = RowStates(model, pool)
+            positions_by_row(model, lambda: pool.step)
+            self._cache = row_cache(model.config)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
@@ -60,12 +65,15 @@ class Stepper:
             wanted += range(first - row.wanted, first)
         numbers = self._inputs.put([*ids, *positions, *wanted])
         self.pool.begin_pass(step)
-        self.attention.begin_pass(step, self._inputs.put)
+        if self._alone is None:
+            self.attention.begin_pass(step, self._inputs.put)
         self._begin_pass(step)
         return numbers.split([len(ids), len(positions), len(wanted)])
 
     def compute(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """What the device does in the pass that was begun -> the wanted logits."""
+        if self._alone is not None:
+            return self._alone.compute(self.pool.step, ids)
         # an index, not a count: the product of a slice of the prompt with the LM head would copy the head
         extra = {"logits_to_keep": wanted} if self._keeps else {}
         out = self._model(input_ids=ids[None], position_ids=positions[None], past_key_values=self._cache, use_cache=True, **extra)
@@ -73,14 +81,14 @@ class Stepper:
 
     def pretend(self, sequence: int, tokens: int) -> None:
         """So many tokens of ``sequence`` were computed, in a rehearsal: whatever lies there serves."""
-        self._states.pretend(sequence, tokens)
+        (self._alone or self._states).pretend(sequence, tokens)
 
     @property
     def goes_back(self) -> bool:
         """Whether a sequence may be computed again from an earlier token on: K and V can be written over, other states cannot."""
-        return not self._states.any
+        return self._alone is None and not self._states.any
 
     def forget(self, sequence: int) -> None:
         """``sequence`` has ended."""
-        self._states.forget(sequence)
+        (self._alone or self._states).forget(sequence)
         self.pool.forget(sequence)

@@ -62,6 +62,7 @@ class Binder:
 
     def __init__(self, model: PreTrainedModel, units: Sequence[Unit], stream: WeightStream):
         self.stream = stream
+        self._gate: Callable[[], None] | None = None
         self._units, self._at, self._inside = list(units), 0, False
         layers = decoder_layers(model)
         for number, unit in enumerate(self._units):
@@ -74,7 +75,7 @@ class Binder:
             elif modules:
                 layer.register_forward_hook(self._leaving(number))
         model.get_output_embeddings().register_forward_pre_hook(lambda *_: self._finish())
-        model.register_forward_hook(lambda *_: self._end_pass())
+        model.register_forward_hook(lambda *_: None if self._gate is not None else self.end_pass())
 
     def begin_pass(self) -> None:
         """A pass comes next, whatever became of the one before."""
@@ -85,6 +86,10 @@ class Binder:
         def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             if self._inside and self._at == number:
                 return
+            if self._gate is not None:
+                self._gate()
+                if self._inside and self._at == number:
+                    return
             self._pass_by(number)
             self._inside = True
             for name, param in self.stream.enter(self._units[number]).items():
@@ -95,7 +100,7 @@ class Binder:
 
     def _leaving(self, number: int) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def hook(_module: nn.Module, _args: tuple[Any, ...], _output: object) -> None:
-            if self._inside and self._at == number:
+            if self._inside and self._at == number and self._gate is None:
                 self._leave()
 
         return hook
@@ -114,13 +119,21 @@ class Binder:
             self.stream.enter(self._units[self._at])
             self._leave()
 
+    def open(self, gate: Callable[[], None] | None) -> None:
+        """Rows are computed in lockstep from now on: ``gate`` returns when all of them have come to the unit that is entered next. None:
+        rows are packed."""
+        self._gate = gate
+
+    def end_pass(self) -> None:
+        """The model has returned."""
+        self._pass_by(len(self._units))
+        self.stream.end_pass()
+
     def _finish(self) -> None:
         """The pass has left the layers."""
+        if self._gate is not None:
+            self._gate()
         self._pass_by(len(self._units))
-
-    def _end_pass(self) -> None:
-        self._finish()
-        self.stream.end_pass()
 
 
 _Owner = tuple[dict[str, nn.Parameter | None], str]

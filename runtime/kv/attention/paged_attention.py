@@ -22,6 +22,7 @@ from penstock.runtime.kv.attention.row_masks import MaskRequest, request_mask
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import first_seen, kinds, windows
 from penstock.runtime.kv.batch.page_spans import spans
+from penstock.runtime.kv.batch.rows_alone import keeps_its_own
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 from penstock.runtime.model.rows import Step
 
@@ -49,16 +50,19 @@ class AttentionByRows:
     """Has a model's layers call what a :class:`PagedAttention` feeds them. A second time does nothing."""
 
     def convert(self, model: PreTrainedModel) -> None:
-        """UserError where the model does not attend through `transformers`' interface."""
+        """A model that does not attend through `transformers`' interface, or keeps a cache of its own, stays as it is."""
         AttentionInterface.register(NAME, run_attention)
         AttentionMaskInterface.register(NAME, request_mask)
         own = model.config.get_text_config(decoder=True)._attn_implementation
-        if own == NAME:
-            return
-        setattr(model, _OWN, own)
-        model.set_attn_implementation(NAME)
-        if model.config.get_text_config(decoder=True)._attn_implementation != NAME:
-            raise UserError(f"{type(model).__name__} does not attend through transformers' AttentionInterface; such models cannot be run")
+        if own != NAME and model._can_set_attn_implementation() and not keeps_its_own(model):
+            setattr(model, _OWN, own)
+            model.set_attn_implementation(NAME)
+
+
+def attends_over_pages(model: PreTrainedModel) -> bool:
+    """Whether ``model``, once converted, calls :func:`run_attention`."""
+    AttentionByRows().convert(model)
+    return model.config.get_text_config(decoder=True)._attn_implementation == NAME
 
 
 class PagedAttention:
@@ -84,6 +88,8 @@ class PagedAttention:
         self._views: dict[int, LayerViews] = {}
         self._of_kind: dict[type[nn.Module], Attention] = {}
         self._masks: dict[tuple[MaskRequest, int, int, int], torch.Tensor | None] = {}
+        self._keepers: dict[int, int] = {}
+        """Address of new K -> the layer that wrote it last."""
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, _RUNNER, self)
@@ -118,13 +124,17 @@ class PagedAttention:
         """One layer of the pass in progress: [1, heads, tokens, dim] each -> [1, tokens, heads, dim]."""
         if not isinstance(asked, MaskRequest):
             raise UserError(f"{type(module).__name__} makes a mask of its own for its attention; such models cannot be run")
-        layer = module.layer_idx
+        layer, shares = module.layer_idx, module.layer_idx not in self._windows
+        if shares:  # K and V of an earlier layer, which it hands on
+            layer = self._keepers[key.data_ptr()]
         views = self._views.get(layer) or self._meet(layer, key, value)
         place = self._pool.place(layer)
         held = views.pair(place.enter(views.shape))
-        self._write(held, key, value)
-        place.written()
-        out = self._all(module, query, held, views.shape, asked, more)
+        if not shares:
+            self._keepers[key.data_ptr()] = layer
+            self._write(held, key, value)
+            place.written()
+        out = self._all(module, layer, query, held, views.shape, asked, more)
         place.leave()
         return out
 
@@ -135,13 +145,13 @@ class PagedAttention:
         return views
 
     def _all(
-        self, module: nn.Module, query: torch.Tensor, held: Pair, shape: TokenShape, asked: MaskRequest, more: dict[str, Any]
+        self, module: nn.Module, layer: int, query: torch.Tensor, held: Pair, shape: TokenShape, asked: MaskRequest, more: dict[str, Any]
     ) -> torch.Tensor:
         groups, out = self._groups, None
         if self._tables is None and len(groups) == 1:
-            return self._one(module, query, groups[0], held, asked, more)
+            return self._one(module, layer, query, groups[0], held, asked, more)
         queries = query[0].transpose(0, 1)
-        traits = self._traits(module.layer_idx, asked, more) if self._tables is not None else None
+        traits = self._traits(layer, asked, more) if self._tables is not None else None
         if traits is not None and self._kernel.takes(queries, shape):
             out = query.new_empty(len(queries), queries.shape[1], shape.values[1])
             self._kernel.attend(queries, held, self._tables, traits, out)
@@ -151,15 +161,15 @@ class PagedAttention:
         for group in groups:
             count = group.rows * group.tokens if isinstance(group, Rect) else len(group.row.tokens)
             end = group.first + count
-            out[group.first : end] = self._one(module, query[:, :, group.first : end], group, held, asked, more)[0]
+            out[group.first : end] = self._one(module, layer, query[:, :, group.first : end], group, held, asked, more)[0]
         return out[None]
 
     def _one(
-        self, module: nn.Module, query: torch.Tensor, group: Rect | Loose, held: Pair, asked: MaskRequest, more: dict[str, Any]
+        self, module: nn.Module, layer: int, query: torch.Tensor, group: Rect | Loose, held: Pair, asked: MaskRequest, more: dict[str, Any]
     ) -> torch.Tensor:
         """A group's queries [1, heads, tokens, dim] -> [1, tokens, heads, dim]."""
         rect, (keys, values) = (group, held) if isinstance(group, Rect) else self._gathered(group, held)
-        first = first_seen(rect.start, self._windows[module.layer_idx])
+        first = first_seen(rect.start, self._windows[layer])
         queries = query.view(query.shape[1], rect.rows, rect.tokens, query.shape[3]).transpose(0, 1)
         mask = self._mask(asked, rect, first, query.shape[3])
         out = self._alone(module, queries, seen(keys, rect, first), seen(values, rect, first), mask, more)

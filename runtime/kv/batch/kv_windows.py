@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 
 def windows(config: PreTrainedConfig) -> dict[int, int | None]:
@@ -12,10 +12,10 @@ def windows(config: PreTrainedConfig) -> dict[int, int | None]:
     return {i: getattr(layer, "sliding_window", None) for i, layer in layers if _has_pages(layer)}
 
 
-def both(config: PreTrainedConfig) -> frozenset[int]:
-    """Of these layers those that keep a state beside K and V."""
+def stateful(config: PreTrainedConfig) -> frozenset[int]:
+    """Layers that keep a state beside K and V, or something else in their place."""
     layers = enumerate(DynamicCache(config=config).layers)
-    return frozenset(i for i, layer in layers if _has_pages(layer) and _has_state(layer))
+    return frozenset(i for i, layer in layers if _has_state(layer) or (isinstance(layer, CacheLayerMixin) and not _has_pages(layer)))
 
 
 def _has_pages(layer: object) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from penstock.runtime.kv.batch.kv_pool import KvPool
-from penstock.runtime.kv.batch.kv_windows import both, windows
+from penstock.runtime.kv.batch.kv_windows import stateful, windows
 from penstock.runtime.kv.batch.row_parts import cut, joined, own_forward
 from penstock.runtime.model.rows import Row, Step
 
@@ -76,10 +76,10 @@ class RowStates:
     """The states of all layers of ``model`` that keep something else than K and V: a cache of `transformers` for each sequence."""
 
     def __init__(self, model: PreTrainedModel, pool: KvPool):
-        with_pages, with_both = windows(model.config), both(model.config)
+        with_pages, with_state = windows(model.config), stateful(model.config)
         numbered = [m for m in model.modules() if getattr(m, "layer_idx", None) is not None]
         inmost = [m for m in numbered if not any(inner is not m and inner in numbered for inner in m.modules())]
-        modules = [m for m in inmost if m.layer_idx not in with_pages or (m.layer_idx in with_both and not attends(m))]
+        modules = [m for m in inmost if m.layer_idx in with_state and not (m.layer_idx in with_pages and attends(m))]
         self._layers = [RowByRow(module, lambda: pool.step, lambda: DynamicCache(config=model.config)) for module in modules]
 
     @property
