@@ -91,6 +91,7 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
     dtype = compute_dtype(directory, config)
     with _told(directory), _parameters_on_meta(), no_init_weights():
         model = text_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
+    _compute_buffers(model)
     model.tie_weights()
     _untie(model, directory)
     name_experts(model)
@@ -100,6 +101,14 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
     for converter in converters:
         converter.convert(model)
     return model.eval()
+
+
+@torch.no_grad()
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Compute buffers that no checkpoint has as `from_pretrained` does: when the model is there, hence in F32 whatever its dtype."""
+    for module in model.modules():
+        if module._non_persistent_buffers_set:
+            model._init_weights(module)
 
 
 def compute_dtype(directory: Path, config: PreTrainedConfig) -> torch.dtype:

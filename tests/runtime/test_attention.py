@@ -190,8 +190,16 @@ def test_a_row_that_its_pages_do_not_hold_is_refused(small: tuple[PreTrainedMode
         unstreamed(small[0]).run(Step((Row(3, (1,) * 17, 0, (0,), RowKind.prompt),)))
 
 
-def test_a_model_that_attends_by_itself_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(save_tiny(tmp_path, layers=1))
-    monkeypatch.setattr(type(model), "set_attn_implementation", lambda self, name: None)
-    with pytest.raises(UserError, match="LlamaForCausalLM does not attend through transformers' AttentionInterface"):
-        AttentionByRows().convert(model)
+def test_a_model_that_attends_by_itself_is_computed_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, reference = (load(save_tiny(tmp_path, layers=1)) for _ in range(2))
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    AttentionByRows().convert(model)
+    assert model.config._attn_implementation == reference.config._attn_implementation
+    stepper, alone = unstreamed(model), Alone(reference)
+    rows = Row(0, (1,) * 17, 0, (0, 1), RowKind.prompt), Row(1, (2, 3), 0, (2,), RowKind.prompt)
+    assert torch.equal(stepper.run(Step(rows)), alone.run(Step(rows)))
+    rows = Row(1, (4,), 2, (2,), RowKind.decode), Row(0, (5, 6), 17, (0, 1), RowKind.verify)
+    assert torch.equal(stepper.run(Step(rows)), alone.run(Step(rows)))
+    assert not stepper.goes_back
+    with pytest.raises(RuntimeError, match="its cache has seen 19 tokens, the row begins at 17"):
+        stepper.run(Step((Row(0, (5,), 17, (0, 1), RowKind.decode),)))

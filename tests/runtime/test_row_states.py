@@ -95,6 +95,21 @@ def test_a_sequence_that_begins_anew_has_a_fresh_state() -> None:
     assert packed.differs() == [] and packed.differs() == []
 
 
+class Forgetful(Recurrent):
+    """Goes on from its state by one token alone, as Mamba 1 does."""
+
+    def forward(self, hidden: torch.Tensor, past_key_values: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        if hidden.shape[1] > 1 and past_key_values is not None:
+            past_key_values.pop("held", None)
+        return super().forward(hidden, past_key_values)
+
+
+def test_a_module_that_begins_anew_with_several_tokens_is_given_them_one_by_one() -> None:
+    packed = Packed(Forgetful())
+    RowByRow(packed.module, lambda: packed.step, dict)
+    assert packed.differs() == []
+
+
 def test_a_state_cannot_be_taken_back_or_skipped() -> None:
     module, step = Recurrent(), [STEPS[0]]
     RowByRow(module, lambda: step[0], dict)

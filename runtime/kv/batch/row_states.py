@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -18,10 +19,17 @@ STATE = "past_key_values"
 """The argument by which a module is given the state that it reads and writes, where it was given no cache by another name."""
 
 
+_TRIED = 8
+"""Tokens by which is found out how a module goes on from a state."""
+_ALIKE = 2.0**-4
+"""Of the norm: what rounding may make of the same result by another way. One that forgets its state is off by half or more."""
+
+
 class _Held(NamedTuple):
     state: Any
     tokens: int
     """Of the sequence that have passed."""
+    pretended: bool = False
 
 
 class RowByRow:
@@ -35,6 +43,8 @@ class RowByRow:
     def __init__(self, module: nn.Module, step: Callable[[], Step], fresh: Callable[[], Any]):
         self.inner, self._step, self._fresh = own_forward(module), step, fresh
         self._held: dict[int, _Held] = {}
+        self._goes_on: bool | None = None
+        """Whether the module goes on from a state by several tokens as it does one by one; None until it had to."""
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +58,7 @@ class RowByRow:
 
     def pretend(self, sequence: int, tokens: int) -> None:
         """Take a fresh state for that of so many tokens: a rehearsal."""
-        self._held[sequence] = _Held(self._fresh(), tokens)
+        self._held[sequence] = _Held(self._fresh(), tokens, pretended=True)
 
     def forget(self, sequence: int) -> None:
         """The sequence has ended: its slot is free."""
@@ -61,10 +71,32 @@ class RowByRow:
         if held.tokens != row.start:
             raise RuntimeError(f"sequence {row.sequence}: its state has seen {held.tokens} tokens, the row begins at {row.start}")
         self._held[row.sequence] = _Held(held.state, row.end)
-        given = {name: held.state if isinstance(value, Cache) else value for name, value in kwargs.items()}
+        count = len(row.tokens)
+        if row.start and count > 1 and not held.pretended and not self._takes_several(held.state, args, kwargs, count):
+            return self._one_by_one(held.state, args, kwargs, count, count)
+        return self._call(held.state, args, kwargs)
+
+    def _takes_several(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> bool:
+        """Some modules take a state for one token alone, and begin anew where there are several. Found out once, with copies of ``state``:
+        costs a few tokens one by one."""
+        if self._goes_on is None:
+            tried = min(count, _TRIED)
+            several = self._call(deepcopy(state), cut(args, 0, tried, count), {n: cut(v, 0, tried, count) for n, v in kwargs.items()})
+            each = self._one_by_one(deepcopy(state), args, kwargs, tried, count)
+            got, want = (out[0] if isinstance(out, tuple) else out for out in (several, each))
+            self._goes_on = bool((got - want).float().norm() <= _ALIKE * want.float().norm())
+        return self._goes_on
+
+    def _one_by_one(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: int, count: int) -> Any:
+        """The first ``wanted`` of ``count`` tokens."""
+        each = ((i, i + 1, count) for i in range(wanted))
+        return joined([self._call(state, cut(args, *own), {name: cut(value, *own) for name, value in kwargs.items()}) for own in each])
+
+    def _call(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        given = {name: state if isinstance(value, Cache) else value for name, value in kwargs.items()}
         if not any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
-            given[STATE] = held.state
-        return self.inner(*(held.state if isinstance(value, Cache) else value for value in args), **given)
+            given[STATE] = state
+        return self.inner(*(state if isinstance(value, Cache) else value for value in args), **given)
 
 
 def attends(module: nn.Module) -> bool:

@@ -29,6 +29,8 @@ class _Held(NamedTuple):
     """None until the model has made one."""
     tokens: int
     """Of the sequence that have passed."""
+    ids: torch.Tensor
+    """These tokens, where they may be needed again."""
 
 
 def keeps_its_own(model: PreTrainedModel) -> bool:
@@ -47,8 +49,9 @@ class RowsAlone:
 
     def __init__(self, model: PreTrainedModel, gates: Gates | None = None):
         self._model, self._gates = model, gates
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._fresh: Callable[[], Any] = (lambda: None) if keeps_its_own(model) else (lambda: DynamicCache(config=model.config))
+        self._named = inspect.signature(model.forward).parameters
+        self._restarts = keeps_its_own(model)
+        """Its cache is gone on from by one token alone: several are computed with all before them."""
         self._held: dict[int, _Held] = {}
 
     def compute(self, step: Step, ids: torch.Tensor) -> torch.Tensor:
@@ -67,7 +70,7 @@ class RowsAlone:
 
     def pretend(self, sequence: int, tokens: int) -> None:
         """Take a fresh cache for that of so many tokens: a rehearsal."""
-        self._held[sequence] = _Held(self._fresh(), tokens)
+        self._held[sequence] = _Held(self._fresh(), tokens, torch.zeros(tokens, dtype=torch.long))
 
     def forget(self, sequence: int) -> None:
         """The sequence has ended."""
@@ -78,6 +81,9 @@ class RowsAlone:
             made[number] = self._one(row, ids)
 
         return run
+
+    def _fresh(self) -> Any:
+        return None if self._restarts else DynamicCache(config=self._model.config)
 
     @staticmethod
     def _in_lockstep(gates: Gates, work: list[Callable[[], None]]) -> None:
@@ -96,10 +102,16 @@ class RowsAlone:
     def _one(self, row: Row, ids: torch.Tensor) -> torch.Tensor:
         held = self._held.get(row.sequence) if row.start else None
         if held is None:
-            held = _Held(self._fresh(), 0)
+            held = _Held(self._fresh(), 0, ids[:0])
         if held.tokens != row.start:
             raise RuntimeError(f"sequence {row.sequence}: its cache has seen {held.tokens} tokens, the row begins at {row.start}")
-        extra = {"logits_to_keep": max(1, row.wanted)} if self._keeps else {}
-        out = self._model(input_ids=ids[None], past_key_values=held.cache, use_cache=True, **extra)
-        self._held[row.sequence] = _Held(out.past_key_values, row.end)
+        cache, start = held.cache, row.start
+        if self._restarts:
+            held = held._replace(ids=torch.cat([held.ids.to(ids.device), ids]))
+            if len(ids) > 1:
+                cache, start, ids = self._fresh(), 0, held.ids
+        known = {"logits_to_keep": max(1, row.wanted), "position_ids": torch.arange(start, row.end, device=ids.device)[None]}
+        extra = {name: value for name, value in known.items() if name in self._named}
+        out = self._model(input_ids=ids[None], past_key_values=cache, use_cache=True, **extra)
+        self._held[row.sequence] = _Held(out.past_key_values, row.end, held.ids)
         return out.logits[0, out.logits.shape[1] - row.wanted :]
