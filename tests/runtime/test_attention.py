@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from penstock.planner.common.errors import UserError
 from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.validate import BF16_STEP
