@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 """A text, which the checkpoint's tokenizer reads, or token ids."""
-KEYS = ("checkpoint", "kv", "engine", "force")
+KEYS = ("checkpoint", "adapter", "kv", "engine", "force")
 """Keys of `runtime run` that say how a model is opened; the others say what it is asked."""
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.timeline_file import check_form
-from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.checkpoint.checkpoint_files import merged_adapter, spec_from_checkpoint
+from penstock.planner.contract.checkpoint.foreign_files import adapter_digest
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.model import ModelSpec
@@ -117,6 +118,7 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
         raise UserError(f"plan={cfg.plan} was made for the preset {planned.name}, without weights; give checkpoint=DIR")
     path = Path(where).expanduser()
     found = spec_from_checkpoint(path)
+    _check_adapter(cfg.adapter, path)
     for key in _IDENTITY:
         want, got = getattr(planned, key), getattr(found, key)
         if want != got and (want or key != "model_type"):
@@ -130,6 +132,17 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
             "solve again with model.checkpoint= this one"
         )
     return path
+
+
+def _check_adapter(given: str | None, checkpoint: Path) -> None:
+    if given is None:
+        return
+    adapter = Path(given).expanduser()
+    if adapter_digest(adapter) != merged_adapter(checkpoint):
+        raise UserError(
+            f"adapter={given}: not merged into {checkpoint}, and a run does not merge what may stream anew in every pass; `runtime pack "
+            f"checkpoint=BASE adapter={given} out=MERGED`, then solve for model.checkpoint=MERGED"
+        )
 
 
 def capacity_tokens(plan: Plan) -> int:

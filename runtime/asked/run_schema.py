@@ -76,6 +76,8 @@ class RunConfig(SamplingKeys, Closing):
     """The plan file, written by `planner solve`."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to run; null takes the plan's."""
+    adapter: str | None = None
+    """Directory of the LoRA adapter (PEFT) that the store to run was packed with; what is not merged yet is refused."""
     prompt: str | None = field(default=None, metadata={"literal": True})
     """Text to continue."""
     prompts: str | None = None

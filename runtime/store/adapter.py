@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import safe_open
 from transformers.pytorch_utils import Conv1D
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.foreign_files import ADAPTER_CONFIG
+from penstock.planner.contract.checkpoint.foreign_files import ADAPTER_WEIGHTS, adapter_digest
 from penstock.planner.contract.checkpoint.safetensors_header import read_header
 from penstock.runtime.store.adapter_config import AdapterConfig
 from penstock.runtime.store.parameters import Slot, model_slots, tied_names
 
-WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PRODUCTS = {"lora_A.weight": "lora_B.weight", "lora_embedding_A": "lora_embedding_B"}
 """Endings of an A -> those of its B."""
@@ -50,12 +48,8 @@ class Adapter:
     def open(cls, directory: Path, model: torch.nn.Module) -> Adapter:
         """Hold the adapter in ``directory`` against ``model``, which may be on the meta device. UserError names the first of its tensors
         that has no place there."""
-        if not directory.is_dir():
-            raise UserError(f"adapter={directory}: no such directory; name a PEFT adapter's")
-        config = AdapterConfig.read(directory)
-        if not (directory / WEIGHTS).exists():
-            raise UserError(f"adapter={directory}: no {WEIGHTS}; save it by PEFT's save_pretrained, which writes safetensors")
-        shapes = {name: entry.shape for name, entry in read_header(directory / WEIGHTS).items()}
+        digest, config = adapter_digest(directory), AdapterConfig.read(directory)
+        shapes = {name: entry.shape for name, entry in read_header(directory / ADAPTER_WEIGHTS).items()}
         slots = {slot.full_name: slot for slot in model_slots(model).all if slot.part is None}
         tied = tied_names(model)
         tied_too = {*tied, *tied.values()}
@@ -74,11 +68,8 @@ class Adapter:
             _check_shape(directory, name, change, shapes, slots[parameter])
             changes[parameter] = tuple(sorted((*changes.get(parameter, ()), change), key=lambda change: len(change.tensors)))
         if not changes:
-            raise UserError(f"adapter={directory}: {WEIGHTS} holds no LoRA tensors; save the adapter again")
-        state = xxhash.xxh3_128()
-        for file in (ADAPTER_CONFIG, WEIGHTS):
-            state.update((directory / file).read_bytes())
-        return cls(directory, config, state.hexdigest(), changes)
+            raise UserError(f"adapter={directory}: {ADAPTER_WEIGHTS} holds no LoRA tensors; save the adapter again")
+        return cls(directory, config, digest, changes)
 
     def facts(self) -> dict[str, Any]:
         """What a packed store's manifest says of it."""
@@ -88,18 +79,18 @@ class Adapter:
         """Change ``weight``, the whole parameter of this full name in its type, in place; nothing where the adapter has none.
 
         PEFT's arithmetic (tuners/lora/layer.py, ``get_delta_weight`` and ``merge``, with ``autocast_adapter_dtype``): A and B in float32,
-        ``B @ A * factor`` is added in float32 and rounded once. An embedding's product is rounded before it is added. Takes 8 bytes an
-        element beside the weight.
+        ``B @ A * factor`` is added in float32 and rounded once. An embedding's product is rounded before it is added. Takes 4 bytes an
+        element beside the weight, since a product in parts may round otherwise.
         """
         for change in self.changes.get(parameter, ()):
-            with safe_open(self.directory / WEIGHTS, framework="pt") as file:
+            with safe_open(self.directory / ADAPTER_WEIGHTS, framework="pt") as file:
                 tensors = [file.get_tensor(name).to(weight.device) for name in change.tensors]
             if len(tensors) == 1:
                 weight.copy_(tensors[0])
                 continue
             a, b = (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.clone() for tensor in tensors)
-            product = b @ a
-            delta = (product.T if change.transposed else product) * change.factor
+            product = (b @ a).mul_(change.factor)
+            delta = product.T if change.transposed else product
             weight += delta.to(weight.dtype) if change.embedding else delta
 
 

@@ -87,7 +87,7 @@ def pack_checkpoint(
     """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``, its weights in ``device`` when given, with the
     LoRA adapter in the directory ``adapter`` merged into them.
 
-    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging, with an adapter + 8 bytes an element of a matrix.
+    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging, with an adapter + 4 bytes an element of a matrix.
     ``progress(done, total)`` counts bytes.
 
     An old store in ``out`` is replaced only with ``force``, and is invalid from the first moment. The manifest is written last, so an

@@ -81,7 +81,10 @@ def test_a_store_says_what_was_merged_and_is_another_model(base: Path, tmp_path:
     prompt = list(random_ids(1, 5, 300, seed=0)[0])
     merged = peft.PeftModel.from_pretrained(load(base), adapter).merge_and_unload()
     want = merged.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, 5:].tolist()
-    assert desk(tmp_path, plan_for(store, decisions(batch=2, pages=16))).run(prompt_tokens=5, batch=1)["tokens"] == [want]
+    here = desk(tmp_path, plan_for(store, decisions(batch=2, pages=16)))
+    assert here.run(prompt_tokens=5, batch=1, adapter=str(adapter))["tokens"] == [want], "the adapter that it was packed with"
+    saying(lora_alpha=3)(adapter)
+    assert "runtime pack" in here.refusal(adapter=str(adapter)), "another one"
     refusal = desk(tmp_path, plan_for(base, decisions(batch=2, pages=16))).refusal(checkpoint=str(store))
     assert "other weights" in refusal, "a plan of the base and kept KV of it would be taken for the store's"
 
@@ -123,7 +126,7 @@ def saying(**keys: Any) -> Callable[[Path], None]:
         (saying(alpha_pattern={"(": 3}), "no pattern"),
         (lambda adapter: (adapter / "adapter_model.safetensors").unlink(), "no adapter_model.safetensors"),
         (lambda adapter: (adapter / "adapter_config.json").unlink(), "no adapter_config.json"),
-        (lambda adapter: (adapter / "adapter_model.safetensors").write_bytes(b"junk"), "truncated"),
+        (lambda adapter: (adapter / "adapter_model.safetensors").write_bytes(b"junk"), "corrupt|truncated"),
         (shutil.rmtree, "no such directory"),
     ],
 )

@@ -167,6 +167,15 @@ def _spec_from_packed(directory: Path) -> ModelSpec:
     return spec_from_tensors(config, infos, directory.name, str(directory), digest)
 
 
+def merged_adapter(path: Path) -> str | None:
+    """Digest of the LoRA adapter that is merged into what lies in the directory ``path``; None where none is, as in every checkpoint."""
+    manifest = Path(path) / PACK_MANIFEST
+    if not os.path.lexists(manifest):
+        return None
+    adapter = parse_object(manifest, read_bytes(manifest, f"{manifest}: no such file; pack the checkpoint again")).get("adapter")
+    return str(adapter.get("xxh3_128")) if isinstance(adapter, dict) else None
+
+
 def _packed_tensors(directory: Path) -> tuple[dict[str, TensorInfo], str]:
     """The tensors of a packed store's checkpoint, and that checkpoint's digest."""
     path = directory / PACK_MANIFEST

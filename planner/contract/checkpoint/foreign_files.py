@@ -6,7 +6,11 @@ import json
 import shlex
 from pathlib import Path
 
-ADAPTER_CONFIG = "adapter_config.json"
+import xxhash
+
+from penstock.planner.common.errors import UserError
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _CONVERT = (
     "import sys, transformers as t; "
     "t.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype='auto').save_pretrained(sys.argv[2]); "
@@ -46,6 +50,21 @@ def foreign_directory(directory: Path) -> str | None:
             f'python -c "{_CONVERT}" {here} {there}'
         )
     return None
+
+
+def adapter_digest(directory: Path) -> str:
+    """xxh3_128 over a PEFT adapter's config and weights. UserError where one of them is missing or cannot be read."""
+    if not directory.is_dir():
+        raise UserError(f"adapter={directory}: no such directory; name a PEFT adapter's")
+    state = xxhash.xxh3_128()
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        try:
+            state.update((directory / name).read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"adapter={directory}: no {name} in it; name a directory that PEFT's save_pretrained wrote") from None
+        except OSError as error:
+            raise UserError(f"{directory / name}: cannot be read ({error.strerror or error}); check its permissions") from None
+    return state.hexdigest()
 
 
 def base_of_adapter(directory: Path) -> str | None:
