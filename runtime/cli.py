@@ -5,7 +5,16 @@ from __future__ import annotations
 import hydra
 
 from penstock.planner.common.command.app import CONFIG, Program, Verb, job
-from penstock.runtime.asked.run_schema import BenchConfig, ChatConfig, KvConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
+from penstock.runtime.asked.run_schema import (
+    BenchConfig,
+    ChatConfig,
+    FetchConfig,
+    KvConfig,
+    PackConfig,
+    RunConfig,
+    SynthConfig,
+    VerifyConfig,
+)
 from penstock.runtime.memory.kernels import keep_few_kernels
 
 
@@ -34,6 +43,15 @@ def bench(cfg: BenchConfig) -> None:
     from penstock.runtime.tools.runtime_verbs import bench_verb
 
     bench_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="fetch")
+@job
+def fetch(cfg: FetchConfig) -> None:
+    """download a model from the Hugging Face hub, checked, and going on where an earlier download ended"""
+    from penstock.runtime.tools.fetch_verb import fetch_verb
+
+    fetch_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="pack")
@@ -100,6 +118,7 @@ PROGRAM = Program(
             reads_wsm=True,
             used=("hardware", "model", "model.checkpoint", "workload.prompt_tokens", "workload.new_tokens", "modes", "rounds", "out"),
         ),
+        Verb(fetch, FetchConfig, "runtime fetch Qwen/Qwen3-30B-A3B out=qwen3-30b-a3b", words=("name",)),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
         Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
         Verb(kv, KvConfig, "runtime kv list", words=("action",)),

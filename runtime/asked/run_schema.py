@@ -207,6 +207,18 @@ class PackConfig(Closing):
 
 
 @dataclass
+class FetchConfig(Closing):
+    """`runtime fetch`"""
+
+    name: str = MISSING
+    """The model on the Hugging Face hub: ORG/NAME."""
+    out: str | None = None
+    """Directory to download into; null: one of the model's name, here."""
+    revision: str = "main"
+    """Branch, tag or commit."""
+
+
+@dataclass
 class VerifyConfig(Closing):
     """`runtime verify`"""
 
