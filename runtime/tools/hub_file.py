@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from penstock.planner.common.errors import UserError
 
@@ -44,7 +43,7 @@ class HubFile:
         as it is, with the part kept.
         """
         from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         part = self.part(directory)
         part.touch()
@@ -62,7 +61,7 @@ class HubFile:
                     headers=headers,
                     expected_size=self.nbytes,
                     displayed_filename=self.name,
-                    tqdm_class=_telling(advance),
+                    tqdm_class=lambda **_: _Told(advance),  # type: ignore[arg-type]
                 )
             file.flush()
             os.fsync(file.fileno())
@@ -83,15 +82,17 @@ class HubFile:
         return state.hexdigest() == self.digest
 
 
-def _telling(advance: Advance) -> Any:
-    """A bar for huggingface_hub that draws nothing and tells ``advance``."""
-    from tqdm import tqdm
+class _Told:
+    """In place of a bar of tqdm, which huggingface_hub would draw: draws nothing, and tells ``advance``."""
 
-    class Told(tqdm):  # type: ignore[type-arg]
-        def __init__(self, *args: Any, **options: Any):
-            super().__init__(*args, **{**options, "disable": True})
+    def __init__(self, advance: Advance):
+        self._advance = advance
 
-        def update(self, n: float | None = 1) -> None:
-            advance(int(n or 0))
+    def __enter__(self) -> _Told:
+        return self
 
-    return Told
+    def __exit__(self, *_: object) -> None:
+        """Nothing is drawn, so nothing is left to close."""
+
+    def update(self, count: float) -> None:
+        self._advance(int(count))
