@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.left_out import left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
 from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
 from penstock.planner.contract.decided.force import Force
@@ -22,7 +23,7 @@ from penstock.planner.solver.terms.problem import Question
 def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
     asked = read_question(cfg)
-    plan = answer(asked.question, (*cfg.notes, *asked.notes))
+    plan = answer(asked.question, (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes))
     model = asked.hits.in_slots(plan.decisions.experts)
     plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
     return replace(

@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PreTrainedModel
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.checkpoint.left_out import left_out
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
@@ -136,6 +138,8 @@ def test_a_wrappers_towers_are_neither_planned_for_nor_read(tmp_path: Path) -> N
     assert len(skeleton.layers) == spec.layers == 3
     assert not [name for name in skeleton.store.others() if "vision" in name or "projector" in name]
     assert sum(layout.payload_bytes for layout in skeleton.store.others().values()) == spec.norm_bytes + spec.embed_bytes + spec.head_bytes
+    (note,) = left_out(str(checkpoint))
+    assert note.startswith("left out of plan and run: ") and note.endswith("towers of other modalities: it reads and writes text")
     assert skeleton.store.unit(Unit("attn", 2)).payload_bytes == spec.attn_bytes[2]
 
 
@@ -195,3 +199,28 @@ def test_a_head_that_is_stored_beside_a_tied_embedding_is_the_one_that_computes(
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     same_as_transformers(checkpoint, gpu)
+
+
+@pytest.mark.parametrize("prefix", ["mtp.layers.0.", "model.layers.3."])
+def test_layers_that_predict_further_tokens_are_left_out_and_said(tmp_path: Path, prefix: str) -> None:
+    """Beside the stack, as Qwen3-Next has them, or behind its end, as DeepSeek-V3 has them."""
+    checkpoint = save_tiny(tmp_path / "model", layers=3)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    tensors = load_file(checkpoint / "model.safetensors")
+    more = {name.replace("model.layers.0.", prefix): tensor.clone() for name, tensor in tensors.items() if "layers.0." in name}
+    save_file(tensors | more, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    size = sum(tensor.nbytes for tensor in more.values())
+    assert spec_from_checkpoint(checkpoint).weight_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    (note,) = left_out(str(checkpoint))
+    assert note == f"left out of plan and run: {len(more)} tensors ({show_bytes(size)}) of layers that predict further tokens at once"
+    same_as_transformers(checkpoint)
+
+
+def test_an_embedding_may_have_more_rows_than_the_head(tmp_path: Path) -> None:
+    """Mllama's has: pictures have tokens, and none is ever said."""
+    checkpoint = save_tiny(tmp_path / "model", layers=2)
+    plain = spec_from_checkpoint(checkpoint)
+    rewrite(checkpoint, lambda name, tensor: torch.cat([tensor, tensor[:8]]) if "embed_tokens" in name else tensor)
+    longer = spec_from_checkpoint(checkpoint)
+    assert (longer.vocab, longer.head_bytes) == (plain.vocab, plain.head_bytes) and longer.embed_bytes > plain.embed_bytes

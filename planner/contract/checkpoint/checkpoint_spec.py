@@ -74,7 +74,7 @@ def spec_from_tensors(
     found.settle(geometry)
     if len(found.table) != 2:
         raise UserError(f"{checkpoint}: embed_tokens.weight is missing; download the checkpoint again")
-    vocab, hidden = found.table
+    vocab, hidden = found.head_table if found.head and len(found.head_table) == 2 else found.table
     _check_width(geometry, "hidden_size", geometry.hidden, {hidden}, "embed_tokens.weight")
     _check_width(geometry, "vocab_size", geometry.vocab, {vocab}, "embed_tokens.weight")
     if geometry.tied is False and not found.head:

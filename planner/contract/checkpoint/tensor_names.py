@@ -63,10 +63,15 @@ def one_block(blocks: set[str], mixes_often: bool) -> bool:
     return mixes_often or len(blocks) < 2
 
 
+def is_recomputed(name: str) -> bool:
+    """Whether a model computes the tensor ``name`` anew, whatever is stored."""
+    return _RECOMPUTED.search(name) is not None
+
+
 def classify(name: str) -> TensorRole:
     """The role of the tensor ``name``. Vision and audio towers of multimodal checkpoints, layers for multi-token prediction, and buffers
     that a model recomputes are ignored."""
-    if _IGNORED.search(name) or _RECOMPUTED.search(name):
+    if _IGNORED.search(name) or is_recomputed(name):
         return TensorRole("ignored")
     match = _NUMBERED.fullmatch(name)
     if match:
