@@ -52,9 +52,9 @@ def pip(*args: str, cwd: Path) -> None:
     finished([sys.executable, "-m", "pip", *args, "--no-deps", "--no-index", "-q"], cwd)
 
 
-def backend(hook: str, source: Path, out: Path) -> None:
+def backend(hook: str, source: Path, out: Path, **env: str) -> None:
     """What pip asks of the build backend, without pip."""
-    finished([sys.executable, "-c", f"from setuptools import build_meta; build_meta.{hook}({str(out)!r})"], source)
+    finished([sys.executable, "-c", f"from setuptools import build_meta; build_meta.{hook}({str(out)!r})"], source, **env)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +188,17 @@ def test_expert_policies_are_compiled_into_the_wheel(installed: Path, tmp_path: 
     result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(installed)
+
+
+def test_without_a_compiler_the_wheel_is_built_and_numpy_decides(source: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(source, clone, symlinks=True, ignore=shutil.ignore_patterns("build", "*.so", "*.egg-info"))
+    backend("build_wheel", clone, tmp_path, CC="/no/compiler")
+    with zipfile.ZipFile(next(tmp_path.glob("penstock-*.whl"))) as wheel:
+        assert not [name for name in wheel.namelist() if name.endswith(".so")]
+        wheel.extractall(tmp_path / "installed")
+    code = "from penstock.planner.contract.experts.policies.native import library; print(type(library()).__name__)"
+    assert finished([sys.executable, "-P", "-c", code], tmp_path, PYTHONPATH=str(tmp_path / "installed")) == "Uncompiled"
 
 
 def test_planner_solves_from_the_wheel_in_an_empty_directory(installed: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from penstock.planner.common.cgroup import read_text
 from penstock.planner.common.host_memory import usable_cores
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.policies.native import unbuilt
 from penstock.planner.doctor.finding import Finding, Verdict
 
 SLOW = ("powersave", "conservative", "ondemand", "userspace")
@@ -20,6 +22,13 @@ def processor_findings(root: Path = Path("/")) -> Iterator[Finding]:
     """Cores and governor."""
     yield _cores(usable_cores(root), os.cpu_count() or 1)
     yield _governor(root / "sys/devices/system/cpu")
+    yield _policies()
+
+
+def _policies() -> Finding:
+    if said := unbuilt(ExpertPolicyName.mix):
+        return Finding("expert policies", "not compiled", Verdict.fair, said)
+    return Finding("expert policies", "compiled", Verdict.good)
 
 
 def _cores(usable: int, present: int) -> Finding:

@@ -9,6 +9,7 @@ from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots
 from penstock.planner.contract.experts.expert_hits import default_source
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
+from penstock.planner.contract.experts.policies.native import unbuilt
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.foresight import DecodeStep
@@ -22,6 +23,8 @@ def expert_notes(plan: Plan, curve: str | None) -> Iterator[str]:
         return
     yield _hits(plan, d, experts, curve)
     yield _gain(plan, d, experts, d.experts)
+    if said := unbuilt(d.experts.policy):
+        yield said
 
 
 def _hits(plan: Plan, d: Decisions, experts: Experts, curve: str | None) -> str:

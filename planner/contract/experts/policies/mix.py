@@ -54,7 +54,7 @@ class MixPolicy:
 
     Tables and weights learn at the layer's next visit: weights by Adagrad's steps, tables by steps that fall with the root of the layer's
     visits. This class holds the arrays; mix.c computes on them. An observation, O(evidence x experts), is one call, because a numpy call
-    beside other work costs several µs: its code has left the caches.
+    beside other work costs several µs: its code has left the caches. Without a compiler that is the price (uncompiled.py).
     """
 
     needs_ahead: AheadScores | None = None
