@@ -51,15 +51,22 @@ def replay_verb(cfg: ReplayConfig) -> None:
         tokens = int(routings.decode.sum())
         bar.update(task, description="acting it out", completed=0, total=tokens * (len({ExpertPolicyName.lru, *names}) + 1))
         found = compare(routings, names, slots, prefetch, lambda done: bar.advance(task, done))
-    _tell(found, cfg, experts, left_out)
+    _tell(found, cfg, experts, left_out, routings.dropped)
 
 
-def _tell(found: Comparison, cfg: ReplayConfig, experts: Experts | None, left_out: Mapping[ExpertPolicyName, str]) -> None:
+def _tell(found: Comparison, cfg: ReplayConfig, experts: Experts | None, left_out: Mapping[ExpertPolicyName, str], dropped: int) -> None:
     console, expert_bytes = make_console(), experts.expert_bytes if experts else None
     print_comparison(found, expert_bytes, console)
     for name, why in left_out.items():
         console.print(f"note: {name} is left out: {why}", style="dim", soft_wrap=True)
-    result = {"routings": cfg.routings, **document(found, expert_bytes), "left_out": {name.value: why for name, why in left_out.items()}}
+    if dropped:
+        console.print(f"note: {dropped} tokens at a prompt's end lack lines of some layers and are left out", style="dim", soft_wrap=True)
+    result = {
+        "routings": cfg.routings,
+        "dropped_tokens": dropped,
+        **document(found, expert_bytes),
+        "left_out": {name.value: why for name, why in left_out.items()},
+    }
     if cfg.out is not None:
         write_json(Path(cfg.out), "out", result)
     if cfg.plot is not None:

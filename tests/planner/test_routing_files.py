@@ -67,6 +67,16 @@ def test_lines_of_layers_are_put_together_in_any_order(tmp_path: Path) -> None:
     assert routings.decode.all() and routings.count == 10
 
 
+def test_what_a_recording_was_broken_off_in_is_dropped_and_counted(tmp_path: Path) -> None:
+    of_one = [of_layer(t, layer, experts=[t, layer]) for t in (0, 1, 2, 3) for layer in (4, 9)]
+    of_other = [line.replace('"problem_id": "a"', '"problem_id": "b"') for line in of_one]
+    assert of_other != of_one
+    whole = read_routings(written(tmp_path / "whole", of_one + of_other))
+    cut = read_routings(written(tmp_path / "cut", of_one[:-1] + of_other[:3]))
+    assert (whole.dropped, cut.dropped) == (0, 2) and whole.experts.shape[0] == 8
+    assert cut.experts.tolist() == [[[t, 4], [t, 9]] for t in (0, 1, 2, 0)] and cut.prompt.tolist() == [0, 0, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -84,7 +94,8 @@ def test_lines_of_layers_are_put_together_in_any_order(tmp_path: Path) -> None:
         ([token(ahead=[[0, 1, 2, 3]]), token()], ["line 2", 'lacks "ahead"']),
         ([token(ahead=[[0, 1, 2]])], ["line 1", '"ahead"', "4 of them"]),
         ([token(ahead=[[0, 1, 2, float("nan")]])], ["line 1", '"ahead"']),
-        ([of_layer(0, 0), of_layer(0, 1), of_layer(1, 0)], ["token 1", "each of the 2 layers"]),
+        ([of_layer(0, 0), of_layer(0, 1), of_layer(1, 0), of_layer(2, 0), of_layer(2, 1)], ["token 1", "each of the 2 layers"]),
+        ([of_layer(0, 0), of_layer(0, 1), of_layer(1, 0), of_layer(1, 0)], ["token 1", "each of the 2 layers"]),
         ([of_layer(0, 0), of_layer(0, 0), of_layer(1, 1), of_layer(1, 0)], ["token 0", "each of the 2 layers"]),
         ([of_layer(0, 0), of_layer(0, 1, experts=[0])], ["line 2", "1 experts"]),
         ([of_layer(-1, 0)], ["line 1", '"token_idx": -1']),

@@ -32,6 +32,8 @@ class Routings:
     """Experts of one layer."""
     scores: Mapping[AheadScores, np.ndarray] = field(default_factory=dict)
     """[tokens, layers - 1, experts]: what each layer but the last says of the one after it."""
+    dropped: int = 0
+    """Tokens at the end of a prompt that the file had without some of their layers, and that are left out."""
 
     @property
     def layers(self) -> int:

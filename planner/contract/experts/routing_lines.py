@@ -97,14 +97,36 @@ class LayerLines:
         layer, token = np.frombuffer(self._layers, np.int64), np.frombuffer(self._tokens, np.int64)
         order = np.lexsort((layer, token, problem))
         layers = np.unique(layer)
-        whole = len(order) // len(layers) * len(layers)
-        grid = order[:whole].reshape(-1, len(layers))
-        same = (layer[grid] == layers).all(1) & (np.ptp(token[grid], axis=1) == 0) & (np.ptp(problem[grid], axis=1) == 0)
-        if whole < len(order) or not same.all():
-            at = grid[np.argmin(same)][0] if not same.all() else order[whole]
-            raise BadLine(f"token {token[at]} of problem {self._problems[at]!r} has not one line for each of the {len(layers)} layers")
+        order, dropped = self._whole(order, problem[order], token[order], layer[order], layers)
+        grid = order.reshape(-1, len(layers))
         experts = np.frombuffer(self._experts, np.int16).reshape(-1, self._top_k)[grid]
-        return Routings(experts, problem[grid[:, 0]], np.ones(len(grid), np.bool_), self._count or _named(experts))
+        numbers = np.unique(problem[grid[:, 0]], return_inverse=True)[1]
+        return Routings(experts, numbers, np.ones(len(grid), np.bool_), self._count or _named(experts), dropped=dropped)
+
+    def _whole(
+        self, order: np.ndarray, problem: np.ndarray, token: np.ndarray, layer: np.ndarray, layers: np.ndarray
+    ) -> tuple[np.ndarray, int]:
+        """``order`` without the tokens at a problem's end that lack layers, and how many these are: a recording that was broken off. The
+        other arrays are in that order."""
+        first = np.flatnonzero(np.r_[True, (np.diff(problem) != 0) | (np.diff(token) != 0)])
+        lines = np.diff(np.r_[first, len(order)])
+        of_token = np.repeat(np.arange(len(first)), lines)
+        place = np.arange(len(order)) - first[of_token]
+        as_expected = layer == layers[np.minimum(place, len(layers) - 1)]
+        whole = (lines == len(layers)) & np.logical_and.reduceat(as_expected, first)
+        twice = np.logical_or.reduceat(np.r_[False, (np.diff(layer) == 0) & (np.diff(of_token) == 0)], first)
+        is_last = np.r_[np.diff(problem[first]) != 0, True]
+        dropped = np.zeros(len(first), np.bool_)
+        for i in np.flatnonzero(~whole & ~twice)[::-1]:
+            dropped[i] = is_last[i] or dropped[i + 1]
+        if not (whole | dropped).all():
+            at = first[np.argmin(whole | dropped)]
+            raise BadLine(
+                f"token {token[at]} of problem {self._problems[order[at]]!r} has not one line for each of the {len(layers)} layers"
+            )
+        if dropped.all():
+            raise BadLine("no token has a line for each layer")
+        return order[whole[of_token]], int(dropped.sum())
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
