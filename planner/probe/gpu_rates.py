@@ -7,8 +7,11 @@ chunk while the link is measured, three matrices of 235 MB while the compute rat
 from __future__ import annotations
 
 import statistics
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,6 +31,11 @@ QUEUED = 8
 """Copies in flight while DRAM is read beside them: 10 ms at the fastest link, more than this thread ever waits for the interpreter."""
 LONG_PROMPT = 8192
 """Tokens of the prompt at which attention is timed."""
+SMALL_COPY = 64 * 2**10
+"""Bytes of a copy of which the host's part alone is timed."""
+LEAST_COPIES = 32
+LAUNCHED = 64
+"""Kernels that are launched before the card is waited for: as many as a decoder layer or two has."""
 BUSY_CHUNK = 64 * 2**20
 """Copy size while the other direction or the bus is busy."""
 
@@ -193,6 +201,43 @@ class Gpu:
             torch.cuda.synchronize()
         rate = max(1, PASS_BYTES // BUSY_CHUNK) * BUSY_CHUNK / GB / statistics.median(durations)
         yield Figure("gpu.h2d_with_d2h_gbps", rate, f"copies of {show_bytes(BUSY_CHUNK)} both ways on two streams, H2D's share, median")
+
+    def issuing(self, arena: Arena, seconds: float) -> Iterator[Figure]:
+        """Host seconds of one copy as the runtime issues them: a thread of its own, an event behind each, two in flight, while this thread
+        launches kernels. The copies are small, so that the link is idle between them."""
+        import torch
+
+        source = self._host(arena)[:SMALL_COPY]
+        target, operand = torch.empty(SMALL_COPY, dtype=torch.uint8, device=self.device), torch.ones(1024, device=self.device)
+        stream, took, over = torch.cuda.Stream(), list[float](), threading.Event()
+
+        def copy() -> None:
+            queued: deque[torch.cuda.Event] = deque()
+            with torch.cuda.stream(stream):
+                while not over.is_set() or len(took) < LEAST_COPIES:
+                    begun = time.perf_counter()
+                    target.copy_(source, non_blocking=True)
+                    queued.append(torch.cuda.Event())
+                    queued[-1].record(stream)
+                    if len(queued) > 2:
+                        queued.popleft().synchronize()
+                    took.append(time.perf_counter() - begun)
+
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(1, "copies") as pool:
+            copying = pool.submit(copy)
+            try:
+                end = time.perf_counter() + seconds
+                while time.perf_counter() < end and not copying.done():
+                    for _ in range(LAUNCHED):
+                        operand.add_(1.0)
+                    torch.cuda.synchronize()
+            finally:
+                over.set()
+            copying.result()
+        torch.cuda.synchronize()
+        how = f"{len(took)} copies of {show_bytes(SMALL_COPY)} by a thread, two in flight, while another launches kernels, mean"
+        yield Figure("gpu.copy_s", statistics.mean(took), how)
 
     def pageable(self, seconds: float) -> Iterator[Figure]:
         """H2D from ordinary memory."""

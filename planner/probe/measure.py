@@ -123,10 +123,11 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     found.attempt(("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps"), lambda: gpu.compute(shares.gpu_s))
     found.attempt(("gpu.h2d_pageable_gbps",), lambda: gpu.pageable(shares.gpu_s))
     if arena is None:
-        found.lack((*_LINK, "gpu.h2d_with_d2h_gbps"), str(no_arena))
+        found.lack((*_LINK, "gpu.h2d_with_d2h_gbps", "gpu.copy_s"), str(no_arena))
         return
     found.attempt(_LINK, lambda: gpu.link(arena, shares.gpu_s))
     found.attempt(("gpu.h2d_with_d2h_gbps",), lambda: gpu.both_ways(arena, shares.gpu_s))
+    found.attempt(("gpu.copy_s",), lambda: gpu.issuing(arena, shares.gpu_s))
     found.attempt(("gpu.name",), gpu.identity)
 
 
@@ -220,6 +221,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             d2h=rows("gpu.d2h"),
             h2d_pageable_gbps=number("gpu.h2d_pageable_gbps"),
             h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
+            copy_s=number("gpu.copy_s") or GpuConfig.copy_s,
         ),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),

@@ -54,6 +54,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("gpu.d2h", _curve(gpu.d2h)),
         ("gpu.h2d_pageable_gbps", f"{gpu.h2d_pageable_gbps:.1f} GB/s"),
         ("gpu.h2d_with_d2h_gbps", f"{gpu.h2d_with_d2h_gbps:.1f} GB/s"),
+        ("gpu.copy_s", show_seconds(gpu.copy_s)),
     ]
 
 

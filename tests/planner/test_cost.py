@@ -25,6 +25,7 @@ from penstock.planner.contract.prices.stages import (
     weight_read_s,
 )
 from penstock.planner.solver.program import solve
+from penstock.planner.solver.terms.menu import chunk_menu
 from tests.planner.small import GB, MB, gpu, machine, model, work
 
 FAST_SSD = (SsdPoint(2**24, 8, 50.0),)
@@ -109,6 +110,16 @@ def test_a_prefill_in_passes_streams_the_weights_once_each():
 def test_copies_run_at_the_rate_of_the_smaller_of_unit_and_chunk():
     assert h2d_gbps(gpu(), 2**26, 2**26) == 55.0
     assert h2d_gbps(gpu(), 2**18, 2**26) == h2d_gbps(gpu(), 2**26, 2**18) == 20.0
+
+
+def test_small_copies_take_as_long_as_the_host_takes_to_issue_them():
+    """79 us on the link and 137 us of the host, as an H100 took with copies of 4 MiB."""
+    busy = gpu(copy_s=137e-6)
+    found = h2d_gbps(busy, 2**30, 2**22)
+    assert found == pytest.approx(2**22 / 137e-6 / GB) and found < h2d_gbps(gpu(), 2**30, 2**22)
+    assert h2d_gbps(busy, 2**30, 2**26) == 55.0 == h2d_gbps(gpu(), 2**30, 2**26)
+    sizes = {choice.chunk_bytes for choice in chunk_menu(machine(gpu=gpu(copy_s=2e-3)), model(), Force())}
+    assert min(sizes) > 2**26 and len(sizes) == 1, "a slow host takes whole units"
 
 
 def test_a_phase_lasts_as_long_as_what_it_moves_takes_on_the_hosts_bus():

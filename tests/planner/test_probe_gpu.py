@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import time
@@ -71,6 +72,28 @@ def test_memory_that_could_not_be_locked_gives_no_locked_figures(stand_in):
 def test_the_pageable_rate_is_measured_on_its_own_memory(stand_in):
     (figure,) = stand_in.pageable(0.01)
     assert figure.path == "gpu.h2d_pageable_gbps" and figure.value > 0
+
+
+def test_the_hosts_part_of_a_copy_is_timed_beside_kernels_that_are_launched(stand_in, arena, monkeypatch):
+    counted = itertools.count()
+    event = types.SimpleNamespace(record=lambda stream=None: next(counted), synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    (figure,) = stand_in.issuing(arena, 0.01)
+    issued = next(counted)
+    assert figure.path == "gpu.copy_s" and 0 < figure.value < 1 and issued >= module.LEAST_COPIES and f"{issued} copies" in figure.how
+
+
+def test_a_copy_that_fails_ends_the_timing(stand_in, arena, monkeypatch):
+    def fails():
+        raise RuntimeError("CUDA error 700")
+
+    monkeypatch.setattr(torch.cuda, "Event", fails)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        list(stand_in.issuing(arena, 10.0))
 
 
 @pytest.mark.parametrize("reads", [0, 2, 10**9])

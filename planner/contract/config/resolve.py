@@ -88,6 +88,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "d2h": [list(p) for p in gpu.d2h.points],
             "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
             "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
+            "copy_s": gpu.copy_s,
         },
         "layer_launch_s": profile.layer_launch_s,
         "pass_s": profile.pass_s,
@@ -146,6 +147,7 @@ def _gpu(cfg: GpuConfig) -> Gpu:
         d2h=_curve("hardware.gpu.d2h", cfg.d2h),
         h2d_pageable_gbps=cfg.h2d_pageable_gbps,
         h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
+        copy_s=cfg.copy_s,
     )
 
 

@@ -61,6 +61,9 @@ class Gpu:
     h2d_pageable_gbps: float
     h2d_with_d2h_gbps: float
     """H2D share when both directions are busy."""
+    copy_s: float = 0.0
+    """Host seconds of one copy to the card, beside a thread that launches kernels: the least time from one copy to the next. 0: not known,
+    so nothing waits for it."""
 
 
 @dataclass(frozen=True)

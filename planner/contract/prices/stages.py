@@ -66,8 +66,16 @@ def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> f
 
 
 def h2d_gbps(gpu: Gpu, nbytes: float, chunk_bytes: int) -> float:
-    """Host-to-device rate of ``nbytes`` in copies of at most ``chunk_bytes``, with nothing else on the way."""
-    return gpu.h2d.at(min(nbytes, chunk_bytes))
+    """Host-to-device rate of ``nbytes`` in copies of at most ``chunk_bytes``, with nothing else on the way.
+
+    The host issues a copy while the one before it is on the way, so a copy takes
+
+        seconds = max(bytes / rate, copy_s)
+
+    where ``copy_s`` is what it costs the host (:class:`Gpu`)."""
+    piece = min(nbytes, chunk_bytes)
+    rate = gpu.h2d.at(piece)
+    return min(rate, piece / gpu.copy_s / GB) if gpu.copy_s else rate
 
 
 def expert_copy_s(gpu: Gpu, experts: Experts, chunk_bytes: int) -> float:
