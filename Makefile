@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml $(wildcard planner/contract/experts/policies/*.c)
 demo: export PENSTOCK_CONFIG_DIR := $(CURDIR)/$(DEMO)
 demo: $(STAMP)
 	mkdir -p $(DEMO)
-	planner probe probe.quick=true probe.name=demo probe.path=$(DEMO)
+	planner probe probe.quick=true probe.force=true probe.name=demo probe.path=$(DEMO)
 	test -d $(CHECKPOINT) || runtime synth model=demo out=$(CHECKPOINT)
 	weights=$$(du -bc $(CHECKPOINT)/*.safetensors | tail -n 1 | cut -f 1) && set -x && \
 	planner solve hardware=demo model=hf model.checkpoint=$(CHECKPOINT) hardware.dram_bytes=$$((weights * 40 / 100)) \

@@ -73,6 +73,8 @@ class ProbeSettings:
     """The profile's name: `hardware=NAME` finds it."""
     gpu: int = 0
     """Index of the GPU that plans will use."""
+    force: bool = False
+    """Keep the figures although an earlier profile of this name has better ones."""
 
 
 @dataclass

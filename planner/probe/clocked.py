@@ -37,6 +37,8 @@ class Shares:
     """The same where writes pass through the page cache: the flush comes on top of ``write_s``."""
     ssd_blocks: tuple[int, ...]
     ssd_depths: tuple[int, ...]
+    long_s: float = 0.0
+    """One long read, of the time for SSD reading; 0: none."""
 
 
 START_UP_S = 3.0
@@ -58,6 +60,7 @@ FULL = Shares(
     4096 * _MIB,
     tuple(b * _MIB for b in (1, 4, 8, 16)),
     (1, 2, 4, 8, 16),
+    12.0,
 )
 QUICK = Shares(
     15 - START_UP_S - OVERRUN_S["quick"],

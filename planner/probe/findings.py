@@ -54,6 +54,12 @@ class Findings:
             return False
         return True
 
+    def mark(self, what: str, paths: Iterable[str] | None = None) -> None:
+        """Add ``what`` to the origin of measured figures: of ``paths``, or of all."""
+        for path in list(self.origin if paths is None else paths):
+            if self.origin.get(path, "").startswith("measured "):
+                self.origin[path] += f", {what}"
+
     def number(self, path: str) -> float:
         """The figure, or 0 where it was not measured."""
         return float(self._values.get(path, 0.0))

@@ -8,9 +8,11 @@ begins with ``findings.UNMEASURED``.
 from __future__ import annotations
 
 import datetime
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,17 +31,30 @@ from penstock.planner.probe.dram_rates import Arena, mlock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu, host_register
 from penstock.planner.probe.layer_launch import measure_launch
+from penstock.planner.probe.machine_load import Load, Watch
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
-from penstock.planner.probe.ssd_rates import Buffers, fill_scratch, read_sampler
+from penstock.planner.probe.ssd_rates import SLICE_S, STEADY, Buffers, fill_scratch, read_long, read_sampler
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""
 _LINK = ("gpu.h2d", "gpu.d2h")
 _DRAM = ("dram.pin_s_per_gb", "dram.copy_gbps", "dram.bus_gbps")
+_COUNTED = ("dram_bytes", "ssd_bytes", "vram_bytes", "cpu.cores", "cpu.threads", "gpu.name", "gpu.context_bytes")
+"""Figures that no load changes."""
+UNSTEADY = 1.25
+"""Of a point's samples the largest over the smallest, from which on its rate is called unsteady; the outermost tenths are left out."""
 _CPU = ("cpu.matvec_gbps", "cpu.threads", "cpu.dense_tflops")
 
 
-def probe(settings: ProbeSettings, shares: Shares | None = None) -> HardwareConfig:
+@dataclass(frozen=True)
+class Probed:
+    """What was measured, and what else the machine did meanwhile."""
+
+    profile: HardwareConfig
+    load: Load
+
+
+def probe(settings: ProbeSettings, shares: Shares | None = None) -> Probed:
     """Measure the machine within ``shares`` (by default 60 s in all, 15 s when ``settings.quick``).
 
     ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. Memory: the
@@ -51,6 +66,7 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> HardwareConf
         raise UserError(f"probe.path={settings.path} is not a directory; name a directory on the file system that holds the checkpoint")
     shares = shares or (QUICK if settings.quick else FULL)
     found = Findings(datetime.date.today().isoformat())
+    watch = Watch()
     with terminate_as_interrupt(), Meter(shares.total_s) as meter, ExitStack() as held:
         meter.say("memory")
         facts = memory_facts()
@@ -61,7 +77,10 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> HardwareConf
         arena = _measure_dram(found, meter, shares, facts.plan_bytes, gpu, held)
         _measure_compute(found, meter, shares, arena, gpu, held)
         _measure_ssd(found, meter, shares, directory, arena)
-        return _profile(settings.name, found, gpu)
+        load = watch.load(os.cpu_count() or 1)
+        if load.busy:
+            found.mark("busy", [path for path in found.origin if path not in _COUNTED])
+        return Probed(_profile(settings.name, found, gpu), load)
 
 
 def _open_gpu(index: int, found: Findings) -> Gpu | None:
@@ -173,19 +192,40 @@ def _measure_ssd(found: Findings, meter: Meter, shares: Shares, directory: Path,
             cursor = Cursor(target)
             buffers = Buffers(max(shares.ssd_depths), max(shares.ssd_blocks), arena.buffer if arena else None)
             sample = read_sampler(target, cursor, buffers, shares.sample_s)
-            end = time.monotonic() + max(shares.read_least_s, meter.left_s)
+            end = time.monotonic() + max(shares.read_least_s, meter.left_s - shares.long_s)
             samples = sweep(shares.ssd_blocks, shares.ssd_depths, sample, shares.sample_s, lambda: end - time.monotonic(), meter.tick)
             counts = [len(rates) for rates in samples.values()]
             how = (
                 f"{target.how}, preadv by a thread for each read in flight, from {show_bytes(target.nbytes)} of {target.what}, "
                 f"cache dropped, median of {min(counts)} to {max(counts)} samples of {shares.sample_s} s{note}"
             )
-            yield Figure("ssd.read", table(samples), how)
+            rows = table(samples)
+            yield Figure("ssd.read", rows, how)
+            block, depth, gbps = max(rows, key=lambda row: row[2])
+            steady = _steadiness(samples[int(block), int(depth)])
+            if steady:
+                found.mark(steady, ["ssd.read"])
+            if shares.long_s and target.repeats and not in_memory:
+                meter.say("SSD: one long read")
+                again = read_sampler(target, cursor, buffers, SLICE_S)
+                found_long = read_long(lambda _: again(int(block), int(depth)), shares.long_s, meter.tick)
+                if found_long.gbps < STEADY * gbps:
+                    said = f"{shares.long_s:g} s of reads of {show_bytes(block)}, {depth:g} in flight, without a pause"
+                    yield Figure("ssd.long_gbps", found_long.gbps, f"{said}, the second half")
+                    yield Figure("ssd.burst_s", found_long.burst_s(gbps), f"{said}, until the rate stayed below {STEADY:.0%}")
 
         meter.say("SSD: write")
         found.attempt(("ssd.write_gbps",), write)
         meter.say("SSD: read over block size and queue depth")
         found.attempt(("ssd.read",), read)
+
+
+def _steadiness(samples: list[float]) -> str:
+    """That samples of one point differ, in words; empty where they do not."""
+    cut = len(samples) // 10
+    inner = sorted(samples)[cut : len(samples) - cut]
+    least, most = inner[0], inner[-1]
+    return f"unsteady: {least:.3g} to {most:.3g} GB/s" if most > UNSTEADY * least else ""
 
 
 def _read_target(directory: Path, targets: list[Target], files: ExitStack, found: Findings) -> tuple[Target, str]:
@@ -206,7 +246,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
         vram_bytes=int(number("vram_bytes")),
         dram_bytes=int(number("dram_bytes")),
         ssd_bytes=int(number("ssd_bytes")),
-        ssd=SsdConfig(read=rows("ssd.read"), write_gbps=number("ssd.write_gbps")),
+        ssd=SsdConfig(rows("ssd.read"), number("ssd.write_gbps"), number("ssd.long_gbps"), number("ssd.burst_s")),
         dram=DramConfig(number("dram.copy_gbps"), number("dram.bus_gbps"), number("dram.pin_s_per_gb")),
         cpu=CpuConfig(int(number("cpu.cores")), int(number("cpu.threads")), number("cpu.matvec_gbps"), number("cpu.dense_tflops")),
         gpu=None

@@ -35,6 +35,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("ssd_bytes", show_bytes(config.ssd_bytes)),
         ("ssd.write_gbps", f"{config.ssd.write_gbps:.2f} GB/s"),
         ("ssd.read", _read_grid(config.ssd.read)),
+        *([("ssd.long_gbps", f"{config.ssd.long_gbps:.2f} GB/s after {config.ssd.burst_s:g} s")] if config.ssd.long_gbps else []),
         ("cpu.cores", str(config.cpu.cores)),
         ("cpu.threads", str(config.cpu.threads)),
         ("cpu.matvec_gbps", f"{config.cpu.matvec_gbps:.1f} GB/s"),

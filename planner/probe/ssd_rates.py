@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB, align_down, align_up
 from penstock.planner.probe.findings import CannotMeasure
@@ -161,6 +163,38 @@ class ReadLoad:
     def going(self) -> bool:
         """Whether anything is still being read."""
         return any(thread.is_alive() for thread in self._threads)
+
+
+SLICE_S = 0.5
+"""Of a long read, the time over which its rate is taken."""
+STEADY = 0.95
+"""Share of the burst's rate from which on a drive has not slowed down."""
+
+
+@dataclass(frozen=True)
+class LongRead:
+    """A read without a pause: the rate of each slice, GB/s."""
+
+    slices: tuple[float, ...]
+
+    @property
+    def gbps(self) -> float:
+        """Of its second half."""
+        return statistics.median(self.slices[len(self.slices) // 2 :])
+
+    def burst_s(self, gbps: float) -> float:
+        """Seconds until the rate stays below ``STEADY`` of ``gbps``; all of it where it does not."""
+        kept = next((i for i in range(len(self.slices), 0, -1) if self.slices[i - 1] >= STEADY * gbps), 0)
+        return kept * SLICE_S
+
+
+def read_long(read: Callable[[float], float], seconds: float, tick: Callable[[], None]) -> LongRead:
+    """``read`` goes on for so many seconds and gives the rate; the drive rests for less than a millisecond between two calls."""
+    slices = []
+    for _ in range(max(2, round(seconds / SLICE_S))):
+        slices.append(read(SLICE_S))
+        tick()
+    return LongRead(tuple(slices))
 
 
 def read_sampler(target: Target, cursor: Cursor, buffers: Buffers, seconds: float) -> Callable[[int, int], float]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import GB
 from penstock.planner.contract.checkpoint.left_out import left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
 from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
@@ -63,9 +66,22 @@ def read_question(cfg: SolveConfig) -> Asked:
     if not model.kv_moves and (workload.kv_spill or workload.kept_tokens):
         workload = replace(workload, kv_spill=False, kept_tokens=0)
         notes = (f"KV stays on the compute device and is not kept for later prompts: {model.kv_stays_because}",)
+    hardware = _reading(hardware, model)
     force = Force.from_config(cfg.force, cfg.moe)
     hits = with_hits(model, cfg.moe)
     calibrated: tuple[str, ...] = ()
     if cfg.calibration is CalibrationUse.own:
         hardware, calibrated = with_calibration(hardware, hits.model)
     return Asked(Question(hardware, hits.model, workload, force), hits, (*notes, *calibrated))
+
+
+def _reading(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:
+    """``hardware`` at its drive's long rate, where what no memory can hold of ``model`` takes longer to read than the drive's burst. Each
+    pass reads that, and the passes follow each other."""
+    outside = model.weight_bytes - hardware.dram_bytes - hardware.vram_bytes
+    if outside / GB / hardware.ssd_peak_gbps <= hardware.ssd_burst_s:
+        return hardware
+    if hardware.ssd_long_gbps:
+        said = f"{hardware.origin.get('ssd.read', '')}; held to the drive's long rate, {hardware.ssd_long_gbps:.3g} GB/s".lstrip("; ")
+        return replace(hardware.read_long(), origin=hardware.origin | {"ssd.read": said})
+    return hardware

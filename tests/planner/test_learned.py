@@ -30,7 +30,7 @@ from penstock.planner.contract.lessons.interval import intervals
 from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.lessons.spread import LEAST, USUAL, spread, spread_of_runs
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.solver.planning import answer, read_question
+from penstock.planner.solver.planning import _reading, answer, read_question
 from penstock.planner.solver.program import nearest_first, solve
 from penstock.planner.solver.simple_choice import SAME, Gain, choose, gain
 from penstock.planner.solver.terms.problem import Question
@@ -282,3 +282,15 @@ def test_losses_and_gains_of_several_figures_add_up_as_squares() -> None:
     both, reads, computing = (alone(*figures) for figures in ((Figure.ssd, Figure.weights), (Figure.ssd,), (Figure.weights,)))
     lost = [math.log1p(both.promised) - math.log1p(found.least) for found in (both, reads, computing)]
     assert lost[1] > 0.01 and lost[2] > 0.01 and lost[0] == pytest.approx(math.hypot(*lost[1:]))
+
+
+def test_a_model_that_is_read_for_longer_than_the_drives_burst_is_planned_with_its_long_rate() -> None:
+    """What no memory can hold of it is read in each pass."""
+    drive = machine(dram=2 * GB, vram=GB, ssd_long_gbps=4.0, ssd_burst_s=0.2, origin={"ssd.read": "measured"})
+    large = _reading(drive, model(40))
+    assert (
+        large.ssd_peak_gbps == 4.0 and large.ssd_read[0].gbps == 1.5 and "held to the drive's long rate, 4 GB/s" in large.origin["ssd.read"]
+    )
+    assert _reading(large, model(40)).ssd_read == large.ssd_read
+    assert _reading(drive, model(8)) is drive and _reading(replace(drive, ssd_burst_s=60.0), model(40)).ssd_peak_gbps == 7.0
+    assert _reading(machine(), model(40)) == machine()

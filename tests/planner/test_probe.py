@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import pytest
 from omegaconf import OmegaConf
@@ -20,11 +21,14 @@ from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.probe import cpu_rates, measure
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
+from penstock.planner.probe.better_profile import read_earlier
 from penstock.planner.probe.bus_rate import Reading, measure_bus, thread_counts
 from penstock.planner.probe.clocked import QUICK, Meter
 from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
+from penstock.planner.probe.machine_load import Load, Ticks, Watch
 from penstock.planner.probe.measure import probe
+from penstock.planner.verbs import probe_verb as probe_verb_module
 from penstock.planner.verbs.probe_verb import probe_verb
 
 MIB = 2**20
@@ -63,7 +67,7 @@ def disk(tmp_path):
 
 
 def measured(disk) -> HardwareConfig:
-    return probe(ProbeSettings(path=str(disk), quick=True))
+    return probe(ProbeSettings(path=str(disk), quick=True)).profile
 
 
 def test_every_figure_has_an_origin_and_the_profile_fits_the_schema(disk):
@@ -272,6 +276,81 @@ def test_the_verb_writes_the_profile_and_ends_with_one_json_line(disk, tmp_path,
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["profile"] == str(tmp_path / "config" / "hardware" / "mine.yaml")
     assert OmegaConf.load(last["profile"]).name == "mine" and last["origin"]["dram_bytes"].startswith("measured 2")
+
+
+def probed_as(config: HardwareConfig, busy: bool = False):
+    return lambda _: measure.Probed(config, Load(2, 1.9 if busy else 0.0, 0.0, (4.2, 4.0)))
+
+
+def test_a_better_profile_is_kept_until_it_is_forced_and_the_worst_figure_is_named(disk, tmp_path, capsys, monkeypatch):
+    good = measured(disk)
+    slow = dataclasses.replace(good, dram=dataclasses.replace(good.dram, copy_gbps=good.dram.copy_gbps / 4))
+    slow = dataclasses.replace(slow, layer_launch_s=2 * good.layer_launch_s)
+    path = tmp_path / "config" / "hardware" / "mine.yaml"
+
+    def run(config: HardwareConfig, busy: bool = False, **keys) -> None:
+        monkeypatch.setattr(probe_verb_module, "probe", probed_as(config, busy))
+        probe_verb(ProbeConfig(ProbeSettings(path=str(disk), name="mine", **keys)))
+
+    run(good)
+    before = path.read_text()
+    with pytest.raises(UserError, match=r"is kept, which has better figures: dram.copy_gbps is .* and 1 more .* busy; .*probe.force=true"):
+        run(slow, busy=True)
+    assert path.read_text() == before
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the machine is busy: others used 1.9 of 2 cores before and 0.0 meanwhile, load average 4.2 before, 4.0 after" in said
+    run(slow, force=True)
+    assert path.read_text() != before
+    run(good)
+    assert path.read_text() == before, "a better one needs no force"
+
+
+def test_what_cannot_be_read_as_an_earlier_profile_is_no_reason_to_refuse(tmp_path):
+    for text in ("a: [", "name: 3\nwhat: is this", "- 1"):
+        (tmp_path / "p.yaml").write_text(text)
+        assert read_earlier(tmp_path / "p.yaml") is None
+    assert read_earlier(tmp_path / "none.yaml") is None
+
+
+def test_figures_are_marked_busy_where_others_took_the_processor(disk, monkeypatch):
+    monkeypatch.setattr(measure, "Watch", lambda: types.SimpleNamespace(load=lambda cores: Load(2, 0.0, 1.5, (0.1, 3.0))))
+    origin = measured(disk).origin
+    assert origin["dram.copy_gbps"].endswith(", busy") and origin["cpu.matvec_gbps"].endswith(", busy")
+    assert not origin["dram_bytes"].endswith("busy") and not any(text.endswith("busy") for text in unmeasured(origin).values())
+
+
+def test_load_is_what_others_took_of_the_processor_before_and_meanwhile():
+    ticks = iter([Ticks(0.0, 100.0, 1.0), Ticks(0.5, 100.75, 1.0), Ticks(10.5, 125.75, 21.0)])
+    watch = Watch(lambda: next(ticks), lambda _: None)
+    load = watch.load(2)
+    assert (load.before_cores, load.meanwhile_cores) == (1.5, 0.5) and load.busy
+    assert not Load(2, 0.4, 0.9, (0.0, 1.0)).busy and Load(2, 0.0, 1.1, (0.0, 1.0)).busy
+    assert Watch(lambda: None, lambda _: None).load(2).before_cores == 0.0
+    real = Ticks.now()
+    assert real is None or real.everyone_s >= 0
+
+
+def test_a_drive_that_slows_down_has_a_long_rate_and_a_burst():
+    rates = iter([2.3, 2.2, 2.25, 2.2, 1.9, 1.95, 1.9, 1.94])
+    found = ssd.read_long(lambda _: next(rates), 8 * ssd.SLICE_S, lambda: None)
+    assert found.gbps == pytest.approx(1.92) and found.burst_s(2.27) == 4 * ssd.SLICE_S
+    steady = ssd.LongRead((2.2, 2.3, 2.25, 2.2))
+    assert steady.gbps > ssd.STEADY * 2.27 and steady.burst_s(2.27) == 4 * ssd.SLICE_S
+
+
+def test_a_long_read_is_kept_beside_the_burst_where_it_is_slower(disk, monkeypatch):
+    monkeypatch.setattr(measure, "QUICK", dataclasses.replace(TINY, long_s=2.0))
+    monkeypatch.setattr(measure, "file_system", lambda _: "ext4")
+    monkeypatch.setattr(measure, "read_long", lambda read, seconds, tick: ssd.LongRead((100.0, 1e-6, 1e-6)))
+    monkeypatch.setattr(scratch.Target, "repeats", True)
+    config = measured(disk)
+    assert config.ssd.long_gbps == 1e-6 and config.ssd.burst_s == ssd.SLICE_S
+    assert max(rate for *_, rate in config.ssd.read) > 1e-6 and "without a pause" in config.origin["ssd.long_gbps"]
+
+
+def test_samples_that_differ_are_named():
+    assert measure._steadiness([2.0] * 9 + [1.0]) == "" and measure._steadiness([2.0, 1.9, 2.1]) == ""
+    assert measure._steadiness([1.0, 2.0, 2.1]) == "unsteady: 1 to 2.1 GB/s"
 
 
 def test_page_locking_that_is_refused_counts_the_fault_in_alone_and_says_so():

@@ -37,6 +37,11 @@ class SsdConfig:
     """Read rates: rows of [block_bytes, queue_depth, GB/s], cold, O_DIRECT."""
     write_gbps: Annotated[float, RATE_IF_MEASURED] = MISSING
     """Sequential write."""
+    long_gbps: Annotated[float, RATE_IF_MEASURED] = 0.0
+    """Read rate once the drive has read for `burst_s` without a pause; 0: not measured, or no lower than `read`. Plans that read for longer
+    go by it."""
+    burst_s: Annotated[float, SECONDS] = 0.0
+    """Seconds for which the drive keeps the rates of `read`."""
 
 
 @dataclass

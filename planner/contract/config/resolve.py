@@ -57,6 +57,8 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         start_s=cfg.start_s,
         spread=dict(cfg.spread),
         cpu_threads=cfg.cpu.threads,
+        ssd_long_gbps=cfg.ssd.long_gbps,
+        ssd_burst_s=cfg.ssd.burst_s,
     )
 
 
@@ -68,7 +70,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
         "vram_bytes": profile.vram_bytes,
         "dram_bytes": profile.dram_bytes,
         "ssd_bytes": profile.ssd_bytes,
-        "ssd": {"read": [[p.block_bytes, p.queue_depth, p.gbps] for p in profile.ssd_read], "write_gbps": profile.ssd_write_gbps},
+        "ssd": {"read": [[p.block_bytes, p.queue_depth, p.gbps] for p in profile.ssd_read], "write_gbps": profile.ssd_write_gbps}
+        | ({"long_gbps": profile.ssd_long_gbps, "burst_s": profile.ssd_burst_s} if profile.ssd_long_gbps else {}),
         "dram": {"copy_gbps": profile.dram_copy_gbps, "bus_gbps": profile.dram_bus_gbps, "pin_s_per_gb": profile.pin_s_per_gb},
         "cpu": {
             "cores": profile.cpu_cores,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.planner.common.measures import GB
 
@@ -102,6 +102,16 @@ class HardwareProfile:
     """``contract.lessons.corrections.Figure`` -> the share within which nine of ten runs lie, for figures that runs taught."""
     cpu_threads: int = 0
     """Threads that multiply fastest; 0: not known, torch's own choice."""
+    ssd_long_gbps: float = 0.0
+    """The drive's rate once it has read for ``ssd_burst_s`` without a pause; 0: not known."""
+    ssd_burst_s: float = 0.0
+    """Seconds for which it keeps the rates of ``ssd_read``."""
+
+    def read_long(self) -> HardwareProfile:
+        """The same with no read faster than the drive's long rate."""
+        if not self.ssd_long_gbps:
+            return self
+        return replace(self, ssd_read=tuple(replace(p, gbps=min(p.gbps, self.ssd_long_gbps)) for p in self.ssd_read))
 
     @property
     def dense_tflops(self) -> float:

@@ -38,6 +38,7 @@ def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwarePro
         hardware,
         ssd_read=tuple(replace(point, gbps=point.gbps / k[Figure.ssd]) for point in hardware.ssd_read),
         ssd_write_gbps=hardware.ssd_write_gbps / k[Figure.ssd],
+        ssd_long_gbps=hardware.ssd_long_gbps / k[Figure.ssd],
         dram_copy_gbps=hardware.dram_copy_gbps / k[Figure.dram_copy],
         pin_s_per_gb=hardware.pin_s_per_gb * k[Figure.page_lock],
         cpu_matvec_gbps=hardware.cpu_matvec_gbps / host[Figure.weights],
