@@ -9,8 +9,8 @@ from rich.console import Console
 
 from penstock.planner.asked.verb_schema import ProbeConfig
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.better_profile import read_earlier, worse_than
 from penstock.planner.contract.config.profile_files import prepare_directory, profile_path, write_profile
-from penstock.planner.probe.better_profile import read_earlier, worse_than
 from penstock.planner.probe.measure import probe
 from penstock.planner.probe.profile_table import profile_table
 

@@ -17,11 +17,11 @@ from omegaconf import OmegaConf
 from penstock.planner.asked.verb_schema import ProbeConfig, ProbeSettings
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import unmeasured
+from penstock.planner.contract.config.better_profile import read_earlier
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.probe import cpu_rates, measure
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
-from penstock.planner.probe.better_profile import read_earlier
 from penstock.planner.probe.bus_rate import Reading, measure_bus, thread_counts
 from penstock.planner.probe.clocked import QUICK, Meter
 from penstock.planner.probe.dram_rates import Arena, Lock
