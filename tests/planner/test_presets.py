@@ -31,7 +31,10 @@ PARAMETERS = {
 }
 """As the models' publishers count them."""
 
-HARDWARE = ("rtx5080", "rtx4090", "rtx3060", "t4", "a100-80g", "h100", "h200", "cpu")
+HARDWARE = (
+    "rtx5080", "rtx5090", "rtx5070ti", "rtx4090", "rtx4080", "rtx3090", "rtx3060", "rtx6000ada", "laptop",
+    "t4", "l40s", "a100-80g", "h100", "h200", "cpu",
+)  # fmt: skip
 MODELS = (*PARAMETERS, "demo")
 PUBLISHED = {
     "gpt-oss-20b": 20_914_757_184,
@@ -122,7 +125,12 @@ def assert_gpu_is_possible(p: HardwareProfile) -> None:
     assert gpu.context_bytes < p.vram_bytes / 10
 
 
-@pytest.mark.parametrize("name, gib", [("rtx5080", 16), ("rtx4090", 24), ("rtx3060", 12), ("t4", 16), ("a100-80g", 80), ("h100", 80)])
+CARDS = {"rtx5090": 32, "rtx5080": 16, "rtx5070ti": 16, "rtx4090": 24, "rtx4080": 16, "rtx3090": 24, "rtx3060": 12, "rtx6000ada": 48}
+CARDS |= {"laptop": 8, "t4": 16, "l40s": 48, "a100-80g": 80, "h100": 80}
+"""Card -> its nominal memory, GiB."""
+
+
+@pytest.mark.parametrize("name, gib", CARDS.items())
 def test_a_card_offers_a_little_less_than_its_nominal_memory(name, gib):
     assert 0.9 < hardware(name).vram_bytes / (gib * 2**30) < 1
 
