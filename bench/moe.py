@@ -188,7 +188,7 @@ class Cases:
     def _made(self, name: str, prompt: int, new: int, solve: list[str], run: list[str]) -> dict:
         work = [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}"]
         budget = f"hardware.vram_bytes={self._vram}"
-        return self._bench.run(f"moe-{name}", self.checkpoint, [budget, *work, *solve], ["temperature=1.0", *run])
+        return self._bench.run(f"moe-{name}", self.checkpoint, [budget, *work, *solve], ["temperature=1.0", "top_k=0", *run])
 
 
 def mean_s(report: dict) -> float:

@@ -50,7 +50,7 @@ RANDOM, DRAWN = "random", 6
 """Of drawn plans the name before their seed, and how many there are where no cases are given."""
 OF_EXPERTS: Mapping[str, int] = {"few": 2, "more": 4}
 """Name -> how many of a layer's 8 experts DRAM keeps."""
-SAMPLED = "temperature=1.0"
+SAMPLED = ("temperature=1.0", "top_k=0")
 """Greedy tokens of random weights repeat."""
 WORK = ("workload.prompt_tokens=128", "workload.new_tokens=25", "hardware.dram_bytes=6GB", "calibration=off")
 ROUNDS = 3
@@ -139,7 +139,7 @@ def run_case(bench: Bench, case: str) -> tuple[Plan, dict, Path | None]:
         checkpoint, routings = moe_checkpoint(bench)
         experts = spec_from_checkpoint(checkpoint).experts
         slots = experts.units * OF_EXPERTS[case] // experts.count + TRANSIT_SLOTS
-        overrides, told = (f"force.expert_dram_slots={slots}",), [*told, SAMPLED]
+        overrides, told = (f"force.expert_dram_slots={slots}",), [*told, *SAMPLED]
     else:
         checkpoint = bench.checkpoint("demo", "model=demo")
         overrides = drawn(int(case.removeprefix(RANDOM))) if case.startswith(RANDOM) else CASES[case]
@@ -152,7 +152,7 @@ def moe_checkpoint(bench: Bench) -> tuple[Path, Path]:
     time, so no run that is measured does it."""
     made, routings = favoured(bench, "moe-small", ["model=mixtral8x7b", *SMALL], 0.6, 2), bench.work / "moe-small.jsonl.gz"
     if not routings.exists():
-        bench.run("record", made, [*WORK], [f"rounds={ROUNDS}", SAMPLED, f"moe.record={routings}"], limits=False)
+        bench.run("record", made, [*WORK], [f"rounds={ROUNDS}", *SAMPLED, f"moe.record={routings}"], limits=False)
     return made, routings
 
 

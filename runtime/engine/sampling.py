@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from transformers.generation.logits_process import (
@@ -21,6 +22,9 @@ from transformers.generation.logits_process import (
 from penstock.runtime.asked.sampling_keys import Sampling
 
 __all__ = ["Choice", "Sampler", "Sampling"]
+
+Change = Callable[[Any, torch.Tensor], torch.Tensor]
+"""(token ids [rows, tokens], scores [rows, vocab]) -> scores."""
 
 
 class Sampler:
@@ -53,9 +57,9 @@ class Choice:
 
     def __init__(self, sampling: Sampling, device: torch.device, prompts: Sequence[Sequence[int]], first: int):
         self._drawn = sampling.drawn
-        self._warpers = LogitsProcessorList(_warpers(sampling))
+        self._warpers: Change = LogitsProcessorList(_warpers(sampling))
         penalties = [LogitsProcessorList(_penalties(sampling, len(prompt))) for prompt in prompts]
-        self._penalties = penalties if any(penalties) else None
+        self._penalties: list[Change] | None = [*penalties] if any(penalties) else None
         self._said = [_History(prompt, device) for prompt in prompts] if self._penalties else []
         numbers = range(first, first + len(prompts)) if self._drawn else ()
         self._generators = [torch.Generator(device).manual_seed(_seed(sampling.seed, k)) for k in numbers]
