@@ -10,6 +10,7 @@ from penstock.planner.asked.verb_schema import (
     ExplainConfig,
     ExportConfig,
     ProbeConfig,
+    ReplanConfig,
     ReplayConfig,
     ReportConfig,
     SimulateConfig,
@@ -35,6 +36,15 @@ def solve(cfg: SolveConfig) -> None:
     from penstock.planner.verbs.solve_verb import solve_plan
 
     solve_plan(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="replan")
+@job
+def replan(cfg: ReplanConfig) -> None:
+    """solve a plan's own problem again, with room for a longer context"""
+    from penstock.planner.verbs.replan_verb import replan_verb
+
+    replan_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="explain")
@@ -123,6 +133,7 @@ PROGRAM = Program(
             reads_wsm=True,
             used=(*PROBLEM, "workload.batch", "workload.kv_spill", "out"),
         ),
+        Verb(replan, ReplanConfig, "planner replan plan=plan.yaml context_tokens=16384"),
         Verb(
             explain,
             ExplainConfig,

@@ -137,7 +137,7 @@ def save_tiny(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 1024,
         "tie_word_embeddings": tied,
         "eos_token_id": None,
         "bos_token_id": None,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
+from penstock.planner.common.outside.bounds import TOKENS
 from penstock.planner.contract.config.config_schema import (
     CalibrationUse,
     ForceConfig,
@@ -39,6 +41,18 @@ class ExplainConfig(Closing):
     """A page with pictures to write, such as explain.html."""
     notes: list[str] = field(default_factory=list, metadata={"internal": True})
     """What was read from the environment."""
+
+
+@dataclass
+class ReplanConfig(Closing):
+    """`planner replan`"""
+
+    plan: str = MISSING
+    """The plan file whose problem is solved again."""
+    context_tokens: Annotated[int, TOKENS] = MISSING
+    """Tokens that each sequence is to have room for, prompt and reply together."""
+    out: str = "plan.yaml"
+    """The plan file to write; one that is there is moved aside."""
 
 
 @dataclass

@@ -35,10 +35,11 @@ def _print_title(plan: Plan, console: Console) -> None:
     title = Text(f"{model.name} on {plan.hardware.name}", style="bold")
     title.append(f"  {model.layers} layers, {show_bytes(model.weight_bytes)} of weights", style="not bold")
     print_line(console, title)
+    room = f"context {work.max_tokens}, " if work.max_tokens > work.end_tokens else ""
     print_line(
         console,
         Text(
-            f"{work.name}: {work.prompt_tokens} prompt + {work.new_tokens} new tokens, batch {plan.decisions.batch}, "
+            f"{work.name}: {work.prompt_tokens} prompt + {work.new_tokens} new tokens, {room}batch {plan.decisions.batch}, "
             f"{work.requests} request{'s' * (work.requests != 1)}, for {work.objective}",
             style="dim",
         ),

@@ -20,6 +20,7 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
         "hardware": plan.hardware.name,
         "model": plan.model.name,
         "workload": plan.workload.name,
+        "context_tokens": plan.workload.max_tokens,
         "batch": d.batch,
         "policy": str(d.weights.policy),
         "layers": {str(tier): lies.count for tier, lies in layers.items()},

@@ -68,7 +68,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         before_s += restore_s if first == start else 0.0
         dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
         found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first)))
-    page, until = made.kv.page_tokens, work.max_tokens - 1
+    page, until = made.kv.page_tokens, work.end_tokens - 1
     first = work.prompt_tokens
     while first < until:
         last = min(until, (first // page + 1) * page)

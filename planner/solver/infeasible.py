@@ -90,7 +90,8 @@ def raised(problem: Problem, short_of: dict[Tier, int]) -> Mend:
 
 def alternatives(problem: Problem) -> Iterator[Mend]:
     """Overrides that fit without more hardware, each tried by a solve, those that change least first: an existing checkpoint, which needs
-    no free space; forced decisions dropped; smaller KV pages, as none is kept; KV that streams; a smaller batch; a shorter prompt."""
+    no free space; forced decisions dropped; smaller KV pages, as none is kept; KV that streams; a shorter context; a smaller batch; a
+    shorter prompt."""
     if not problem.model.checkpoint:
         exists = replace(problem, model=replace(problem.model, checkpoint="DIR"))
         if _fits(exists):
@@ -107,6 +108,15 @@ def alternatives(problem: Problem) -> Iterator[Mend]:
     spilled = replace(problem, workload=replace(problem.workload, kv_spill=True))
     if not problem.workload.kv_spill and problem.hardware.ssd_write_gbps and _fits(spilled):
         yield Mend("set workload.kv_spill=true", spilled)
+    work, room = problem.workload, problem.workload.context_tokens // 2
+    while work.context_tokens > work.end_tokens:
+        narrower = replace(problem, workload=replace(work, context_tokens=room if room > work.end_tokens else 0))
+        if _fits(narrower):
+            yield Mend(f"set workload.context_tokens={narrower.workload.context_tokens}", narrower)
+            return
+        if not narrower.workload.context_tokens:
+            break
+        room //= 2
     batch = problem.batch // 2
     while batch >= 1:
         smaller = replace(problem, batch=batch, workload=replace(problem.workload, batch=batch))
@@ -116,9 +126,10 @@ def alternatives(problem: Problem) -> Iterator[Mend]:
         batch //= 2
     prompt = problem.workload.prompt_tokens // 2
     while prompt >= MENUS.prefill_chunk_min_tokens:
-        shorter = replace(problem, batch=1, workload=replace(problem.workload, batch=1, prompt_tokens=prompt))
+        shorter = replace(problem, batch=1, workload=replace(work, batch=1, prompt_tokens=prompt, context_tokens=0))
         if _fits(shorter):
-            yield Mend(("set workload.batch=1 " if problem.batch > 1 else "set ") + f"workload.prompt_tokens={prompt}", shorter)
+            also = "workload.batch=1 " * (problem.batch > 1) + "workload.context_tokens=0 " * (work.context_tokens > 0)
+            yield Mend(f"set {also}workload.prompt_tokens={prompt}", shorter)
             return
         prompt //= 2
 

@@ -16,6 +16,7 @@ from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
+from penstock.planner.solver.context_limit import within_limit
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
@@ -58,6 +59,7 @@ class Asked:
 def read_question(cfg: SolveConfig) -> Asked:
     """What ``cfg`` asks, of the machine as runs found it. Raises UserError for a value that cannot be."""
     hardware, workload, model = hardware_from(cfg.hardware), workload_from(cfg.workload), model_from(cfg.model)
+    workload, short = within_limit(workload, model)
     if workload.kv_spill and not hardware.ssd_write_gbps:
         raise UserError("hardware.ssd.write_gbps=0: KV pages that spill are written to the SSD; set its rate, or workload.kv_spill=false")
     if workload.kept_tokens and hardware.gpu is None and not hardware.dram_copy_gbps:
@@ -72,7 +74,7 @@ def read_question(cfg: SolveConfig) -> Asked:
     calibrated: tuple[str, ...] = ()
     if cfg.calibration is CalibrationUse.own:
         hardware, calibrated = with_calibration(hardware, hits.model)
-    return Asked(Question(hardware, hits.model, workload, force), hits, (*notes, *calibrated))
+    return Asked(Question(hardware, hits.model, workload, force), hits, (*notes, *calibrated, *short))
 
 
 def _reading(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:

@@ -6,10 +6,12 @@ import os
 from itertools import count
 from pathlib import Path
 
+from penstock.planner.common.closing import Closing
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import write_at_once
 from penstock.planner.contract.config.config_schema import SolveConfig
+from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.render.plan_text import print_plan
 from penstock.planner.render.summary import summary
@@ -19,7 +21,12 @@ from penstock.planner.solver.planning import make_plan
 def solve_plan(cfg: SolveConfig) -> None:
     """Write the plan to ``cfg.out`` and print it; the last line is one JSON document. An older file survives: a failure where it is, a plan
     that is another one under another name."""
-    plan, out = make_plan(cfg), Path(cfg.out)
+    keep_plan(make_plan(cfg), cfg.out, cfg)
+
+
+def keep_plan(plan: Plan, name: str, closing: Closing) -> None:
+    """Write ``plan`` to the file ``name``, print it, and end as a verb does."""
+    out = Path(name)
     older = _text(out)
     aside = None if older is None else _copied_aside(out, older)
     write_plan(plan, out)
@@ -31,9 +38,9 @@ def solve_plan(cfg: SolveConfig) -> None:
     if aside is not None:
         console.print(f"\n{os.path.relpath(out)} held another plan: it is {os.path.relpath(aside)} now", soft_wrap=True)
     console.print(
-        f"\nwrote {os.path.relpath(cfg.out)}; edit it if you know better, then: runtime run plan={os.path.relpath(cfg.out)}", soft_wrap=True
+        f"\nwrote {os.path.relpath(out)}; edit it if you know better, then: runtime run plan={os.path.relpath(out)}", soft_wrap=True
     )
-    cfg.close(summary(plan, cfg.out) | ({} if aside is None else {"older": str(aside)}))
+    closing.close(summary(plan, name) | ({} if aside is None else {"older": str(aside)}))
 
 
 def _text(path: Path) -> bytes | None:

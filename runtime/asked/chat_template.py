@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.asked.prompts import Vocabulary
 
 Message = Mapping[str, Any]
 """``role`` and ``content``, and what else a template reads."""
 
 
 class ChatTemplate:
-    """The template of ``vocabulary``'s tokenizer, which must have one, with ``options``, such as ``enable_thinking``."""
+    """The template of ``tokenizer``, which must have one, with ``options``, such as ``enable_thinking``."""
 
-    def __init__(self, vocabulary: Vocabulary, options: Mapping[str, Any]):
-        self._tokenizer, self._options = vocabulary.tokenizer, dict(options)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]):
+        self._tokenizer, self._options = tokenizer, dict(options)
 
     def text(self, messages: Sequence[Message], where: str) -> str:
         """``messages`` up to where the reply begins. UserError naming ``where`` for what the template refuses."""
-        assert self._tokenizer is not None
         try:
             said = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **self._options
@@ -37,15 +36,14 @@ class ChatTemplate:
 
     def ids(self, messages: Sequence[Message], where: str) -> tuple[int, ...]:
         """The same as token ids; special tokens are the template's own."""
-        assert self._tokenizer is not None
         return tuple(self._tokenizer(self.text(messages, where), add_special_tokens=False)["input_ids"])
 
 
-def find_template(vocabulary: Vocabulary, wanted: Any) -> ChatTemplate | None:
+def find_template(tokenizer: PreTrainedTokenizerBase | None, wanted: Any) -> ChatTemplate | None:
     """The template by what ``template=`` says: false is none, options are passed on. None, too, where the tokenizer has none."""
-    if wanted is False or vocabulary.tokenizer is None or not getattr(vocabulary.tokenizer, "chat_template", None):
+    if wanted is False or tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return None
-    return ChatTemplate(vocabulary, wanted if isinstance(wanted, Mapping) else {})
+    return ChatTemplate(tokenizer, wanted if isinstance(wanted, Mapping) else {})
 
 
 def no_template(directory: Path) -> str:

@@ -57,10 +57,11 @@ class Order:
         return self.capacity_tokens - self.new_tokens
 
 
-def read_order(cfg: RunConfig) -> Order:
-    """Read the plan, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit together."""
+def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
+    """Read the plan, unless it is given, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit
+    together."""
     _check_values(cfg)
-    plan, checkpoint = check_fit(cfg, read_plan(Path(cfg.plan).expanduser()))
+    plan, checkpoint = check_fit(cfg, plan or read_plan(Path(cfg.plan).expanduser()))
     if cfg.calibrate:
         check_calibration(plan)
     if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
@@ -68,7 +69,7 @@ def read_order(cfg: RunConfig) -> Order:
         raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
     out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
     new_tokens = _new_tokens(cfg, plan)
-    requests = _requests(cfg, plan, new_tokens)
+    requests = read_prompts(cfg, plan, new_tokens, capacity_tokens(plan))
     most = max((r.max_new_tokens for r in requests or ()), default=new_tokens)
     return Order(plan, checkpoint, out, trace, _record(cfg, plan), requests, most)
 
@@ -162,12 +163,13 @@ def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
     return tokens
 
 
-def _requests(cfg: RunConfig, plan: Plan, new_tokens: int) -> list[Asked] | None:
+def read_prompts(cfg: RunConfig, plan: Plan, new_tokens: int, capacity: int) -> list[Asked] | None:
+    """What ``cfg`` asks, where a sequence has room for ``capacity`` tokens; None for random tokens."""
     if cfg.prompt is not None and cfg.prompts is not None:
         raise UserError(f"prompt={cfg.prompt!r} and prompts={cfg.prompts} are both given; choose one")
     if cfg.prompts is not None:
-        return read_requests(cfg.prompts, plan.model.vocab, capacity_tokens(plan), new_tokens)
-    return None if cfg.prompt is None else [Asked("prompt", cfg.prompt, new_tokens)]
+        return read_requests(cfg.prompts, plan.model.vocab, capacity, new_tokens)
+    return None if cfg.prompt is None else [Asked("prompt", cfg.prompt, new_tokens, said=True)]
 
 
 def _trace(cfg: RunConfig) -> Path | None:

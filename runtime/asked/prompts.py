@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.asked.chat_template import ChatTemplate
 from penstock.runtime.asked.requests import Asked
 
 GENERATION = "generation_config.json"
@@ -61,13 +62,14 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     return Vocabulary(tokenizer, stop, vocab_size, generation)
 
 
-def ids_of(asked: Sequence[Asked], vocabulary: Vocabulary) -> list[tuple[int, ...]]:
-    """The ids of each request's own prompt. What the tokenizer puts at a text's beginning and end is left out of a conversation's later
-    turns, which are continuations. UserError for a text that has no tokens, or without a tokenizer."""
+def ids_of(asked: Sequence[Asked], vocabulary: Vocabulary, template: ChatTemplate | None = None) -> list[tuple[int, ...]]:
+    """The ids of each request's own prompt: messages, and what a person says, as ``template`` renders it where there is one. What the
+    tokenizer puts at a text's beginning and end is left out of a conversation's later turns, which are continuations. UserError for a text
+    that has no tokens, or without a tokenizer."""
     begun: set[str] = set()
     prompts = []
     for request in asked:
-        prompts.append(_ids(request, vocabulary, special=request.conversation not in begun))
+        prompts.append(_ids(request, vocabulary, template, special=request.conversation not in begun))
         if request.conversation is not None:
             begun.add(request.conversation)
     return prompts
@@ -93,7 +95,13 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _ids(request: Asked, vocabulary: Vocabulary, special: bool) -> tuple[int, ...]:
+def _ids(request: Asked, vocabulary: Vocabulary, template: ChatTemplate | None, special: bool) -> tuple[int, ...]:
+    if request.messages and template is None:
+        raise UserError(
+            f"{request.where}: messages need a chat template, and there is none; give the text as prompt, or leave template=false out"
+        )
+    if template is not None and (request.messages or request.said):
+        return template.ids(request.messages or [{"role": "user", "content": request.prompt}], request.where)
     if not isinstance(request.prompt, str):
         return request.prompt
     if vocabulary.tokenizer is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,8 +12,9 @@ from typing import Any, NoReturn
 from penstock.planner.common.errors import UserError, nearest
 
 SUFFIX = ".jsonl"
-KEYS = ("prompt", "tokens", "max_new_tokens", "conversation")
+KEYS = ("prompt", "messages", "tokens", "max_new_tokens", "conversation")
 _EXAMPLE = '{"prompt": "Once upon a time", "max_new_tokens": 64}'
+_MESSAGES = '[{"role": "user", "content": "Hello"}]'
 _SHOWN = 40
 """Characters of a wrong value that a message repeats."""
 
@@ -28,6 +30,10 @@ class Asked:
     max_new_tokens: int
     conversation: str | None = None
     """Requests of one conversation are turns, in the order of the file."""
+    said: bool = False
+    """Whether a text is what a person says to a model that has a chat template; else it is continued."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """In place of a prompt: all that was said so far, for the chat template."""
 
     @property
     def known_tokens(self) -> int:
@@ -52,8 +58,19 @@ def read_requests(prompts: str, vocab: int, capacity_tokens: int, new_tokens: in
     if not numbered:
         raise UserError(f"prompts={prompts}: no {'request' if json_lines else 'prompt'} in it; give {form}")
     if not json_lines:
-        return [Asked(where, line, new_tokens) for where, line in numbered]
+        return [Asked(where, line, new_tokens, said=True) for where, line in numbered]
     return [_Line(where, line).request(vocab, capacity_tokens, new_tokens) for where, line in numbered]
+
+
+def read_stdin(where: str) -> str:
+    """All of standard input, without the ends of its last lines. UserError naming ``where``."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError, AttributeError) as error:
+        raise UserError(f"{where}: standard input cannot be read as UTF-8 ({error}); pipe some text in") from error
+    if not text:
+        raise UserError(f"{where}: standard input is empty; pipe some text in")
+    return text
 
 
 class _Line:
@@ -77,12 +94,27 @@ class _Line:
         self._found = {key: value for key, value in found.items() if value is not None}
 
     def request(self, vocab: int, capacity_tokens: int, new_tokens: int) -> Asked:
-        if len(self._found.keys() & {"prompt", "tokens"}) != 1:
-            both = "prompt" in self._found
-            self._refuse("both prompt and tokens" if both else "neither prompt nor tokens", "give one: text, or a list of token ids")
-        prompt = self._text("prompt") if "prompt" in self._found else self._ids(vocab)
+        given = [key for key in KEYS[:3] if key in self._found]
+        if len(given) != 1:
+            what = "both " + " and ".join(given) if given else "neither prompt nor messages nor tokens"
+            self._refuse(what, "give one: text, a list of messages, or a list of token ids")
         conversation = self._text("conversation") if "conversation" in self._found else None
-        return Asked(self._where, prompt, self._new_tokens(capacity_tokens, new_tokens), conversation)
+        limit = self._new_tokens(capacity_tokens, new_tokens)
+        if given == ["messages"]:
+            if conversation is not None:
+                self._refuse("messages with conversation", "messages hold all that was said; leave conversation out")
+            return Asked(self._where, "", limit, messages=self._messages())
+        prompt = self._text("prompt") if given == ["prompt"] else self._ids(vocab)
+        return Asked(self._where, prompt, limit, conversation)
+
+    def _messages(self) -> tuple[Mapping[str, Any], ...]:
+        value = self._found["messages"]
+        if not isinstance(value, list) or not value:
+            self._refuse(f"messages is {_show(value)}, not a list of some", f"write them in brackets, such as {_MESSAGES}")
+        for message in value:
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                self._refuse(f"messages holds {_show(message)}", f"write objects with role and content, such as {_MESSAGES}")
+        return tuple(value)
 
     def _text(self, key: str) -> str:
         value = self._found[key]

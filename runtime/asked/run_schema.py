@@ -68,6 +68,13 @@ class ExpertsConfig:
     """File to write of what every token was routed to, for `planner replay` and `planner solve moe.routings=`; plain, or *.gz, *.xz."""
 
 
+class Clip(StrEnum):
+    """What becomes of a prompt that is longer than the plan's context."""
+
+    tail = "tail"
+    """Its tail stays."""
+
+
 @dataclass
 class RunConfig(SamplingKeys, Closing):
     """`runtime run`"""
@@ -79,10 +86,18 @@ class RunConfig(SamplingKeys, Closing):
     adapter: str | None = None
     """Directory of the LoRA adapter (PEFT) that the store to run was packed with; what is not merged yet is refused."""
     prompt: str | None = field(default=None, metadata={"literal": True})
-    """Text to continue."""
+    """Text to reply to, through the model's chat template where it has one; - reads standard input."""
     prompts: str | None = None
-    """File of prompts, one a line; over-long ones keep their tail. In a *.jsonl each line is a JSON object: `prompt` (text)
-    or `tokens` (ids), and at will `max_new_tokens` and `conversation` (a name; its earlier turns come before the prompt)."""
+    """File of prompts, one a line. In a *.jsonl each line is a JSON object: `messages` (objects with `role` and `content`, for the chat
+    template), `prompt` (raw text) or `tokens` (ids), and at will `max_new_tokens` and `conversation` (a name; its earlier turns come before
+    the prompt)."""
+    template: Any = field(default_factory=dict, metadata={"open": True})
+    """`template.KEY=value` is an option of the model's chat template, such as `template.enable_thinking=false`; `template=false` continues
+    raw text."""
+    clip: Clip | None = None
+    """`tail` drops the head of a prompt that is longer than the plan's context; null refuses it."""
+    replan: bool = False
+    """Solve the plan's problem again for a longer context where a prompt needs it."""
     prompt_tokens: int | None = None
     """Length of random prompts when no text is given; null takes the plan's."""
     batch: int | None = None
@@ -116,13 +131,6 @@ class RunConfig(SamplingKeys, Closing):
     engine: EngineConfig = field(default_factory=EngineConfig)
     notes: list[str] = field(default_factory=list, metadata={"internal": True})
     """What was read from the environment."""
-
-
-class Clip(StrEnum):
-    """What becomes of a prompt that is longer than the plan's context."""
-
-    tail = "tail"
-    """Its tail stays."""
 
 
 @dataclass

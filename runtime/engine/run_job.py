@@ -12,6 +12,7 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s
+from penstock.runtime.asked.chat_template import ChatTemplate, find_template
 from penstock.runtime.asked.foreseen import for_requests, random_count
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
@@ -60,6 +61,8 @@ class Job:
     """The most that a request asks for."""
     capacity_tokens: int
     """Tokens of KV for each sequence."""
+    notes: tuple[str, ...] = ()
+    """How prompts were read."""
 
     def play(self, run: Callable[[Batch], Generation]) -> Iterator[Served]:
         """Every request once: ``run`` is given one batch after the other, turns with their whole conversation so far."""
@@ -109,14 +112,16 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> J
     plan, limit = order.plan, order.prompt_limit
     vocabulary = read_vocabulary(order.checkpoint, plan.model.vocab)
     sampling = sampling_of(cfg, vocabulary.generation)
+    template = find_template(vocabulary.tokenizer, cfg.template)
     if order.requests is not None:
-        prompts = ids_of(order.requests, vocabulary)
+        prompts = ids_of(order.requests, vocabulary, template)
         requests = [Request(ids, r.max_new_tokens, r.conversation) for ids, r in zip(prompts, order.requests, strict=True)]
-        _refuse_what_never_fits(order, requests, may_stop=bool(vocabulary.stop_ids or cfg.stop))
     else:
         tokens = cfg.prompt_tokens or plan.workload.prompt_tokens
         prompts = random_ids(random_count(cfg, plan), tokens, vocabulary.size, cfg.seed)
         requests = [Request(ids, order.new_tokens) for ids in prompts]
+    if cfg.clip is None:
+        _refuse_what_does_not_fit(cfg, order, requests)
     longest = min(limit, max(_contexts(requests, [r.max_new_tokens for r in requests])))
     together = len(batches_of([r.conversation for r in requests], cfg.batch or plan.decisions.batch)[0])
     plan = for_requests(plan, len(requests), longest, order.new_tokens, together)
@@ -124,24 +129,49 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> J
     plan = _knowing_the_page_cache(plan, order.checkpoint)
     if cfg.validate is Validation.full:
         refuse_to_compare(plan.model, free)
-    return Job(plan, order.checkpoint, device, vocabulary, sampling, requests, order.new_tokens, order.capacity_tokens)
+    return Job(
+        plan,
+        order.checkpoint,
+        device,
+        vocabulary,
+        sampling,
+        requests,
+        order.new_tokens,
+        order.capacity_tokens,
+        said_how(order, cfg, template),
+    )
 
 
 def _contexts(requests: Sequence[Request], replies: Sequence[int]) -> list[int]:
     return context_tokens([r.conversation for r in requests], [len(r.ids) for r in requests], replies)
 
 
-def _refuse_what_never_fits(order: Order, requests: Sequence[Request], may_stop: bool) -> None:
-    """UserError for a turn that exceeds its KV in any case. A reply that nothing ends counts with its greatest length."""
-    limits = [r.max_new_tokens for r in requests]
-    least, most = _contexts(requests, [0] * len(requests) if may_stop else limits), _contexts(requests, limits)
-    for asked, tokens in zip(order.requests, least, strict=True):
-        if asked.conversation is not None and tokens > order.prompt_limit:
-            raise UserError(
-                f"{asked.where}: at this turn conversation {asked.conversation!r} has {tokens} tokens, the plan holds KV for"
-                f" {order.prompt_limit} beside max_new_tokens={order.new_tokens}; begin a new conversation, or solve again with"
-                f" workload.prompt_tokens={max(most)} workload.new_tokens={order.new_tokens}"
-            )
+def _refuse_what_does_not_fit(cfg: RunConfig, order: Order, requests: Sequence[Request]) -> None:
+    """UserError for a prompt that, with its reply at its longest, exceeds the KV that the plan holds."""
+    contexts = _contexts(requests, [r.max_new_tokens for r in requests])
+    if max(contexts) <= order.prompt_limit:
+        return
+    number = next(k for k, tokens in enumerate(contexts) if tokens > order.prompt_limit)
+    where, tokens = order.requests[number].where if order.requests else f"prompt_tokens={contexts[number]}", contexts[number]
+    need, fewer, limit = max(contexts) + order.new_tokens, order.capacity_tokens - tokens, order.plan.model.max_tokens
+    remedies = [f"set max_new_tokens={fewer}"] if fewer > 0 else []
+    if limit and need > limit:
+        remedies += [f"shorten the prompt: {order.plan.model.name} is made for sequences of {limit} tokens"]
+    else:
+        remedies += ["run it with replan=true", f"make a plan by `planner replan plan={cfg.plan} context_tokens={need}`"]
+    raise UserError(
+        f"{where}: {tokens} tokens and {order.new_tokens} new ones, the plan has room for {order.capacity_tokens} together;"
+        f" {', '.join(remedies)}, or drop the prompt's head by clip=tail"
+    )
+
+
+def said_how(order: Order, cfg: RunConfig, template: ChatTemplate | None) -> tuple[str, ...]:
+    """One line on what became of texts that a person says."""
+    if cfg.template is False or not any(r.said for r in order.requests or ()):
+        return ()
+    if template is None:
+        return ("the prompt is continued as raw text: the checkpoint has no chat template",)
+    return ("the prompt goes through the model's chat template; template=false continues it as raw text",)
 
 
 def _knowing_the_page_cache(plan: Plan, checkpoint: Path) -> Plan:

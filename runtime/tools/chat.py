@@ -39,7 +39,7 @@ from penstock.runtime.told.piecewise import PieceByPiece
 from penstock.runtime.told.progress import PhaseBar
 from penstock.runtime.told.run_report import busiest
 from penstock.runtime.told.stage_clock import StageClock
-from penstock.runtime.tools.chat_input import FENCE, PipedInput, TerminalInput
+from penstock.runtime.tools.chat_input import FENCE, PipedInput, TerminalInput, unechoed
 
 COMMANDS = {
     "/help": "this list",
@@ -104,7 +104,7 @@ def chat(cfg: ChatConfig, plan: Plan, checkpoint: Path, ground: Groundwork) -> N
     vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
     if vocabulary.tokenizer is None:
         raise UserError(f"{checkpoint}: the checkpoint has no tokenizer, so there is nothing to talk in; add its tokenizer.json")
-    template = find_template(vocabulary, cfg.template)
+    template = find_template(vocabulary.tokenizer, cfg.template)
     if template is None and cfg.template is not False:
         raise UserError(no_template(checkpoint))
     if template is None and cfg.system is not None:
@@ -253,7 +253,7 @@ class Chat:
             if left:
                 raise _Stopped
 
-        with noted(left, numbers=(SIGINT,)), suppress(_Stopped):
+        with noted(left, numbers=(SIGINT,)), unechoed(self._person), suppress(_Stopped):
             for made in self._talk.reply(prompt, limit, self._sampler, self._vocabulary.stop_ids, progress):
                 self._bar.rest()
                 for token in made.tokens[0][pieces.count :]:

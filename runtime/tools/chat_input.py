@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import termios
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 FENCE = '"""'
 """A line of it begins and ends a text of several lines."""
@@ -56,6 +58,22 @@ class TerminalInput:
     def read(self) -> str:
         """The next text. EOFError at Ctrl-D; KeyboardInterrupt at Ctrl-C, by which what was typed is gone."""
         return self._session.prompt([("bold ansicyan", "> ")]).removeprefix(FENCE).removesuffix(FENCE).strip("\n")
+
+
+@contextmanager
+def unechoed(terminal: bool) -> Iterator[None]:
+    """Inside, the terminal on standard input shows nothing of what is typed, so that a reply stays in one piece; it is read afterwards."""
+    if not terminal:
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    usual = termios.tcgetattr(descriptor)
+    quiet = [*usual[:3], usual[3] & ~termios.ECHO, *usual[4:]]
+    try:
+        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, usual)
 
 
 class PipedInput:

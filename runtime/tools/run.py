@@ -70,7 +70,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     if cfg.calibrate:
         check_card(order.plan, device)
     job = prepare(cfg, order, device, ground.free())
-    for note in dict.fromkeys([*job.plan.notes, *cfg.notes]):
+    for note in dict.fromkeys([*job.plan.notes, *cfg.notes, *job.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
     if job.sampling.line is not None:
         console.print(job.sampling.line, style="dim", markup=False, soft_wrap=True)

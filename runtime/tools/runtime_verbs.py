@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 
 from penstock.planner.common.bars import bar_console, make_bar
 from penstock.planner.common.closing import Closing
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import import_torch
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
@@ -20,17 +21,19 @@ from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.foreseen import for_requests, foreseen
 from penstock.runtime.asked.order import check_fit, read_order
 from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
+from penstock.runtime.asked.requests import read_stdin
 from penstock.runtime.asked.run_schema import BenchConfig, ChatConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 from penstock.runtime.asked.sampling_keys import check_sampling
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.told.startup import Startup
-from penstock.runtime.tools.solving import solve
+from penstock.runtime.tools.solving import NoPlan, solve
 
 
 def run_verb(cfg: RunConfig) -> None:
     """`runtime run`: mistakes are reported before torch is imported, which takes seconds; memory is taken beside that."""
     startup = Startup()
-    order = read_order(cfg)
+    cfg = replace(cfg, prompt=read_stdin("prompt=-")) if cfg.prompt == "-" else cfg
+    order = read_order(cfg, _replanned(cfg))
     cfg = replace(cfg, kv=fitted(cfg.kv, order.plan))
     plan = foreseen(cfg, order)
     if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
@@ -40,6 +43,15 @@ def run_verb(cfg: RunConfig) -> None:
         from penstock.runtime.tools.run import run
 
         run(cfg, order, device, ground, startup)
+
+
+def _replanned(cfg: RunConfig) -> Plan | None:
+    """The plan that ``replan=true`` makes; None leaves it to the file."""
+    if not cfg.replan:
+        return None
+    from penstock.runtime.tools.replan import replanned
+
+    return replanned(cfg)
 
 
 def chat_verb(cfg: ChatConfig) -> None:
@@ -61,11 +73,20 @@ def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
         plan = read_plan(Path(cfg.plan).expanduser())
     else:
         assert cfg.hardware is not None and cfg.model is not None
-        with bar_console().status("solving"):
+        with bar_console().status("solving"), _told_whole():
             plan = solve(SolveConfig(cfg.hardware, cfg.model, cfg.workload or WorkloadConfig(), cfg.force, calibration=cfg.calibration))
     run = RunConfig(plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, kv=cfg.kv, engine=cfg.engine)
     plan, checkpoint = check_fit(run, plan)
     return for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1), checkpoint
+
+
+@contextmanager
+def _told_whole() -> Iterator[None]:
+    """Inside, where no plan is found, the remedy is told, too."""
+    try:
+        yield
+    except NoPlan as none:
+        raise UserError(none.whole) from none
 
 
 def bench_verb(cfg: BenchConfig) -> None:

@@ -22,7 +22,11 @@ ASKED = "asked"
 
 
 class NoPlan(UserError):
-    """`planner solve` found none; the message is its reason without the remedy, which is for whoever typed the command."""
+    """`planner solve` found none; the message is its reason without the remedy, which ``whole`` has for whoever typed the command."""
+
+    def __init__(self, whole: str):
+        super().__init__(whole.partition("; ")[0])
+        self.whole = whole
 
 
 def solve(cfg: SolveConfig) -> Plan:
@@ -36,11 +40,19 @@ def solve(cfg: SolveConfig) -> Plan:
         presets = [f"{group}={ASKED}" for group in ("hardware", "model", "workload")]
         force = [f"force.{key}={value}" for key, value in vars(cfg.force).items() if value is not None]
         words = ["--config-dir", scratch, *presets, *force, f"calibration={cfg.calibration}", f"out={out}"]
-        done = subprocess.run(program("planner", "solve", *words), env=environment(), capture_output=True, text=True)
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"planner solve ended with status {done.returncode}"]
-            raise NoPlan(said[-1].removeprefix("planner: ").partition("; ")[0])
+        try:
+            planner("solve", *words)
+        except UserError as error:
+            raise NoPlan(str(error)) from error
         return read_plan(out)
+
+
+def planner(verb: str, *words: str) -> None:
+    """Run `planner VERB`. UserError for whatever ends it."""
+    done = subprocess.run(program("planner", verb, *words), env=environment(), capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"planner {verb} ended with status {done.returncode}"]
+        raise UserError(said[-1].removeprefix("planner: "))
 
 
 def program(name: str, *words: str) -> list[str]:

@@ -19,14 +19,15 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.runtime.asked.chat_template import find_template
 from penstock.runtime.asked.order import read_order
-from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids
+from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
 from penstock.runtime.asked.requests import Asked
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.run_job import Job, prepare
 from penstock.runtime.memory.free_memory import free_dram
-from tests.support import decisions, plan_for, save_tiny, workload
+from tests.support import decisions, plan_for, save_tiny, with_tokenizer, workload
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_random_prompts_fit_the_vocabulary_and_repeat_with_a_seed() -> None:
 
 
 def test_random_prompts_keep_the_tail_that_fits(plan: Plan, tmp_path: Path) -> None:
-    made = job(plan, tmp_path, prompt_tokens=50, batch=1)
+    made = job(plan, tmp_path, prompt_tokens=50, batch=1, clip="tail")
     (served,) = made.play(said)
     assert served.batch.prompts == [made.requests[0].ids[-38:]] and served.cut == (12,)
 
@@ -133,27 +134,27 @@ LONG = [{"tokens": [1] * 20, "conversation": "a", "max_new_tokens": 4}, {"tokens
 """Of 48 tokens 40 are for prompts: the second turn has 45 to 49."""
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        (LONG, "line 2: at this turn conversation 'a' has 49 tokens, the plan holds KV for 40 beside max_new_tokens=8; begin a new"),
-        ([{"tokens": [1] * 41, "conversation": "a", "max_new_tokens": 8}], "line 1: at this turn conversation 'a' has 41 tokens"),
-    ],
-)
-def test_a_turn_that_can_never_fit_is_refused_before_anything_is_loaded(plan: Plan, tmp_path: Path, lines: list[dict], said: str) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_loaded_with_what_would(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        asked(plan, tmp_path, lines)
-    assert said in str(refused.value) and "solve again with workload.prompt_tokens=4" in str(refused.value)
-
-
-def test_where_a_reply_may_end_early_the_shortest_context_counts(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has 45 tokens.*workload.prompt_tokens=49 workload.new_tokens=8"):
-        asked(plan, tmp_path, LONG, stop=["x"])
+        asked(plan, tmp_path, LONG)
+    said = (
+        "line 2: 49 tokens and 8 new ones, the plan has room for 48 together; run it with replan=true, make a plan by `planner replan plan="
+    )
+    assert said in str(refused.value) and str(refused.value).endswith("context_tokens=57`, or drop the prompt's head by clip=tail")
+    with pytest.raises(
+        UserError, match="^prompt_tokens=40: 40 tokens and 10 new ones, .* together; set max_new_tokens=8, run it with replan"
+    ):
+        job(plan, tmp_path, prompt_tokens=40)
+    beyond = replace(plan, model=replace(plan.model, max_tokens=48))
+    with pytest.raises(
+        UserError, match="together; shorten the prompt: .* is made for sequences of 48 tokens, or drop the prompt's head by"
+    ):
+        asked(beyond, tmp_path, LONG)
 
 
 def test_a_turn_that_turns_out_too_long_loses_its_oldest_tokens(plan: Plan, tmp_path: Path) -> None:
     lines = [{"tokens": [1] * 30, "conversation": "a"}, {"tokens": [2] * 3, "conversation": "a"}, {"tokens": [3], "conversation": "a"}]
-    made = asked(plan, tmp_path, lines, stop=["x"])
+    made = asked(plan, tmp_path, lines, stop=["x"], clip="tail")
     assert made.plan.workload.prompt_tokens == 38
     first, second, third = made.play(said)
     assert (first.cut, second.cut, third.cut) == ((0,), (5,), (16,))
@@ -172,3 +173,14 @@ def test_later_turns_are_continuations_without_the_mark_of_a_beginning() -> None
     assert ids_of([*requests, Asked("a line", (3, 3), 1)], vocabulary) == [(0, 2), (0, 3), (3, 2), (0, 3), (3, 3)]
     with pytest.raises(UserError, match="a line: the prompt '' has no tokens"):
         ids_of([requests[0], replace(requests[2], prompt="")], vocabulary)
+
+
+def test_messages_and_what_a_person_says_go_through_the_template_and_raw_text_does_not(tmp_path: Path) -> None:
+    vocabulary = read_vocabulary(with_tokenizer(save_tiny(tmp_path, layers=2), "<{{ messages[-1].content }}>"), 300)
+    template = find_template(vocabulary.tokenizer, {})
+    talk = ({"role": "user", "content": "no"}, {"role": "user", "content": "yes"})
+    said = [Asked("a line", "", 1, messages=talk), Asked("prompt", "yes", 1, said=True), Asked("a line", "yes", 1)]
+    assert [vocabulary.text(list(ids)) for ids in ids_of(said, vocabulary, template)] == ["<yes>", "<yes>", "yes"]
+    assert [vocabulary.text(list(ids)) for ids in ids_of(said[1:], vocabulary)] == ["yes", "yes"]
+    with pytest.raises(UserError, match="^a line: messages need a chat template, and there is none"):
+        ids_of(said, vocabulary)

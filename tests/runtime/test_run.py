@@ -177,7 +177,7 @@ def test_a_models_own_stop_token_ends_a_sequence(small: Desk, checkpoint: Path, 
 def test_an_over_long_prompt_keeps_its_tail(shared_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = shared_models / "tiny-llama"
     here = desk(tmp_path, solved(checkpoint, prompt_tokens=20, new_tokens=12))
-    report = here.run(prompt="import this\n" * 30 + PROMPTS[0])
+    report = here.run(clip="tail", prompt="import this\n" * 30 + PROMPTS[0])
     (kept,) = report["prompt_lens"]
     ids = AutoTokenizer.from_pretrained(checkpoint)("import this\n" * 30 + PROMPTS[0])["input_ids"]
     assert kept == 32 - 12 < len(ids)

@@ -90,7 +90,7 @@ def test_a_reply_that_was_left_is_gone_on_from(session: Session, spoken_to: Path
 
 
 def test_a_dialogue_goes_on_from_the_ids_that_were_computed(vocabulary: Vocabulary) -> None:
-    dialogue = Dialogue(vocabulary, find_template(vocabulary, {}), system="be brief")
+    dialogue = Dialogue(vocabulary, find_template(vocabulary.tokenizer, {}), system="be brief")
     first = dialogue.ask("hé")
     assert vocabulary.text(list(first)) == "<system>be brief</system>\n<user>hé</user>\n<assistant>"
     dialogue.hear(vocabulary.tokenizer("so")["input_ids"])
@@ -102,17 +102,17 @@ def test_a_dialogue_goes_on_from_the_ids_that_were_computed(vocabulary: Vocabula
 
 
 def test_what_a_template_tells_otherwise_is_read_anew(vocabulary: Vocabulary) -> None:
-    dialogue = Dialogue(vocabulary, find_template(vocabulary, {}))
+    dialogue = Dialogue(vocabulary, find_template(vocabulary.tokenizer, {}))
     dialogue.ask("a")
     dialogue.hear(vocabulary.tokenizer("hm, hm|b")["input_ids"])
     assert vocabulary.text(list(dialogue.ask("c"))) == "<user>a</user>\n<assistant>b</assistant>\n<user>c</user>\n<assistant>"
 
 
 def test_options_reach_the_template_and_what_it_refuses_is_one_line(vocabulary: Vocabulary) -> None:
-    assert find_template(vocabulary, False) is None
-    assert find_template(vocabulary, {"shout": True}).text([{"role": "user", "content": "a"}], "x").endswith("<assistant>!")
+    assert find_template(vocabulary.tokenizer, False) is None
+    assert find_template(vocabulary.tokenizer, {"shout": True}).text([{"role": "user", "content": "a"}], "x").endswith("<assistant>!")
     with pytest.raises(UserError, match="^prompt: the model's chat template refuses it .*template=false$"):
-        ChatTemplate(vocabulary, {}).text([{"role": "user", "content": {}}], "prompt")
+        ChatTemplate(vocabulary.tokenizer, {}).text([{"role": "user", "content": {}}], "prompt")
 
 
 def talked(

@@ -123,7 +123,7 @@ def _size(key: Key, value: str) -> str:
 
 
 def _text(key: Key, value: str) -> str:
-    if _QUOTED.match(value) or (value == "null" and key.optional):
+    if _QUOTED.match(value) or (value == "null" and key.optional and not key.literal):
         return value
     return quote(value, key.literal)
 

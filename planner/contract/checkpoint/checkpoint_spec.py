@@ -105,6 +105,7 @@ def spec_from_tensors(
         digest=digest,
         kv_elements=None if kv_elements == 2 * kv_width * geometry.layers else kv_elements,
         state_bytes=sum(state.state_bytes(stored.plain.nbytes) for state in states),
+        max_tokens=geometry.max_tokens,
     )
 
 

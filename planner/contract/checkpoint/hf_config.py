@@ -17,6 +17,7 @@ FFN_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 EXPERT_FFN_KEYS = ("moe_intermediate_size", "expert_ffn_hidden_size")
 TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k", "top_k_experts")
 DTYPE_KEYS = ("dtype", "torch_dtype")
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +59,8 @@ class HfGeometry:
     """Whether K and V are projected from one latent vector."""
     whole_experts: bool
     """Whether a layer's routed experts are computed as one: some of them are the identity and have no weights."""
+    max_tokens: int = 0
+    """Longest sequence that the model is made for; 0: it does not say."""
 
 
 def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
@@ -100,6 +103,7 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
         dtype=next((str(config[key]).removeprefix("torch.") for key in DTYPE_KEYS if config.get(key)), None),
         compresses_kv=bool(config.get("kv_lora_rank")),
         whole_experts=bool(config.get("zero_expert_num")),
+        max_tokens=first_count(config, where, LENGTH_KEYS) or 0,
     )
 
 

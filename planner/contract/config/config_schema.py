@@ -180,6 +180,8 @@ class WorkloadConfig:
     """Tokens of each prompt."""
     new_tokens: Annotated[int, TOKENS] = 128
     """Tokens generated for each request."""
+    context_tokens: Annotated[int, TOKENS_OR_NONE] = 0
+    """Tokens that each sequence has room for, at least; 0: prompt_tokens and new_tokens. Seconds are predicted for these two."""
     requests: Annotated[int, TOKENS] = 1
     """Requests in all."""
     shared_prefix_tokens: Annotated[int, TOKENS_OR_NONE] = 0

@@ -86,6 +86,7 @@ def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
         compute_dtype=cfg.dtype,
         kv_dtype=cfg.dtype,
         routers=routers,
+        max_tokens=cfg.max_positions,
     )
 
 

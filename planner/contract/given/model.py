@@ -107,6 +107,8 @@ class ModelSpec:
     alike."""
     state_bytes: Annotated[int, COUNT_BYTES] = 0
     """What all layers together keep of one sequence beside K and V: states of linear attention, convolutions, Mamba."""
+    max_tokens: Annotated[int, Bounds(0, 2**40)] = 0
+    """Longest sequence that it is made for; 0: not known."""
 
     def of_kind(self, kind: UnitKind) -> tuple[UnitSpec, ...]:
         """Its units of ``kind``, in the order of layers."""

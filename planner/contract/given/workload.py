@@ -34,7 +34,20 @@ class Workload:
     kept_tokens: int = 0
     """Tokens of earlier prompts whose KV is worth keeping, for prompts that begin alike: the working set of all shared prefixes."""
 
+    context_tokens: int = 0
+    """Tokens that each sequence has room for, at least. Seconds are predicted for ``prompt_tokens`` and ``new_tokens`` all the same."""
+
+    @property
+    def end_tokens(self) -> int:
+        """Tokens of one sequence at its end, as far as seconds are predicted for."""
+        return self.prompt_tokens + self.new_tokens
+
     @property
     def max_tokens(self) -> int:
-        """Tokens of one sequence at its end."""
-        return self.prompt_tokens + self.new_tokens
+        """Tokens that one sequence has room for."""
+        return max(self.end_tokens, self.context_tokens)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of a prompt that leaves room for ``new_tokens``."""
+        return self.max_tokens - self.new_tokens

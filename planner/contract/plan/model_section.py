@@ -50,6 +50,7 @@ def model_mapping(model: ModelSpec) -> dict[str, Any]:
         "digest": model.digest,
         "kv_elements": model.kv_elements,
         "state_bytes": model.state_bytes,
+        "max_tokens": model.max_tokens,
     }
 
 

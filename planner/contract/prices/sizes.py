@@ -149,7 +149,7 @@ def kv_bounce_bytes(model: ModelSpec, kv: KvPages) -> int:
 
 
 def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
-    """KV pages of one sequence at its end."""
+    """KV pages that one sequence has room for."""
     return -(-workload.max_tokens // page_tokens)
 
 
@@ -177,7 +177,7 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     ffn = 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
-    masked = chunk_tokens < workload.prompt_tokens
+    masked = chunk_tokens < workload.longest_prompt
     mask = chunk_tokens * workload.max_tokens * (1 + dtype) if masked else 0
     logits = model.vocab * (dtype + f32)
     return batch * (max(chunk_tokens * max(norm, ffn), chunk_tokens * attention + one_layer_kv + mask) + logits)

@@ -1,0 +1,42 @@
+"""`runtime run replan=true`: a plan with room for what is asked, solved before any memory is taken."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan
+from penstock.runtime.asked.chat_template import find_template
+from penstock.runtime.asked.order import capacity_tokens, check_fit, read_prompts
+from penstock.runtime.asked.prompts import ids_of, read_vocabulary
+from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.asked.schedule import context_tokens
+from penstock.runtime.tools.solving import planner
+
+_ANY = 2**40
+"""Tokens, as if there were room for all."""
+
+
+def replanned(cfg: RunConfig) -> Plan:
+    """The plan that ``cfg`` names, or the same problem solved again where its prompts and replies need a longer context. Imports
+    transformers to read the prompts. UserError where no plan fits."""
+    plan, checkpoint = check_fit(cfg, read_plan(Path(cfg.plan).expanduser()))
+    need = _needed_tokens(cfg, plan, checkpoint)
+    if need <= capacity_tokens(plan):
+        return plan
+    with tempfile.TemporaryDirectory(prefix="penstock-replan-") as scratch:
+        out = Path(scratch, "plan.yaml")
+        planner("replan", f"plan={cfg.plan}", f"context_tokens={need}", f"out={out}")
+        return read_plan(out)
+
+
+def _needed_tokens(cfg: RunConfig, plan: Plan, checkpoint: Path) -> int:
+    """Of the longest sequence, at its end."""
+    usual = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens
+    asked = read_prompts(cfg, plan, usual, _ANY)
+    if asked is None:
+        return (cfg.prompt_tokens or plan.workload.prompt_tokens) + usual
+    vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
+    prompts, limits = ids_of(asked, vocabulary, find_template(vocabulary.tokenizer, cfg.template)), [r.max_new_tokens for r in asked]
+    return max(context_tokens([r.conversation for r in asked], list(map(len, prompts)), limits)) + max(limits)
