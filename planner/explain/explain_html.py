@@ -52,7 +52,7 @@ def explanation_page(explanation: Explanation) -> str:
            f"for {work.objective}. All figures are predictions.", "dim"),
         *(_p(f"This plan breaks a rule: {rule}. What follows is about the program's own plan.", "warn") for rule in e.broken),
         _p(standing(e)),
-        "<h2>What to buy next</h2>", _p(advice(e), "buy"),
+        "<h2>What to buy next</h2>", *(_p(sentence, "" if n else "buy") for n, sentence in enumerate(advice(e))),
         "<h2>Tiers, each filled to scale</h2>", tiers_picture(fills(plan)), *map(_legend, fills(plan)),
         "<h2>A decode step</h2>",
         step_picture(drawn, plan.prediction.decode_s_per_token, {str(stage): name for stage, name in STAGES.items()}),

@@ -42,7 +42,10 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     _wrapped(console, SIMPLE if e.is_simple else EXPLAINED, "dim")
     console.print()
     console.print(Text("What to buy next", style="bold"))
-    _wrapped(console, advice(e), "bold green")
+    first, *others = advice(e)
+    _wrapped(console, first, "bold green")
+    for sentence in others:
+        _wrapped(console, sentence)
     if e.was_changed:
         console.print()
         _wrapped(

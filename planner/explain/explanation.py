@@ -121,20 +121,17 @@ def check_share(share: float) -> None:
         raise UserError(f"step={share}: must be above 0 and below 1, a share of each resource; 0.1 is usual")
 
 
-def advice(explanation: Explanation) -> str:
-    """What to buy next, and what costs nothing, in words with figures."""
+def advice(explanation: Explanation) -> tuple[str, ...]:
+    """Sentences with figures: what to buy next, what else was tried, and what costs nothing."""
     e, best = explanation, explanation.best_buy
-    free = "".join(f" At no price: {p.offer.name} {_gain_text(p)}." for p in e.purchases if p.pays and not p.offer.is_bought)
-    bought = [p for p in e.purchases if p.offer.is_bought]
+    free = [f"At no price: {p.offer.name} {_gain_text(p)}." for p in e.purchases if p.pays and not p.offer.is_bought]
+    bought = sorted((p for p in e.purchases if p.offer.is_bought and p is not best), key=lambda p: -p.gain)
     if best is None:
-        launched = " Decode waits for the host to launch kernels (hardware.layer_launch_s)." if launches_bind(e.plan) else ""
         names = ", ".join(p.offer.name for p in bought)
-        return f"Nothing: none of these makes the best plan faster by more than {NOTICEABLE:.2%}: {names}.{launched}{free}"
-    others = sorted((p for p in bought if p is not best), key=lambda p: -p.gain)
-    text = f"{best.offer.name} {_gain_text(best)}"
-    if others:
-        text += "; then " + ", ".join(f"{p.offer.name}: {f'{p.gain:.1%}' if p.pays else 'nothing'}" for p in others)
-    return f"{text}.{free}"
+        said = [f"Nothing: none of these makes the best plan faster by more than {NOTICEABLE:.2%}: {names}."]
+        return (*said, *["Decode waits for the host to launch kernels (hardware.layer_launch_s)."] * launches_bind(e.plan), *free)
+    others = ", ".join(f"{p.offer.name} gains {f'{p.gain:.1%}' if p.pays else 'nothing'}" for p in bought)
+    return (f"{best.offer.name} {_gain_text(best)}.", *([f"{others[:1].upper()}{others[1:]}."] if others else []), *free)
 
 
 def step_text(margin: Margin) -> str:
@@ -198,7 +195,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
             for p in e.purchases
         ],
         "buy_next": best and {"key": best.offer.key, "what": best.offer.name, "gain": _six(best.gain)},
-        "advice": advice(e),
+        "advice": " ".join(advice(e)),
     }  # fmt: skip
 
 

@@ -12,15 +12,15 @@ from penstock.planner.report.scatter import Mark, legend, scatter
 
 _STYLE = """
 :root{color-scheme:light dark}
-body{font:14px/1.5 system-ui,sans-serif;margin:2rem;max-width:1500px}
+body{font:14px/1.5 system-ui,sans-serif;margin:2rem}
 h1{font-size:1.3rem;margin:0 0 .3rem} h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
 .plots{display:flex;flex-wrap:wrap;gap:1rem} .plots svg{width:460px;max-width:100%}
 svg text{font:11px system-ui,sans-serif;fill:currentColor} svg text.name{font-size:13px;font-weight:600}
 svg .grid{stroke:#8886;stroke-width:.6} svg .front{stroke:#888;stroke-width:1.4;stroke-dasharray:4 3;fill:none}
-.scroll{overflow-x:auto} table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{padding:.2rem .6rem;text-align:left;border-bottom:1px solid #8884;white-space:nowrap}
-th{position:sticky;top:0;background:Canvas} td.error{white-space:normal;min-width:44rem;color:#c33}
-.legend span{margin-right:1.2rem} .legend i{display:inline-block;width:.8em;height:.8em;border-radius:50%;margin-right:.4em}
+.scroll{overflow-x:auto} table{border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-nums}
+th,td{padding:.2rem .45rem;text-align:left;border-bottom:1px solid #8884} td{white-space:nowrap}
+th{position:sticky;top:0;background:Canvas;vertical-align:bottom} td.error{white-space:normal;min-width:44rem;color:#c33}
+.legend span{margin-right:1.2rem;white-space:nowrap} .legend svg{width:1em;height:1em;margin-right:.3em;vertical-align:-.1em}
 """
 _SPEED = "tokens/s"
 

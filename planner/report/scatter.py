@@ -10,6 +10,8 @@ from html import escape
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 46
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
+SHAPES = ("circle", "square", "triangle", "diamond", "cross")
+"""With as many groups as colours the next shape begins, so that no two of 40 look alike."""
 LOG_FROM = 30.0
 """Largest over smallest value from which an axis is logarithmic."""
 
@@ -74,12 +76,29 @@ def colour(group: str, groups: Sequence[str]) -> str:
     return COLOURS[groups.index(group) % len(COLOURS)]
 
 
+def mark_at(x: float, y: float, group: str, groups: Sequence[str], title: str = "") -> str:
+    """An SVG element: the mark of one of ``groups``, the same in every plot."""
+    shape, look = SHAPES[groups.index(group) // len(COLOURS) % len(SHAPES)], f'fill="{colour(group, groups)}"'
+    said = f"<title>{escape(title)}</title>" if title else ""
+    if shape == "circle":
+        return f'<circle cx="{x}" cy="{y}" r="4.5" {look}>{said}</circle>'
+    outlines = {
+        "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
+        "triangle": ((0, -5), (5, 4), (-5, 4)),
+        "diamond": ((0, -6), (6, 0), (0, 6), (-6, 0)),
+        "cross": ((-2, -5), (2, -5), (2, -2), (5, -2), (5, 2), (2, 2), (2, 5), (-2, 5), (-2, 2), (-5, 2), (-5, -2), (-2, -2)),
+    }
+    points = " ".join(f"{x + right:g},{y + down:g}" for right, down in outlines[shape])
+    return f'<polygon points="{points}" {look}>{said}</polygon>'
+
+
 def scatter(title: str, x_label: str, y_label: str, marks: Sequence[Mark], groups: Sequence[str], diagonal: bool = False) -> str:
-    """An SVG element: ``marks`` with the Pareto front of each group, or with the diagonal on which both values are the same."""
+    """An SVG element: ``marks`` with the Pareto front of each group, or with the diagonal on which both values are the same. Without marks
+    nothing at all."""
+    if not marks:
+        return ""
     head = f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg"><title>{escape(title)}</title>'
     name = f'<text class="name" x="{LEFT}" y="18">{escape(title)}</text>'
-    if not marks:
-        return f'{head}{name}<text x="{LEFT}" y="60">nothing to show</text></svg>'
     both = [m.x for m in marks] + [m.y for m in marks]
     x = Axis.over(both if diagonal else [m.x for m in marks], LEFT, WIDTH - RIGHT)
     y = Axis.over(both if diagonal else [m.y for m in marks], HEIGHT - BOTTOM, TOP)
@@ -91,9 +110,7 @@ def scatter(title: str, x_label: str, y_label: str, marks: Sequence[Mark], group
         if len(front) > 1:
             path = f"M{x(front[0].x)} {y(front[0].y)}" + "".join(f"H{x(m.x)}V{y(m.y)}" for m in front[1:])
             body.append(f'<path class="front" style="stroke:{colour(group, groups)}" d="{path}"/>')
-    for mark in marks:
-        circle = f'<circle cx="{x(mark.x)}" cy="{y(mark.y)}" r="4.5" fill="{colour(mark.group, groups)}">'
-        body.append(f"{circle}<title>{escape(mark.label)}</title></circle>")
+    body += [mark_at(x(mark.x), y(mark.y), mark.group, groups, mark.label) for mark in marks]
     return "".join([*body, "</svg>"])
 
 
@@ -111,5 +128,5 @@ def _grid(x: Axis, y: Axis, x_label: str, y_label: str) -> Iterator[str]:
 
 def legend(groups: Sequence[str]) -> str:
     """Which colour is which group, as HTML."""
-    items = (f'<span><i style="background:{colour(group, groups)}"></i>{escape(group)}</span>' for group in groups)
+    items = (f'<span><svg viewBox="0 0 14 14">{mark_at(7, 7, group, groups)}</svg>{escape(group)}</span>' for group in groups)
     return f'<p class="legend">{"".join(items)}</p>'

@@ -17,7 +17,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.report.gather import SILENT, gather
 from penstock.planner.report.report_table import as_rows, columns
-from penstock.planner.report.scatter import Axis, Mark, pareto, scatter
+from penstock.planner.report.scatter import Axis, Mark, legend, mark_at, pareto, scatter
 from tests.cli import command, refusal
 from tests.planner.small import GB, machine, model
 from tests.planner.test_export import plan_of
@@ -125,4 +125,10 @@ def test_an_axis_has_round_ticks_within_its_ends() -> None:
 
 
 def test_a_plot_of_nothing_says_so() -> None:
-    assert "nothing to show" in scatter("empty", "x", "y", [], [])
+    assert scatter("empty", "x", "y", [], []) == ""
+
+
+def test_no_two_of_forty_groups_look_alike() -> None:
+    groups = [f"machine {i}" for i in range(40)]
+    assert len({mark_at(0, 0, group, groups) for group in groups}) == 40
+    assert all(text in legend(groups) for text in ("<circle", "<polygon", "machine 39"))
