@@ -105,10 +105,18 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
 
 @torch.no_grad()
 def _compute_buffers(model: PreTrainedModel) -> None:
-    """Compute buffers that no checkpoint has as `from_pretrained` does: when the model is there, hence in F32 whatever its dtype."""
-    for module in model.modules():
+    """Compute buffers that no checkpoint has as `from_pretrained` does: when the model is there, hence in F32 whatever its dtype. A module's
+    are known to the nearest model around it."""
+    for name, module in model.named_modules():
         if module._non_persistent_buffers_set:
-            model._init_weights(module)
+            around = [model.get_submodule(".".join(parts)) for parts in _prefixes(name)]
+            next(m for m in reversed(around) if isinstance(m, PreTrainedModel))._init_weights(module)
+
+
+def _prefixes(name: str) -> Iterator[list[str]]:
+    """Of a dotted name, the shortest first, itself among them."""
+    parts = name.split(".") if name else []
+    return (parts[:count] for count in range(len(parts) + 1))
 
 
 def compute_dtype(directory: Path, config: PreTrainedConfig) -> torch.dtype:
