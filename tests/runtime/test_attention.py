@@ -189,9 +189,14 @@ def test_a_row_that_its_pages_do_not_hold_is_refused(small: tuple[PreTrainedMode
         unstreamed(small[0]).run(Step((Row(3, (1,) * 17, 0, (0,), RowKind.prompt),)))
 
 
-def test_a_model_that_attends_by_itself_is_computed_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chooses", [False, True])
+def test_a_model_that_attends_by_itself_is_computed_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chooses: bool) -> None:
+    """By its own functions, or by choosing among tokens first, as an indexer does."""
     model, reference = (load(save_tiny(tmp_path, layers=1)) for _ in range(2))
-    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    if chooses:
+        model.model.layers[0].self_attn.indexer = torch.nn.Identity()
+    else:
+        monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
     AttentionByRows().convert(model)
     assert model.config._attn_implementation == reference.config._attn_implementation
     stepper, alone = unstreamed(model), Alone(reference)

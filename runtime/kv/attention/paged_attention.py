@@ -50,13 +50,19 @@ class AttentionByRows:
     """Has a model's layers call what a :class:`PagedAttention` feeds them. A second time does nothing."""
 
     def convert(self, model: PreTrainedModel) -> None:
-        """A model that does not attend through `transformers`' interface, or keeps a cache of its own, stays as it is."""
+        """A model that does not attend through `transformers`' interface alone, or keeps a cache of its own, stays as it is."""
         AttentionInterface.register(NAME, run_attention)
         AttentionMaskInterface.register(NAME, request_mask)
         own = model.config.get_text_config(decoder=True)._attn_implementation
-        if own != NAME and model._can_set_attn_implementation() and not keeps_its_own(model):
+        of_its_own = keeps_its_own(model) or _reads_its_mask(model)
+        if own != NAME and model._can_set_attn_implementation() and not of_its_own:
             setattr(model, _OWN, own)
             model.set_attn_implementation(NAME)
+
+
+def _reads_its_mask(model: PreTrainedModel) -> bool:
+    """Whether layers choose among earlier tokens by code of their own, before they attend: sparse attention of DeepSeek-V3.2."""
+    return any(name.endswith(".indexer") for name, _ in model.named_modules())
 
 
 def attends_over_pages(model: PreTrainedModel) -> bool:
