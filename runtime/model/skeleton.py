@@ -105,8 +105,8 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
 
 @torch.no_grad()
 def _compute_buffers(model: PreTrainedModel) -> None:
-    """Compute buffers that no checkpoint has as `from_pretrained` does: when the model is there, hence in F32 whatever its dtype. A module's
-    are known to the nearest model around it."""
+    """Compute buffers that no checkpoint has as `from_pretrained` does: when the model is there, hence in F32 whatever its dtype. The
+    nearest model around a module knows its buffers."""
     for name, module in model.named_modules():
         if module._non_persistent_buffers_set:
             around = [model.get_submodule(".".join(parts)) for parts in _prefixes(name)]
