@@ -77,7 +77,7 @@ def doctor(cfg: DoctorConfig) -> int:
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="replay")
 @job
 def replay(cfg: ReplayConfig) -> None:
-    """act recorded routings out under expert policies, and compare what they keep and fetch with the best possible"""
+    """run recorded routings through each expert policy, and compare what it keeps and fetches with the best possible"""
     from penstock.planner.verbs.replay_verb import replay_verb
 
     replay_verb(cfg)
@@ -104,7 +104,7 @@ def report(cfg: ReportConfig) -> None:
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="simulate")
 @job
 def simulate(cfg: SimulateConfig) -> None:
-    """act a plan out unit by unit: its loads, evictions and waits, and the seconds that come of them"""
+    """play a plan without the model, unit by unit: its loads, evictions and waits, and how long it takes"""
     from penstock.planner.verbs.simulate_verb import simulate_verb
 
     simulate_verb(cfg)

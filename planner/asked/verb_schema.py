@@ -158,7 +158,7 @@ class RuleBreaks(StrEnum):
 
     refuse = "refuse"
     warn = "warn"
-    """It is acted out where it can be."""
+    """It is simulated where it can be."""
 
 
 @dataclass
@@ -187,7 +187,7 @@ class SimulateConfig(Closing):
     """A demonstration in place of a plan."""
     force: ForceConfig = field(default_factory=ForceConfig)
     rules: RuleBreaks = RuleBreaks.refuse
-    """What becomes of a plan that breaks rules; `warn` acts it out where it can be."""
+    """What becomes of a plan that breaks rules; `warn` simulates it where it can."""
     wrap_around: bool = True
     """At the last layers, prefetch the first ones for the next pass."""
     routings: str | None = None

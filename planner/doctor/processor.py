@@ -27,8 +27,8 @@ def processor_findings(root: Path = Path("/")) -> Iterator[Finding]:
 
 def _policies() -> Finding:
     if said := unbuilt(ExpertPolicyName.mix):
-        return Finding("expert policies", "not compiled", Verdict.fair, said)
-    return Finding("expert policies", "compiled", Verdict.good)
+        return Finding("policies", "not compiled", Verdict.fair, said)
+    return Finding("policies", "of experts, compiled", Verdict.good)
 
 
 def _cores(usable: int, present: int) -> Finding:

@@ -19,10 +19,10 @@ from penstock.planner.solver.impossible import Impossible, shown_gb
 from penstock.planner.solver.simple_choice import doubt
 
 _LOOKS = {Grip.binds: "bold yellow", Grip.needed: "", Grip.slack: "dim"}
-EXPLAINED = "The best plan is found again with one thing changed; seconds are of one token, % of all that is minimised."
+EXPLAINED = "Each row solves again with one thing changed. Seconds are of one token; % is of all that is minimised."
 SIMPLE = (
-    "Of resources the fastest plan, of decisions the simple one is found again with one thing changed; seconds are of one token, % of all "
-    "that is minimised. That a decision takes less time is what the profile says, and not certain."
+    "Each row solves again with one thing changed. Resources are compared with the fastest plan, decisions with the simple one. Seconds "
+    "are of one token; % is of all that is minimised. A decision that takes less time does so by the profile, which is not certain."
 )
 
 

@@ -36,8 +36,8 @@ def print_told(told: Told, before: Told | None, console: Console) -> None:
 
 
 def _figures(told: Told, before: Told | None, console: Console) -> None:
-    heads = ["simulated", "closed form", "ratio"] + (["before"] if before else [])
-    _head(console, "Predicted", heads)
+    heads = ["simulated", "predicted", "ratio"] + (["before"] if before else [])
+    _head(console, "A request", heads)
     for name in FIGURES:
         value, closed = told.figures[name], told.closed(name)
         ratio = f"{closed / value:.3f}" if value and closed is not None else "-"

@@ -49,7 +49,7 @@ def replay_verb(cfg: ReplayConfig) -> None:
         names = [name for name in names or ExpertPolicyName if name not in left_out]
         slots, prefetch = _slots(cfg.slots, routings), _prefetch(cfg, routings)
         tokens = int(routings.decode.sum())
-        bar.update(task, description="acting it out", completed=0, total=tokens * (len({ExpertPolicyName.lru, *names}) + 1))
+        bar.update(task, description="replaying", completed=0, total=tokens * (len({ExpertPolicyName.lru, *names}) + 1))
         found = compare(routings, names, slots, prefetch, lambda done: bar.advance(task, done))
     _tell(found, cfg, experts, left_out, routings.dropped)
 

@@ -43,7 +43,7 @@ def simulate_verb(cfg: SimulateConfig) -> None:
     for one in (changed, plan):
         check_length(one)
     with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
-        task, hint = bar.add_task("acting it out", total=None), Hint(lambda line: print(line, file=sys.stderr, flush=True))
+        task, hint = bar.add_task("simulating", total=None), Hint(lambda line: print(line, file=sys.stderr, flush=True))
 
         def progress(done: int, of: int) -> None:
             bar.update(task, completed=done, total=of)
@@ -86,7 +86,7 @@ def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
     changed = plan if decisions == plan.decisions else replace(plan, decisions=decisions)
     broken = broken_rules(changed.hardware, changed.model, changed.workload, decisions)
     if broken and rules is RuleBreaks.refuse:
-        raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}; or act it out all the same with rules=warn")
+        raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}; or simulate it all the same with rules=warn")
     if broken:
         check_bent(changed, broken)
         return changed

@@ -22,7 +22,7 @@ def check_length(plan: Plan) -> None:
     if passes > MOST_PASSES:
         raise UserError(
             f"workload.requests={work.requests}, workload.new_tokens={work.new_tokens}: {passes} passes over the model, and at most "
-            f"{MOST_PASSES} are acted out; lower one of them in the plan"
+            f"{MOST_PASSES} are simulated; lower one of them in the plan"
         )
 
 
@@ -40,7 +40,7 @@ class Hint:
         rest_s = passed_s / done * (of - done)
         if rest_s > HINT_AFTER_S:
             self._say(
-                f"{done} of {of} decode steps are acted out; the rest takes about {show_seconds(rest_s)}. Fewer workload.requests or "
+                f"{done} of {of} decode steps are simulated; the rest takes about {show_seconds(rest_s)}. Fewer workload.requests or "
                 "workload.new_tokens in the plan take less"
             )
         self._say = lambda line: None

@@ -253,7 +253,7 @@ def test_the_simple_plan_is_said_to_be_chosen_and_its_neighbours_are_compared_wi
     found = explain(IN_DOUBT, None, 0.1)
     assert found.is_simple and not found.was_changed and found.lost == 0
     text = said_by(print_explanation, found)
-    assert "It is the simple plan (each tier filled, nearest first)" in text and "of decisions the simple one" in text
+    assert "It is the simple plan (each tier filled, nearest first)" in text and "decisions with the simple one" in text
     assert all(n.base.total_s == found.plan.prediction.total_s for n in found.neighbours)
     losses = {(n.key, n.value): n.loss for n in found.neighbours if n.loss is not None}
     decided = found.plan.decisions.weights

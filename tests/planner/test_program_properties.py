@@ -87,7 +87,7 @@ def test_every_plan_holds_every_rule_and_costs_what_the_program_says(data):
     assert predicted.vram_bytes <= hardware.vram_bytes and predicted.dram_bytes <= hardware.dram_bytes
 
 
-@QUICK
+@settings(QUICK, max_examples=60)
 @given(st.data())
 def test_more_memory_or_bandwidth_never_predicts_slower(data):
     m = data.draw(models())

@@ -136,7 +136,7 @@ def test_a_drive_that_is_too_slow_never_pays_and_keeps_nothing():
     assert reuse.vram_pages + reuse.dram_pages == 25, "copies for a later process cost no time"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.data())
 def test_break_even_is_the_first_length_that_the_prediction_restores(data):
     """The scan asks the prediction of a plan that keeps exactly one prefix of each length, in one tier."""
@@ -163,7 +163,7 @@ def restores(plan, tier, pages):
     return predict(plan.hardware, plan.model, alone, keep(plan.decisions, **count, m=plan.model)).restored_tokens == pages * 64
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.data())
 def test_a_hit_is_never_predicted_slower_than_computing(data):
     m = replace(data.draw(models(2, 6)), kv_width=data.draw(st.sampled_from([256, 4096, 16384])))

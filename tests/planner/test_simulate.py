@@ -295,7 +295,7 @@ def test_a_long_simulation_says_once_how_long_the_rest_takes() -> None:
     hint = Hint(said.append, lambda: next(now))
     for done in (10, 20, 30, 40):
         hint(done, 1000)
-    assert len(said) == 1 and said[0].startswith("20 of 1000 decode steps are acted out; the rest takes about 294 s")
+    assert len(said) == 1 and said[0].startswith("20 of 1000 decode steps are simulated; the rest takes about 294 s")
     hint = Hint(said.append, iter([0.0, 6.0]).__next__)
     hint(900, 1000)
     assert len(said) == 1, "it is nearly over"

@@ -73,7 +73,7 @@ def test_without_a_compiler_the_same_is_said(name: ExpertPolicyName, seed: int, 
 
 
 def test_without_a_compiler_plans_and_the_doctor_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = "expert policies"
+    found = "policies"
     assert native.unbuilt(ExpertPolicyName.mix) is None and next(f for f in processor_findings() if f.name == found).change == ""
     monkeypatch.setattr("sysconfig.get_config_var", lambda name: ".of-another-python.so")
     said = native.unbuilt(ExpertPolicyName.mix)
