@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.experts.policies import AheadScores
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts import routing_files
+from penstock.planner.contract.experts.policies import AheadScores, make_expert_policy
 from penstock.planner.contract.experts.routing import Phase
 from penstock.planner.contract.experts.routing_files import read_routings, routing_line
 
@@ -115,3 +117,43 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for name in ("absent", ".", "cut.xz", "raw"):
         with pytest.raises(UserError, match="routings="):
             read_routings(tmp_path / name)
+
+
+LINE = json.dumps({"prompt": 0, "phase": "decode", "pos": 0, "experts": [[0, 1], [1, 2]]}).encode() + b"\n"
+
+
+def _flipped() -> bytes:
+    packed = bytearray(gzip.compress(LINE * 50))
+    packed[40] ^= 255
+    return bytes(packed)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (_flipped(), "is damaged or of another kind"),
+        (lzma.compress(LINE + b"\n" * 20_000), "empty lines in a row"),
+        (lzma.compress(b"1" * 70_000), "has a line of more than"),
+        (lzma.compress(LINE * 5000), "unpacks to more than"),
+        (LINE[:-2] + b', "ahead": [[1' + b"0" * 400 + b", 0, 0]]}", "one number for each expert"),
+        (LINE[:-2] + b', "pos": ' + b"1" * 5000 + b"}", "is damaged or of another kind"),
+        (b'{"prompt": 0, "experts": ' + b"[" * 100_000, "is no JSON|has a line of more than"),
+    ],
+    ids=["a bit flipped", "newlines alone", "one long line", "gigabytes", "a great score", "a great number", "nested"],
+)
+def test_hostile_routings_are_refused_without_being_unpacked(
+    content: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing_files, "LONGEST_LINE", 64 << 10)
+    monkeypatch.setattr(routing_files, "MOST_CHARACTERS", 300_000)
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(UserError, match=words) as refused:
+        read_routings(tmp_path / "t")
+    assert len(str(refused.value)) < 300 + len(str(tmp_path))
+
+
+def test_a_device_is_no_file_of_routings_and_no_model_has_so_many_experts() -> None:
+    with pytest.raises(UserError, match="a device, not a file"):
+        read_routings(Path("/dev/zero"))
+    with pytest.raises(UserError, match="pairs to count"):
+        make_expert_policy(ExpertPolicyName.mix, 1, 32768, 2)

@@ -12,16 +12,21 @@ import gzip
 import io
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.outside.plain_files import open_plain
 from penstock.planner.contract.experts.policies.base import AheadScores
 from penstock.planner.contract.experts.routing import Phase, Routings
 from penstock.planner.contract.experts.routing_lines import SCORES, BadLine, LayerLines, TokenLines
 
+LONGEST_LINE = 64 << 20
+MOST_CHARACTERS = 8 << 30
+MOST_BLANK = 10_000
 _DIGITS = 4
 """After the point, of probabilities and scores."""
 
@@ -50,7 +55,7 @@ def read_routings(path: Path, count: int | None = None, advance: Callable[[float
     reader: TokenLines | LayerLines | None = None
     number = 0
     with _opened(path) as (raw, text, size):
-        for number, line in enumerate(text, 1):
+        for number, line in enumerate(_lines(path, text), 1):
             if not line.strip():
                 continue
             try:
@@ -73,12 +78,27 @@ def read_routings(path: Path, count: int | None = None, advance: Callable[[float
         raise UserError(f"routings={path}: {error}; mend the file") from error
 
 
+def _lines(path: Path, text: io.TextIOBase) -> Iterator[str]:
+    """Lines of at most ``LONGEST_LINE`` characters, ``MOST_CHARACTERS`` in all, of which ``MOST_BLANK`` in a row may be empty: what a
+    small file unpacks to is bounded, in memory and in time."""
+    read, blank = 0, 0
+    while line := text.readline(LONGEST_LINE + 1):
+        read += len(line)
+        blank = 0 if line.strip() else blank + 1
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"routings={path}: has a line of more than {LONGEST_LINE >> 20} MiB; name a file of routings")
+        if read > MOST_CHARACTERS or blank > MOST_BLANK:
+            what = f"unpacks to more than {MOST_CHARACTERS >> 30} GiB" if read > MOST_CHARACTERS else f"has {blank} empty lines in a row"
+            raise UserError(f"routings={path}: {what}; cut it, or name a file of routings")
+        yield line
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, io.TextIOBase, int]]:
     """The file as stored, its text, and its stored size in bytes. UserError where it cannot be read."""
     try:
         with ExitStack() as stack:
-            raw = stack.enter_context(open(path, "rb"))
+            raw = stack.enter_context(open_plain(path))
             magic, size = raw.read(6), raw.seek(0, io.SEEK_END)
             raw.seek(0)
             plain: Any = raw
@@ -89,5 +109,5 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, io.TextIOBase, int]]:
             yield raw, io.TextIOWrapper(plain, encoding="utf-8"), size
     except OSError as error:
         raise UserError(f"routings={path}: cannot be read ({error.strerror or error}); name a file of routings") from error
-    except (EOFError, lzma.LZMAError, UnicodeDecodeError, ValueError) as error:
+    except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError, ValueError) as error:
         raise UserError(f"routings={path}: is damaged or of another kind ({error}); name a file of JSON lines, plain, gz or xz") from error

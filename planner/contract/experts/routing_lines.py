@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,10 @@ SCORES = {AheadScores.router: "ahead", AheadScores.centroids: "centroids"}
 
 _MOST = 2**15
 """Experts of a layer, where nobody says how many there are."""
+
+
+_LARGEST = 3e38
+"""Above every score: what a 4-byte float holds."""
 
 
 class BadLine(Exception):
@@ -146,7 +149,7 @@ def _score_rows(row: Mapping[str, Any], kind: AheadScores, layers: int, count: i
     if not isinstance(rows, list) or len(rows) != layers:
         raise BadLine(f'has no "{SCORES[kind]}" of each layer but the last, {layers} lists')
     for scored in rows:
-        if not isinstance(scored, list) or len(scored) != count or not all(type(x) in (int, float) and isfinite(x) for x in scored):
+        if not isinstance(scored, list) or len(scored) != count or not all(type(x) in (int, float) and abs(x) < _LARGEST for x in scored):
             raise BadLine(f'has "{SCORES[kind]}" that are not one number for each expert, {count} of them')
     return rows
 
