@@ -210,6 +210,15 @@ def graphs_table(document: Document) -> Iterator[str]:
         yield cells(str(row["rows"]), *times, str(row["kernels"]), "yes" if row["same_tokens"] else "no")
 
 
+def fuzz_table(document: Document) -> Iterator[str]:
+    """What ``bench/fuzz.py`` counted."""
+    yield f"{document['seconds']} s of CPU, seed {document['seed']}, Python {document['python']}.\n"
+    yield from head("kind", "cases", "read", "refused in a line", "bites", "slowest")
+    for row in document["rows"]:
+        counts = (row["cases"], row["accepted"], row["refused"], sum(row["bites"].values()))
+        yield cells(row["kind"], *map(str, counts), show_seconds(row["slowest_s"]))
+
+
 STUDIES: Mapping[str, Study] = {
     "link": Study(
         "Each link at its limit",
@@ -262,6 +271,11 @@ STUDIES: Mapping[str, Study] = {
         "Ratios are over measured: the closed form and the simulation by the probed profile, the simulation by the rates that the "
         "stages of the run itself had, which is what is checked, and by those of the same case's run before.",
         simulate_table, simulate_checks, "simulate.py"),
+    "fuzz": Study(
+        "Hostile inputs",
+        "Sound inputs after a few edits of bytes or leaves. One bites where anything but a refusal of one line leaves its reader, where it "
+        "takes 10 s of CPU, or where the process grows by 512 MB.",
+        fuzz_table, no_target, "fuzz.py"),
     "run": Study(
         "Reports of single runs",
         "What `runtime run` wrote: [running.md](running.md) explains it.",

@@ -9,6 +9,11 @@ from collections.abc import Iterable
 class UserError(Exception):
     """Printed as one line without a traceback; the program exits with status 2."""
 
+    def __str__(self) -> str:
+        """One line, whatever is named in it: line ends and control characters of a file's or a user's text are shown, not obeyed."""
+        text = super().__str__()
+        return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """``; did you mean X?`` when one of ``allowed`` is spelled like ``word``, else an empty string."""

@@ -102,3 +102,7 @@ def test_a_directory_that_was_removed_is_no_place_to_work_in(
     os.chdir(tmp_path)
     assert left.value.code == 2
     assert capsys.readouterr().err == "planner: the working directory was removed; change to one that exists\n"
+
+
+def test_a_refusal_is_one_line_whatever_it_names() -> None:
+    assert str(UserError("x\n\x1b[31mred\ud800é")) == "x\\n\\x1b[31mred\\ud800é"

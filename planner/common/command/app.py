@@ -28,7 +28,7 @@ from penstock.planner.common.command.wsm import Environment, read_environment
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
 from penstock.planner.common.outside.starved import starved
-from penstock.planner.common.outside.streams import tell
+from penstock.planner.common.outside.streams import shortened, tell
 from penstock.planner.common.user_folder import profile_dir
 
 SHELLS = ("bash", "zsh", "fish")
@@ -51,7 +51,7 @@ class Program:
                 status = self._dispatch(sys.argv[1:])
                 sys.stdout.flush()
         except UserError as error:
-            tell(f"{self.name}: {error}")
+            tell(f"{self.name}: {shortened(str(error))}")
             status = 2
         except Terminated as ended:
             tell(f"{self.name}: {ended.word}")

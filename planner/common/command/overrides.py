@@ -20,6 +20,9 @@ _SWEEP_FUNCTION = re.compile(r"^\s*(choice|range|interval|glob|shuffle|sort|tag)
 _QUOTED = re.compile(r"""^(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")$""", re.DOTALL)
 _COMMA_LIST = re.compile(r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,])+|(?<=,)(?=,|$)""", re.DOTALL)
 _FRACTION = re.compile(r"^\s*[+-]?\d*\.\d*[1-9]\d*\s*$")
+_MOST_DIGITS = 60
+_ENDLESS = re.compile(rf"[\d_]{{{_MOST_DIGITS + 1}}}")
+"""A number that neither a float nor a line holds."""
 _GROUP_OPTION = re.compile(r"^[\w.+/-]+$")
 
 
@@ -105,6 +108,8 @@ def _value(key: Key, value: str, multirun: bool) -> str:
         return ",".join(_size(key, part) if key.is_size else _text(key, part) for part in parts)
     if key.is_whole and not multirun and _FRACTION.match(value):
         raise UserError(f"{key.path}={value}: must be {key.allowed}")
+    if key.kind in (int, float) and _ENDLESS.search(value):
+        raise UserError(f"{key.path}={value}: must be {key.allowed}, of at most {_MOST_DIGITS} digits")
     if key.is_number_list and not multirun and not value.lstrip().startswith("["):
         return f"[{value}]"
     if key.is_text_list and not value.lstrip().startswith("["):

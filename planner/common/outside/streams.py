@@ -10,6 +10,9 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError
 
+LONGEST = 3000
+"""Characters of a line for people."""
+
 
 class _Output(io.FileIO):
     """Standard output that says in one line that it cannot be written, once; what comes afterwards is dropped."""
@@ -45,6 +48,11 @@ def open_streams() -> None:
     unbuffered = isinstance(given, io.TextIOWrapper) and given.write_through
     writer = io.BufferedWriter(_Output(1))
     sys.stdout = io.TextIOWrapper(writer, encoding, errors, line_buffering=os.isatty(1), write_through=unbuffered)
+
+
+def shortened(line: str) -> str:
+    """``line`` without its middle where it is beyond reading, as when it names a value of megabytes."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST * 2 // 3]} ... {line[-LONGEST // 3 :]}"
 
 
 def tell(line: str) -> None:
