@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.foreign_files import ADAPTER_WEIGHTS, adapter_digest
 from penstock.planner.contract.checkpoint.safetensors_header import read_header
+from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.runtime.store.adapter_config import AdapterConfig
 from penstock.runtime.store.parameters import Slot, model_slots, tied_names
 
@@ -46,8 +47,8 @@ class Adapter:
 
     @classmethod
     def open(cls, directory: Path, model: torch.nn.Module) -> Adapter:
-        """Hold the adapter in ``directory`` against ``model``, which may be on the meta device. UserError names the first of its tensors
-        that has no place there."""
+        """Hold the adapter in ``directory`` against ``model``, which may be on the meta device. What is for the towers of a multimodal
+        wrapper is left out, as they are. UserError names the first other tensor that has no place there."""
         digest, config = adapter_digest(directory), AdapterConfig.read(directory)
         shapes = {name: entry.shape for name, entry in read_header(directory / ADAPTER_WEIGHTS).items()}
         slots = {slot.full_name: slot for slot in model_slots(model).all if slot.part is None}
@@ -58,6 +59,8 @@ class Adapter:
             if name.endswith(tuple(_PRODUCTS.values())):
                 continue
             parameter, change = _change(directory, name, shapes, model, config)
+            if classify(parameter).kind == "ignored":
+                continue
             if parameter not in slots or parameter in tied_too:
                 why = (
                     "shared with another parameter" if parameter in tied_too else "no parameter of this model, or one of its routed experts"

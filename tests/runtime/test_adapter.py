@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.runtime.asked.prompts import random_ids
 from penstock.runtime.engine.validate import load_unstreamed
+from penstock.runtime.model.skeleton import build_skeleton
+from penstock.runtime.store.adapter import Adapter
 from penstock.runtime.store.manifest import read_manifest
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
@@ -87,6 +89,26 @@ def test_a_store_says_what_was_merged_and_is_another_model(base: Path, tmp_path:
     assert "runtime pack" in here.refusal(adapter=str(adapter)), "another one"
     refusal = desk(tmp_path, plan_for(base, decisions(batch=2, pages=16))).refusal(checkpoint=str(store))
     assert "other weights" in refusal, "a plan of the base and kept KV of it would be taken for the store's"
+
+
+def test_an_adapter_of_transposed_layers_is_merged(tmp_path: Path) -> None:
+    """GPT-2's, whose matrices are stored [in, out]."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt2", n_layer=1, n_embd=64, n_head=4, vocab_size=300, n_positions=64, bos_token_id=0, eos_token_id=0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "gpt2")
+    adapter = train(tmp_path / "gpt2", tmp_path / "adapter", target_modules=["c_attn", "c_fc"])
+    want = peft.PeftModel.from_pretrained(load(tmp_path / "gpt2"), adapter).merge_and_unload().state_dict()
+    got = load_unstreamed(packed(tmp_path / "gpt2", adapter, tmp_path / "store"), CPU).state_dict()
+    assert [name for name, tensor in want.items() if not torch.equal(tensor, got[name])] == []
+
+
+def test_what_is_for_a_tower_is_left_out(base: Path, tmp_path: Path) -> None:
+    adapter = train(base, tmp_path / "adapter", target_modules=ATTN)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    tower = {name.replace("model.layers", "model.vision_tower.layers"): tensor.clone() for name, tensor in tensors.items()}
+    plain = Adapter.open(adapter, build_skeleton(base)).changes
+    save_file(tensors | tower, adapter / "adapter_model.safetensors")
+    assert Adapter.open(adapter, build_skeleton(base)).changes == plain
 
 
 def without_b(adapter: Path) -> None:
