@@ -91,7 +91,7 @@ def forced(decided: Mapping) -> tuple[str, ...]:
     keys |= {"vram_slots": vram["slots"], "vram_prefetch_distance": vram["prefetch_distance"]}
     keys |= {key: dram[key] for key in ("cap_layers", "hwm_layers", "prefetch_distance")}
     keys |= {**weights["ssd"], **weights["h2d"], "prefill_chunk_tokens": decided["prefill_chunk_tokens"]}
-    return tuple(f"force.{key}={value}" for key, value in keys.items())
+    return ("workload.context_tokens=0", *(f"force.{key}={value}" for key, value in keys.items()))
 
 
 @dataclass
