@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.runtime.asked.chat_template import ChatTemplate
 from penstock.runtime.asked.prompts import Vocabulary
 
+_CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|start|return|call|channel)\|>|\Z)", re.DOTALL)
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 
 
@@ -41,8 +43,9 @@ class Dialogue:
     def hear(self, tokens: Sequence[int]) -> None:
         """The model has replied with ``tokens``."""
         said = list(tokens)
-        self.messages.append({"role": ASSISTANT, "content": self._vocabulary.text(said)})
-        self._text += self._vocabulary.marked_text(said)
+        marked = self._vocabulary.marked_text(said)
+        self.messages.append({"role": ASSISTANT, **(in_channels(marked) or {"content": self._vocabulary.text(said)})})
+        self._text += marked
         self._ids += tuple(said)
 
     def take_back(self) -> None:
@@ -77,3 +80,13 @@ class Dialogue:
     def _read(self, text: str, special: bool = False) -> tuple[int, ...]:
         assert self._vocabulary.tokenizer is not None
         return tuple(self._vocabulary.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def in_channels(marked: str) -> dict[str, str] | None:
+    """A reply in gpt-oss's channels as its template takes it back: ``content`` is what was said in the channel ``final``, ``thinking`` what
+    was said in ``analysis``. None for a reply without channels."""
+    parts = _CHANNEL.findall(marked)
+    if not parts:
+        return None
+    said = {name: "".join(text for channel, text in parts if channel == name) for name in ("final", "analysis")}
+    return {"content": said["final"], **({"thinking": said["analysis"]} if said["analysis"] else {})}

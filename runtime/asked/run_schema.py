@@ -147,6 +147,8 @@ class ChatConfig(SamplingKeys, Closing):
     """As in `planner solve`; a plan file holds its own rates."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to talk with; null takes the plan's."""
+    adapter: str | None = None
+    """As in `runtime run`."""
     system: str | None = field(default=None, metadata={"literal": True})
     """The system message that a conversation begins with."""
     template: Any = field(default_factory=dict, metadata={"open": True})

@@ -75,7 +75,7 @@ def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
         assert cfg.hardware is not None and cfg.model is not None
         with bar_console().status("solving"), _told_whole():
             plan = solve(SolveConfig(cfg.hardware, cfg.model, cfg.workload or WorkloadConfig(), cfg.force, calibration=cfg.calibration))
-    run = RunConfig(plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, kv=cfg.kv, engine=cfg.engine)
+    run = RunConfig(plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, adapter=cfg.adapter, kv=cfg.kv, engine=cfg.engine)
     plan, checkpoint = check_fit(run, plan)
     return for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1), checkpoint
 

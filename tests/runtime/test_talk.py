@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.runtime.asked.chat_template import ChatTemplate, find_template
-from penstock.runtime.asked.dialogue import Dialogue
+from penstock.runtime.asked.dialogue import Dialogue, in_channels
 from penstock.runtime.asked.prompts import Vocabulary, read_vocabulary
-from penstock.runtime.asked.run_schema import ChatConfig
+from penstock.runtime.asked.run_schema import ChatConfig, ReuseConfig
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
@@ -108,6 +108,12 @@ def test_what_a_template_tells_otherwise_is_read_anew(vocabulary: Vocabulary) ->
     assert vocabulary.text(list(dialogue.ask("c"))) == "<user>a</user>\n<assistant>b</assistant>\n<user>c</user>\n<assistant>"
 
 
+def test_of_a_reply_in_channels_the_final_one_is_what_was_said() -> None:
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is\n5 < 6."
+    assert in_channels(said) == {"content": "It is\n5 < 6.", "thinking": "Hm."}
+    assert in_channels("<|channel|>final<|message|>Yes<|return|>") == {"content": "Yes"} and in_channels("Yes") is None
+
+
 def test_options_reach_the_template_and_what_it_refuses_is_one_line(vocabulary: Vocabulary) -> None:
     assert find_template(vocabulary.tokenizer, False) is None
     assert find_template(vocabulary.tokenizer, {"shout": True}).text([{"role": "user", "content": "a"}], "x").endswith("<assistant>!")
@@ -161,3 +167,13 @@ def test_a_model_without_a_template_says_so(
         talked(bare, tmp_path, monkeypatch, capsys, "hi\n")
     _, closing, _ = talked(bare, tmp_path, monkeypatch, capsys, "hi\nho\n", template=False)
     assert closing["turns"] == 2 and closing["kept_prompt_tokens"] >= 2 + 5 - 1
+
+
+def test_a_conversation_that_is_kept_on_disk_is_gone_on_from(
+    spoken_to: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, lines = ReuseConfig(dir=str(tmp_path / "kv"), read_gbps=1e9), "a longer question\nand another one\n/reset\na longer question\n"
+    without, *_ = talked(spoken_to, tmp_path, monkeypatch, capsys, lines)
+    first, *_ = talked(spoken_to, tmp_path, monkeypatch, capsys, lines, kv=kept)
+    again, *_ = talked(spoken_to, tmp_path, monkeypatch, capsys, lines, kv=kept)
+    assert without == first == again
