@@ -89,14 +89,15 @@ def explain(
     plan = own if given is None or broken else given
     changed = plan.prediction.total_s / own.prediction.total_s - 1 > WORSE
     asked = candidates(question, plan.decisions, own=changed)
-    total, done = 2 * len(resources(question.hardware)) + len(list(offers(question))) + len(asked), 0
+    offered = tuple(offers(question))
+    total, done = 2 * len(resources(question.hardware)) + len(offered) + len(asked), 0
 
     def step() -> None:
         nonlocal done
         done += 1
         advance(done, total)
 
-    found, bought = margins(question, base, share, step), purchases(question, base, step)
+    found, bought = margins(question, base, share, step), purchases(question, offered, base, step)
     simple = choice.left is not None and plan.decisions == own.decisions
     found_by = (_taken(plan), partial(_simple, plan)) if simple else (base, optimum)
     beside = neighbours(question, found_by[0], asked, found_by[1], step)

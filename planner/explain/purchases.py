@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -16,14 +16,15 @@ from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve import hardware_from
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
+from penstock.planner.contract.given.workload import Workload
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.solver.program import Optimum, optimum
 from penstock.planner.solver.terms.problem import Question
 
 SAME_LINK = 0.9
 """Share of a link's rate within which measurements of the same link differ."""
-BATCH = 8
-"""Sequences that are tried together: enough to share a pass over the weights, few enough to find."""
+BATCHES = (8, 4, 2)
+"""Sequences that are tried together, the most that fit: enough to share a pass over the weights, few enough to find."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Purchase:
 
 
 def offers(question: Question) -> Iterator[Offer]:
-    """What this machine can be given."""
+    """What this machine can be given. Costs up to three solves, for the batch that fits."""
     q, hardware = question, question.hardware
     card = next_card(hardware)
     if card is not None and card.gpu is not None:
@@ -73,19 +74,36 @@ def offers(question: Question) -> Iterator[Offer]:
     doubled = tuple(replace(p, gbps=2 * p.gbps) for p in hardware.ssd_read)
     drives = replace(hardware, ssd_read=doubled, ssd_write_gbps=2 * hardware.ssd_write_gbps, ssd_bytes=2 * hardware.ssd_bytes)
     yield Offer("ssd", f"a second SSD ({best:.3g} to {2 * best:.3g} GB/s)", q.on(drives))
-    if 0 < q.workload.batch < BATCH:
-        together = replace(q.workload, batch=BATCH, requests=max(BATCH, q.workload.requests))
-        yield Offer("batch", f"a batch of {BATCH} (workload.batch={BATCH})", replace(q, workload=together), is_bought=False)
+    batches = [n for n in BATCHES if 0 < q.workload.batch < n]
+    fitting = next((n for n in batches if _fits(q, n)), None)
+    if fitting:
+        name = f"a batch of {fitting} (workload.batch={fitting})"
+        yield Offer("batch", name, replace(q, workload=_together(q, fitting)), is_bought=False)
 
 
-def purchases(question: Question, base: Optimum, advance: Callable[[], None] = lambda: None) -> tuple[Purchase, ...]:
-    """One for each offer, at a solve each; ``advance`` is called after each."""
+def _together(question: Question, batch: int) -> Workload:
+    work = question.workload
+    return replace(work, batch=batch, requests=max(batch, work.requests))
+
+
+def _fits(question: Question, batch: int) -> bool:
+    return _fastest(replace(question, workload=_together(question, batch))) is not None
+
+
+def _fastest(question: Question) -> Optimum | None:
+    try:
+        return optimum(question)
+    except UserError:  # a forced decision that the larger machine, or the batch, does not allow
+        return None
+
+
+def purchases(
+    question: Question, offered: Sequence[Offer], base: Optimum, advance: Callable[[], None] = lambda: None
+) -> tuple[Purchase, ...]:
+    """One for each of ``offered``, at a solve each; ``advance`` is called after each."""
     found = []
-    for offer in offers(question):
-        try:
-            with_it = optimum(offer.question)
-        except UserError:  # a forced decision that the larger machine, or the batch, does not allow
-            with_it = None
+    for offer in offered:
+        with_it = _fastest(offer.question)
         found.append(Purchase(offer, base, with_it, question.workload.requests / offer.question.workload.requests))
         advance()
     return tuple(found)

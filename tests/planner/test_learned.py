@@ -28,7 +28,7 @@ from penstock.planner.contract.lessons.calibration import (
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.interval import intervals
 from penstock.planner.contract.lessons.learned import with_calibration
-from penstock.planner.contract.lessons.spread import LEAST, USUAL, spread, spread_of_runs
+from penstock.planner.contract.lessons.spread import LEAST, UNSEEN, USUAL, spread, spread_of_runs
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.planning import _reading, answer, read_question
 from penstock.planner.solver.program import nearest_first, solve
@@ -294,3 +294,9 @@ def test_a_model_that_is_read_for_longer_than_the_drives_burst_is_planned_with_i
     assert _reading(large, model(40)).ssd_read == large.ssd_read
     assert _reading(drive, model(8)) is drive and _reading(replace(drive, ssd_burst_s=60.0), model(40)).ssd_peak_gbps == 7.0
     assert _reading(machine(), model(40)) == machine()
+
+
+def test_what_was_measured_on_a_busy_machine_is_no_surer_than_a_datasheet() -> None:
+    calm = machine(origin={"ssd.read": "measured 2026-11-21: O_DIRECT"})
+    busy = replace(calm, origin={"ssd.read": "measured 2026-11-21: O_DIRECT, busy, unsteady: 1 to 2 GB/s"})
+    assert spread(calm, Figure.ssd) == USUAL[Figure.ssd] < spread(busy, Figure.ssd) == UNSEEN

@@ -25,6 +25,8 @@ USUAL: dict[Figure, float] = {
 have no pairs: taken as for the SSD."""
 UNSEEN = 0.5
 """Of figures that nobody measured: those of a datasheet, or derived. There are no pairs for them; half as much again is an assumption."""
+BUSY = ", busy"
+"""In the origin of what a probe measured while others used the machine: as good as a guess."""
 LEAST = 0.02
 """However well runs agree, there is always another load on the machine."""
 SEVERAL = 3
@@ -37,7 +39,8 @@ def spread(hardware: HardwareProfile, figure: Figure) -> float:
     """Of ``figure`` on this machine: as its runs taught, else as is usual for where it comes from."""
     if figure in hardware.spread:
         return hardware.spread[figure]
-    return UNSEEN if _origin(hardware, figure).startswith(("datasheet", "derived")) else USUAL[figure]
+    origin = _origin(hardware, figure)
+    return UNSEEN if origin.startswith(("datasheet", "derived")) or BUSY in origin else USUAL[figure]
 
 
 def is_measured(hardware: HardwareProfile, figure: Figure) -> bool:

@@ -98,4 +98,4 @@ def told(hardware: HardwareProfile, model: ModelSpec, workload: Workload, page_t
     others = [PageCost.of(hardware, model, workload, t) for t in candidates(model) if t != page_tokens]
     prefix = workload.shared_prefix_tokens or workload.prompt_tokens
     beside = "".join(f", {show_seconds(o.seconds)} in pages of {o.page_tokens}" for o in others)
-    return f"{text}; {prefix} tokens, read and copied once, take {show_seconds(cost.seconds)} with that and half a page of room{beside}"
+    return f"{text}; restoring {prefix} tokens in pages of {page_tokens} costs {show_seconds(cost.seconds)} in all{beside}"
