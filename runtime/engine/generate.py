@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from penstock.planner.common.errors import UserError
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
@@ -91,7 +92,8 @@ class _Run:
         self.passes: list[Pass] = []
 
     def prefill(self, progress: Callable[[int, int], None]) -> torch.Tensor:
-        """All prompts, or what of them is not restored -> logits of each one's last token [batch, vocab].
+        """All prompts, or what of them is not restored -> logits of each one's last token [batch, vocab]. UserError where
+        they are no numbers.
 
         A card computes while what was restored is still being checked; where some of it is no good, everything from there on is computed
         once more.
@@ -105,7 +107,7 @@ class _Run:
             if [sequence.cached for sequence in self.sequences] != computed:
                 logits |= self._compute(progress)
             self._prefix.keep(self.sequences)
-        return torch.stack([logits[sequence.number] for sequence in self.sequences])
+        return _numbers(torch.stack([logits[sequence.number] for sequence in self.sequences]))
 
     def step(self, live: Sequence[KvSequence]) -> torch.Tensor:
         """The last token of each of ``live`` -> logits [live, vocab]."""
@@ -224,6 +226,17 @@ def generating(
         run.put_rest_by()
     finally:
         run.close()
+
+
+def _numbers(logits: torch.Tensor) -> torch.Tensor:
+    """``logits`` of prompts [batch, vocab]: no text is made of what is none."""
+    lost = logits.isnan().any(dim=-1).nonzero().flatten().tolist()
+    if lost:
+        raise UserError(
+            f"the logits of prompt {lost[0] + 1} are not numbers (NaN), so there is no text; the checkpoint is damaged, or its numbers "
+            f"exceed its dtype: compare with transformers, and download it again"
+        )
+    return logits
 
 
 @torch.inference_mode()

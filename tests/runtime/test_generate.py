@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from penstock.planner.common.errors import UserError
 from penstock.runtime.engine.generate import Batch, Generation, generate, shares
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.stepper import Stepper
@@ -51,6 +52,13 @@ def test_a_batch_says_what_each_prompt_says_alone(model: nn.Module, alone: nn.Mo
     assert together.tokens == [run(model, batch([p])).tokens[0] for p in PROMPTS]
     whole = [alone.generate(torch.tensor([p]), max_new_tokens=6, do_sample=False)[0].tolist() for p in PROMPTS]
     assert [p + said for p, said in zip(PROMPTS, together.tokens, strict=True)] == whole
+
+
+def test_no_text_is_made_of_logits_that_are_no_numbers(alone: nn.Module) -> None:
+    model = deepcopy(alone)
+    model.get_parameter("lm_head.weight").data[7, 3] = torch.nan
+    with pytest.raises(UserError, match=r"the logits of prompt 1 are not numbers \(NaN\), so there is no text"):
+        run(model, batch())
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 8, 9])
