@@ -15,6 +15,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
+from penstock.planner.contract.published.hub_names import hub_name
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.rule import BrokenRule
 from penstock.runtime.asked.calibration_check import check_calibration
@@ -116,7 +117,8 @@ def _forced(cfg: RunConfig, plan: Plan) -> Plan:
 def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
     where = cfg.checkpoint or planned.checkpoint
     if where is None:
-        raise UserError(f"plan={cfg.plan} was made for the preset {planned.name}, without weights; give checkpoint=DIR")
+        fetched = f"; fetch them with `runtime fetch {planned.name}`" if hub_name(planned.name) else ""
+        raise UserError(f"plan={cfg.plan} was made for {planned.name} without its weights{fetched}; give checkpoint=DIR")
     path = Path(where).expanduser()
     found = spec_from_checkpoint(path)
     _check_adapter(cfg.adapter, path)

@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.planner.contract.config.resolve import model_from
-from penstock.planner.contract.given.formats import QUANTISED
+from penstock.planner.contract.given.formats import FORMATS, QUANTISED
 from penstock.planner.contract.published import meta_build
 from penstock.planner.contract.published.families import KNOWN, formula_tensors
 from penstock.planner.contract.published.model_source import spec_from_source
@@ -34,24 +35,23 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> Path:
     return directory
 
 
-def elements(shapes: Mapping[str, tuple[int, ...]]) -> Counter[tuple[str, int | None]]:
-    """By kind and layer."""
-    found: Counter[tuple[str, int | None]] = Counter()
-    for name, shape in shapes.items():
+def sizes(tensors: Mapping[str, TensorInfo]) -> Counter[tuple[str, int | None, str]]:
+    """Bytes by kind, layer and dtype."""
+    found: Counter[tuple[str, int | None, str]] = Counter()
+    for name, info in tensors.items():
         role = classify(name)
-        found[role.kind, role.layer] += torch.Size(shape).numel()
+        found[role.kind, role.layer, info.dtype] += info.nbytes
     return found
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_formula_counts_what_transformers_builds(tmp_path: Path, name: str) -> None:
     built = describe(write_config(tmp_path, small(name)))
-    assert built["refused"] is None or "self_attn" in built["refused"]
+    assert built["refused"] is None
     foretold = formula_tensors(small(name), 3)
     assert foretold is not None
-    assert elements({key: info.shape for key, info in foretold.items()}) == elements(
-        {key: tuple(shape) for key, shape, _ in built["tensors"]}
-    )
+    shapes = {key: TensorInfo.of(tuple(shape), FORMATS[dtype]) for key, shape, dtype in built["tensors"]}
+    assert sizes(foretold) == sizes(shapes)
 
 
 def test_every_formula_is_tried() -> None:

@@ -72,8 +72,8 @@ def h2d_gbps(gpu: Gpu, nbytes: float, chunk_bytes: int) -> float:
 
         seconds = max(bytes / rate, copy_s)
 
-    where ``copy_s`` is what it costs the host (:class:`Gpu`)."""
-    piece = min(nbytes, chunk_bytes)
+    where ``copy_s`` is what it costs the host (:class:`Gpu`). Nothing, of a layer without one of its blocks, has a whole chunk's rate."""
+    piece = min(nbytes, chunk_bytes) or chunk_bytes
     rate = gpu.h2d.at(piece)
     return min(rate, piece / gpu.copy_s / GB) if gpu.copy_s else rate
 

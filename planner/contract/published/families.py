@@ -13,8 +13,8 @@ from penstock.planner.contract.given.formats import FORMATS, Dtype, plain_format
 Named = Iterator[tuple[str, tuple[int, ...]]]
 """Tensors below one layer, with their shapes."""
 
-STATED_F32 = ("e_score_correction_bias",)
-"""Tensors that checkpoints hold in F32, whatever the rest is in."""
+STATED_F32 = ("mlp.gate.e_score_correction_bias",)
+"""Tensors that transformers keeps in F32, whatever the rest is in."""
 
 
 class _Unstated(Exception):

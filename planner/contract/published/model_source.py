@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, PACK_MANIFEST, parse_object, read_bytes, spec_from_checkpoint
+from penstock.planner.contract.checkpoint.known_types import refuse_unknown_type
 from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.published.config_spec import spec_from_config
@@ -40,6 +41,7 @@ def spec_of_published(config: Mapping[str, Any], name: str, where: str) -> Model
     def built() -> Mapping[str, TensorInfo]:
         from penstock.planner.contract.published.meta_build import described
 
+        refuse_unknown_type(config, where)
         found = described(config, where)
         if found.refused is not None:
             raise UserError(found.refused)
