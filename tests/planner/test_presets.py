@@ -130,6 +130,12 @@ CARDS |= {"laptop": 8, "t4": 16, "l40s": 48, "a100-80g": 80, "h100": 80}
 """Card -> its nominal memory, GiB."""
 
 
+@pytest.mark.parametrize("key", ["dram_bytes", "vram_bytes", "ssd_bytes"])
+def test_a_memory_whose_unit_was_forgotten_is_asked_about(key):
+    with pytest.raises(UserError, match=rf"hardware\.{key}=64: 64 bytes hold no model; did you mean hardware\.{key}=64GB\?"):
+        hardware_from(dataclasses.replace(hardware("rtx4090"), **{key: 64}))
+
+
 @pytest.mark.parametrize("name, gib", CARDS.items())
 def test_a_card_offers_a_little_less_than_its_nominal_memory(name, gib):
     assert 0.9 < hardware(name).vram_bytes / (gib * 2**30) < 1

@@ -219,7 +219,7 @@ def _not_in_gigabytes(cfg: HardwareConfig, *names: str) -> None:
     """A memory of some bytes is one whose unit was forgotten."""
     for name in names:
         value = getattr(cfg, name)
-        if 0 < value < 2**16:
+        if 0 < value < 1024:
             raise UserError(f"hardware.{name}={value}: {value} bytes hold no model; did you mean hardware.{name}={value}GB?")
 
 
