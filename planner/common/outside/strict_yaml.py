@@ -67,7 +67,7 @@ class _Reader:
         if depth > DEEPEST:
             raise self._flaw(f"more than {DEEPEST} levels", event)
         if isinstance(event, yaml.AliasEvent):
-            raise self._flaw(f"an alias, *{event.anchor[:20]}: write the value itself", event)
+            raise self._flaw(f"an alias, *{str(event.anchor)[:20]}: write the value itself", event)
         if event.tag not in (None, "!"):
             raise self._flaw(f"a tag, {event.tag[:40]}: leave it out", event)
         if isinstance(event, yaml.ScalarEvent):
@@ -91,7 +91,7 @@ class _Reader:
         return found
 
     def _scalar(self, event: Any) -> Any:
-        node = yaml.ScalarNode(None, event.value)
+        node = yaml.ScalarNode("", event.value)
         kind = self._parser.resolve(yaml.ScalarNode, event.value, event.implicit).removeprefix(_TAG)
         if kind == "null":
             return None

@@ -199,6 +199,6 @@ def _manifest_checksum(body: Mapping[str, Any]) -> str:
 def _packed_info(path: Path, name: str, value: Any) -> TensorInfo:
     if isinstance(value, dict):
         nbytes, shape, dtype = value.get("nbytes"), value.get("shape"), value.get("dtype")
-        if is_counts([nbytes]) and is_counts(shape) and isinstance(dtype, str) and len(dtype) < 20:
+        if type(nbytes) is int and nbytes >= 0 and is_counts(shape) and isinstance(dtype, str) and len(dtype) < 20:
             return TensorInfo(nbytes, tuple(shape), dtype)
     raise UserError(f"{path}: corrupt, tensor {name!r} needs nbytes, shape and dtype; pack the checkpoint again")
