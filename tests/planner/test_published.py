@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock.planner.contract.published import meta_build
 from penstock.planner.contract.published.families import KNOWN, formula_tensors
 from penstock.planner.contract.published.model_source import spec_from_source
 from penstock.runtime.model.described import describe
+from tests.cli import command, refusal
 from tests.planner.published_configs import SMALL, small
 from tests.planner.test_presets import model
 
@@ -184,3 +186,30 @@ def test_an_unknown_family_is_built_once_by_a_process_of_its_own(tmp_path: Path,
 
 def test_formats_are_told_apart_by_their_names() -> None:
     assert all(form.name == name and form.stored_bytes(256, 256) < 2 * 256 * 256 for name, form in QUANTISED.items())
+
+
+def test_a_plan_of_quantised_weights_says_so_and_a_run_refuses_it(tmp_path: Path) -> None:
+    """And ``model=hf`` follows from a checkpoint."""
+    write_config(tmp_path / "tiny", small("gpt_oss", quantization_config={"quant_method": "mxfp4"}))
+    done = command(
+        "planner", "solve", "hardware=cpu", "model.checkpoint=tiny", "workload.prompt_tokens=16", "workload.new_tokens=4", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not run yet: weights in MXFP4" in done.stdout and "not run yet" in (tmp_path / "plan.yaml").read_text()
+    assert "tiny is stored in MXFP4, which is not run yet" in refusal("runtime", "run", "plan=plan.yaml", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "word, says",
+    [
+        ("hardware=rtx6090", "no such hardware; .* or run `planner probe` on the machine itself for hardware=local; did you mean"),
+        (
+            "model=gpt-oss-2b",
+            "no such model; .* or plan for any other by model=hf model.checkpoint=DIR or ORG/NAME; did you mean gpt",
+        ),
+        ("workload.batch=1.5", r"workload\.batch=1\.5: must be a whole number"),
+    ],
+)
+def test_what_is_no_preset_or_no_number_is_told_what_serves(tmp_path: Path, word: str, says: str) -> None:
+    rest = [other for other in ("hardware=cpu", "model=demo") if other.partition("=")[0] != word.partition("=")[0]]
+    assert re.search(says, refusal("planner", "solve", *rest, word, cwd=tmp_path))
