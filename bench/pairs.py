@@ -74,7 +74,7 @@ CASES: Mapping[str, Case] = {
     "resident": Case(EIGHT, ("hardware.vram_bytes=40GiB", *work(512, 32, 32, 1)), {"decode batch 32, nothing streams": step_s}),
     "ssd": Case(
         ("model=llama8b", "model.layers=8"),
-        ("hardware.vram_bytes=3GiB", "hardware.dram_bytes=2500MB", *work(512, 6, 1, 1)),
+        ("hardware.vram_bytes=3GiB", "hardware.dram_bytes=2600MB", *work(512, 6, 1, 1)),
         {"decode, SSD": ssd_inverse_share},
         limits=True,
     ),
@@ -157,7 +157,8 @@ def main() -> None:
     where = Path(given.get("work", "bench-work")).resolve()
     where.mkdir(parents=True, exist_ok=True)
     old, new = (Tree(name, Path(given[name]).resolve(), where) for name in ("old", "new"))
-    profiles = [tree.call("planner", "probe", f"probe.path={where}", "probe.quick=true") for tree in (old, new)]
+    probe = ("planner", "probe", f"probe.path={where}", "probe.quick=true")
+    profiles = [old.call(*probe), new.call(*probe, "probe.force=true")]
     asked = {name: CASES[name] for name in given.get("cases", "host").split(",")}
     document: dict[str, object] = {"machine": machine(profiles[1]), "pairs": int(given.get("pairs", 5))}
     for name, case in asked.items():
