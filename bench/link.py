@@ -48,7 +48,9 @@ class Bench:
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def probe(self, where: Path | None = None, name: str = "local") -> dict:
-        return self.call("planner", "probe", f"probe.path={where or self.work}", f"probe.name={name}", "probe.quick=true", "probe.force=true")
+        return self.call(
+            "planner", "probe", f"probe.path={where or self.work}", f"probe.name={name}", "probe.quick=true", "probe.force=true"
+        )
 
     def checkpoint(self, name: str, *overrides: str, where: Path | None = None) -> Path:
         """A random checkpoint, made once."""
