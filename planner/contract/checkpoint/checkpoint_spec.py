@@ -168,6 +168,9 @@ def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, ob
     if len(found.stacks) > 1:
         stacks = ", ".join(sorted(found.stacks))
         raise UserError(f"{where}: not supported, needs one stack of decoder layers; found {stacks}")
+    shared = next((name for names in found.modules.values() for name in names if name.startswith("shared_transf")), None)
+    if shared is not None:
+        raise UserError(f"{where}: not supported, its layers share one {shared}, and layers are streamed one by one; use another model")
     beyond = max(found.modules)
     if beyond >= geometry.layers:
         raise UserError(
