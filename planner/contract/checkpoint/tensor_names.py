@@ -18,7 +18,7 @@ _IGNORED = re.compile(
     r"(?:^|\.)(?:vision_\w+|visual|vit|audio_\w+|image_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|speech_\w+|aligner|mtp)(?:\.|$)"
 )
 """Towers of other modalities, and stacks that predict further tokens."""
-_RECOMPUTED = re.compile(r"rotary_emb\.inv_freq$|(?:attn|attention)\.(?:bias|masked_bias|causal_mask|embed_positions)$")
+_RECOMPUTED = re.compile(r"rotary_emb\.inv_freq$|(?:^|\.)(?:self_)?(?:attn|attention)\.(?:bias|masked_bias|causal_mask|embed_positions)$")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|embeddings|tok_embeddings)\.weight$")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.weight$|^decoder\.weight$")
 
