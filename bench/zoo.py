@@ -88,6 +88,7 @@ class Failed(Exception):
 def solved(checkpoint: Path, plan: Path, folder: Path) -> None:
     """Write a plan by which three layers at a time are in DRAM."""
     base = ["solve", "hardware=cpu", "model=hf", f"model.checkpoint={checkpoint}", f"out={plan}", f"workload.batch={len(PROMPTS)}"]
+    base += ["workload.prompt_tokens=64", f"workload.new_tokens={NEW_TOKENS}"]
     dram, text = ENOUGH, ""
     for force in (FORCED, FORCED, []):
         code, text = child(program("planner", *base, f"hardware.dram_bytes={dram}", *force), folder / "solve.log")
