@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -109,7 +110,7 @@ def noted(came: list[int], worth: Callable[[], bool] = lambda: True, numbers: Se
         return
     usual = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
-    def note(number: int, frame: object) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         handler = usual[number]
         if worth() or not callable(handler):
             came.append(number)

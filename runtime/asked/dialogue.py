@@ -27,7 +27,8 @@ class Dialogue:
     def reset(self) -> None:
         """Begin anew."""
         self.messages: list[dict[str, Any]] = [] if self._system is None else [{"role": SYSTEM, "content": self._system}]
-        self._text, self._ids = "", ()
+        self._text = ""
+        self._ids: tuple[int, ...] = ()
 
     def ask(self, text: str) -> tuple[int, ...]:
         """The person says ``text`` -> the prompt that the model replies to. Raises UserError for what the template refuses, and then

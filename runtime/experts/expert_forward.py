@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -176,7 +176,7 @@ class RoutedInputs:
     def __init__(self, block: nn.Module):
         if block.top_k != 1:
             raise UserError(f"{type(block).__name__}: routes a token to {block.top_k} experts by their inputs; only 1 is supported")
-        self._block = block
+        self._block: Any = block
 
     def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[..., hidden] -> [tokens, hidden] and the router's logits [tokens, experts]."""

@@ -98,7 +98,7 @@ def _whole(model: PreTrainedModel, name: str, layout: UnitLayout, tier: Tier) ->
     """A parameter that lies outside the units, cast where the model computes with another float type."""
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    wanted = (module._parameters | module._buffers)[leaf].dtype
+    wanted = getattr(module, leaf).dtype
     cast = None if wanted == layout.tensors[0].dtype else Cast(wanted)
     return Fixture(name, layout if cast is None else cast.roomy(layout), tier, _to_model(model), cast=cast)
 

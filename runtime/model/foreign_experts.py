@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ def is_routed_by_inputs(block: nn.Module) -> bool:
 def name_experts(model: PreTrainedModel) -> None:
     """Say of Llama 4's experts what transformers' own interface would say of them."""
     for block in filter(is_routed_by_inputs, model.modules()):
-        experts = block.experts
+        experts: Any = block.experts
         experts.config = model.config.get_text_config()
         experts.is_transposed, experts.has_gate, experts.has_bias = True, True, False
         experts._apply_gate = _Gate(experts.act_fn)
@@ -43,7 +44,7 @@ def take_shape(model: PreTrainedModel, stored: Mapping[str, TensorInfo]) -> None
     """Give experts that a checkpoint stores transposed the shape in which they are ``stored``: bytes move, and are never transposed."""
     for name in stored_transposed(model, stored):
         owner, _, leaf = name.rpartition(".")
-        module = model.get_submodule(owner)
+        module: Any = model.get_submodule(owner)
         p = module.get_parameter(leaf)
         module.register_parameter(leaf, nn.Parameter(p.new_empty(p.shape[0], p.shape[2], p.shape[1]), requires_grad=False))
         module.is_transposed = module.was_transposed = True
@@ -51,6 +52,7 @@ def take_shape(model: PreTrainedModel, stored: Mapping[str, TensorInfo]) -> None
 
 def shape_as_made(model: PreTrainedModel) -> None:
     """The reverse of :func:`take_shape`, for a model that has all its weights. Takes a copy of the largest of them."""
+    module: Any
     for module in model.modules():
         if getattr(module, "was_transposed", False):
             for name, p in list(module.named_parameters()):

@@ -122,7 +122,7 @@ def _prefixes(name: str) -> Iterator[list[str]]:
 def compute_dtype(directory: Path, config: PreTrainedConfig) -> torch.dtype:
     """What ``directory``'s model computes in: what its config says, else that of most of its weights, else F32."""
     if config.dtype is not None or not stored_infos(directory):
-        return config.dtype or torch.float32
+        return getattr(torch, config.dtype) if isinstance(config.dtype, str) else config.dtype or torch.float32
     return getattr(torch, spec_from_checkpoint(directory).compute_dtype)
 
 
@@ -145,7 +145,7 @@ def _keep_dtypes(model: PreTrainedModel, dtype: torch.dtype) -> None:
     pattern, plans, _ = build_glob_alternation(list(kept))
     for name, tensor in model.state_dict(keep_vars=True).items():
         match = pattern.search(name)
-        if match is not None and tensor.is_floating_point():
+        if match is not None and match.lastgroup and tensor.is_floating_point():
             tensor.data = tensor.data.to(kept[plans[match.lastgroup]])
 
 

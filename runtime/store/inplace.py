@@ -60,6 +60,7 @@ class Inventory:
                     f"{str(slot.dtype).removeprefix('torch.')}; weights are read as stored: set dtype in config.json to the tensors' own, "
                     f"or convert the checkpoint to one dtype"
                 )
+            assert found[0] is not None  # one that is unknown serves no slot
             return found[0]
 
         def parameter(slot: Slot, loose: bool = False) -> Parameter:

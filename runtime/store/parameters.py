@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -91,10 +92,11 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
 
 def _of_text(model: torch.nn.Module) -> tuple[str, ...]:
     """How names begin of what a text needs: all of a text model; the decoder and the head of a wrapper, whose towers stay empty."""
+    whole: Any = model
     config = getattr(model, "config", None)
     if config is None or config.get_text_config() is config:
         return ("",)
-    return tuple(f"{module_name(model, module)}." for module in (model.get_decoder(), model.get_output_embeddings()))
+    return tuple(f"{module_name(model, module)}." for module in (whole.get_decoder(), whole.get_output_embeddings()))
 
 
 def _expert_slots(prefix: str, layer: torch.nn.Module) -> list[tuple[Slot, ...]]:

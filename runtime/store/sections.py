@@ -71,7 +71,7 @@ def _section(body: Any) -> Section:
     if not isinstance(body, dict) or not isinstance(body.get("name"), str) or not isinstance(body.get("xxh3_128"), str):
         raise SectionFlaw("a section has no name and checksum")
     name, offset, nbytes, parameters = body["name"], body.get("offset"), body.get("nbytes"), body.get("parameters")
-    if not is_counts([offset, nbytes]) or offset % ALIGN or nbytes % ALIGN:
+    if not isinstance(offset, int) or not isinstance(nbytes, int) or not is_counts([offset, nbytes]) or offset % ALIGN or nbytes % ALIGN:
         raise SectionFlaw(f"section {name[:60]}: offset and nbytes must be multiples of {ALIGN}, 0 or more")
     if not isinstance(parameters, list):
         raise SectionFlaw(f"section {name[:60]}: parameters are missing")

@@ -241,7 +241,8 @@ class Chat:
 
     def _speak(self, prompt: tuple[int, ...], limit: int) -> tuple[Generation | None, bool]:
         """The reply, printed token by token, and whether Ctrl-C stopped it; None where it did before the first token."""
-        pieces, left, made = PieceByPiece(self._vocabulary.text), [], None
+        pieces, made = PieceByPiece(self._vocabulary.text), None
+        left: list[int] = []
         self._clock.book("aside")
 
         def progress(phase: str, done: int, total: int) -> None:

@@ -125,7 +125,8 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         if cfg.warmup_rounds:
             clock.book("warmup")
         begun = engine.ledger.now()
-        with noted(left := [], lambda: texts.begun and not left):
+        left: list[int] = []
+        with noted(left, lambda: texts.begun and not left):
             with GpuSampler(job.device) as gpu:
                 rounds = [_play(job, cfg, session, bar, clock, texts, left)]
                 rounds += [_play(job, cfg, session, bar, clock, None, left) for _ in range(cfg.rounds - 1) if not left]

@@ -67,7 +67,7 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
     """Read ``config`` (already unwrapped by ``text_config``). Raises UserError for what Penstock does not run."""
     if config.get("is_encoder_decoder") is True:
         raise UserError(f"{where}: an encoder-decoder model is not supported; use a decoder-only one with self_attn and mlp blocks")
-    listed = next((config[key] for key in ("layers_block_type", "layer_types") if isinstance(config.get(key), list)), [])
+    listed: list[Any] = next((config[key] for key in ("layers_block_type", "layer_types") if isinstance(config.get(key), list)), [])
     layers = first_count(config, where, LAYER_KEYS) or len(listed)
     if not layers:
         raise UserError(f"{where}: num_hidden_layers is missing, a decoder has at least 1; use a decoder-only Hugging Face checkpoint")
