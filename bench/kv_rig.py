@@ -106,6 +106,9 @@ def opened(plan: Plan, checkpoint: Path, directory: Path, copier: CopyDevice | N
     with open_session(plan, checkpoint, OpenCard(copier, device), reuse=cfg) as session:
         rig = Rig(session, plan)
         session.load(rig.batch([0] * plan.workload.prompt_tokens))
+        with torch.inference_mode():
+            for buffer in session.engine.kv.buffers().values():
+                buffer.zero_()  # pretended tokens are computed over whatever lies there, and what was never written may be no number
         yield rig
 
 

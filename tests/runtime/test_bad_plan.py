@@ -76,6 +76,8 @@ BREAK_MOE: list[tuple[dict[str, Any], str]] = [
     ({"experts.in_flight": 0}, "experts.in_flight range"),
     ({"experts.chunk_bytes": 100}, "experts.chunk_bytes range"),
 ]
+BREAK_STATE: list[tuple[dict[str, Any], str]] = [({"kv.reuse": {"vram_pages": 0, "dram_pages": 3, "ssd_bytes": 0}}, "KV that stays")]
+"""The same of a model whose convolutions keep a state."""
 
 
 def set_in(plan: dict[str, Any], place: str, value: Any) -> None:
@@ -113,6 +115,14 @@ def test_a_moe_plan_edited_to_break_a_rule_is_refused_by_its_name(tmp_path: Path
     assert_refused_by_rule(here, edits, rule)
 
 
+@pytest.mark.parametrize(("edits", "rule"), BREAK_STATE, ids=[rule for _, rule in BREAK_STATE])
+def test_a_plan_of_a_model_with_states_edited_to_break_a_rule_is_refused_by_its_name(
+    tmp_path: Path, edits: dict[str, Any], rule: str
+) -> None:
+    mixed = save_tiny(tmp_path / "mixed", "lfm2", layer_types=["conv", "full_attention"] * 3, block_auto_adjust_ff_dim=False)
+    assert_refused_by_rule(desk(tmp_path, plan_for(mixed, decisions())), edits, rule)
+
+
 def test_no_rule_was_forgotten_above() -> None:
     """Every rule's name in the source is broken by one of the edits; tests/planner/test_declared.py breaks every decision's bounds."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "planner" / "contract" / "rules").glob("*.py")]
@@ -122,7 +132,7 @@ def test_no_rule_was_forgotten_above() -> None:
     given = {k.value.value for c in calls for k in c.keywords if k.arg == "rule" and isinstance(k.value, ast.Constant)}
     constants = {n.value.value for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)} - {NO_GPU}
     literal = {n.value for n in named if isinstance(n, ast.Constant)} | given | constants
-    assert len(literal) > 15 and literal <= {rule for _, rule in (*BREAK, *BREAK_GPU, *BREAK_MOE)}
+    assert len(literal) > 15 and literal <= {rule for _, rule in (*BREAK, *BREAK_GPU, *BREAK_MOE, *BREAK_STATE)}
 
 
 def test_a_plan_that_is_no_plan_is_refused(here: Desk) -> None:

@@ -41,13 +41,13 @@ class Wire:
 
         monkeypatch.setattr(reader_module.ReadPool, "__init__", pool)
         monkeypatch.setattr(reader_module, "BACK_OFF_S", (0.0, 0.0, 0.0))
-        real_generate = Session.generate
+        real_generating = Session.generating
 
-        def generate(*args: Any, **keys: Any) -> Any:
+        def generating(*args: Any, **keys: Any) -> Any:
             self.broken = self._break
-            return real_generate(*args, **keys)
+            return real_generating(*args, **keys)
 
-        monkeypatch.setattr(Session, "generate", generate)
+        monkeypatch.setattr(Session, "generating", generating)
         self.action: Callable[[int, Sequence[memoryview], int], int] = real_preadv
 
     def _break(self, fd: int, views: Sequence[memoryview], offset: int) -> int:

@@ -77,7 +77,9 @@ def test_an_interrupt_in_the_middle_is_one_line_and_status_130(checkpoint: Path,
         process.kill()
     assert said == 50, err
     assert (process.returncode, err) == (130, "runtime: interrupted\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"plan.yaml", "run.json"}
+    if here.out.exists():  # a token was known: what there was is told
+        assert json.loads(here.out.read_text())["interrupted"]
 
 
 def test_a_mistake_is_told_before_torch_is_imported(checkpoint: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,14 @@ from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import before, put_in
 from tests.runtime.running import Desk, desk, leaves_nothing_behind
 from tests.support import decisions, plan_for, workload
+
+
+@pytest.fixture(autouse=True)
+def hang_ups_are_heard() -> Iterator[None]:
+    """Whoever runs the suite may have had them ignored."""
+    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, usual)
 
 
 @pytest.fixture
@@ -49,7 +58,7 @@ ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")
 
 
 @pytest.mark.parametrize(
-    ("moment", "number"), [*((m, n) for m in MOMENTS for n in (signal.SIGINT, signal.SIGTERM)), ("decode", signal.SIGHUP)]
+    ("moment", "number"), [*((m, n) for m in MOMENTS for n in (signal.SIGINT, signal.SIGTERM)), ("load", signal.SIGHUP)]
 )
 def test_a_signal_at_any_moment_leaves_no_thread_no_page_lock_and_no_file(
     on_a_card: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: str, number: int
@@ -76,15 +85,15 @@ def test_a_signal_after_any_time_leaves_nothing(endless: Desk, monkeypatch: pyte
     assert status == 143
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_among_tokens_ends_a_run_with_those_that_are_known(
     endless: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     before(monkeypatch, "decode", lambda: os.kill(os.getpid(), number))
     status = runtime_main(endless, monkeypatch)
     report, told = json.loads(endless.out.read_text()), capsys.readouterr()
-    ended = (130, "runtime: interrupted\n") if number == signal.SIGINT else (143, "runtime: terminated\n")
-    assert (status, told.err) == ended
+    expected, word = ENDS[signal.Signals(number)]
+    assert (status, told.err) == (expected, f"runtime: {word}\n")
     assert report["interrupted"] and [len(reply) for reply in report["tokens"]] == [2] and report["measured"]["decode_tokens_per_s"]
     assert report["texts"][0] in told.out and json.loads(told.out.splitlines()[-1])["interrupted"]
 

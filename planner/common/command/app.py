@@ -16,6 +16,7 @@ from typing import Any, NoReturn, get_type_hints
 from penstock.planner.common.command.arguments import arguments, parse
 from penstock.planner.common.command.complaints import explain
 from penstock.planner.common.command.completion import complete_word
+from penstock.planner.common.command.hydra_mode import mode_by_flag
 from penstock.planner.common.command.job import LOCAL, Call, calling, complete
 from penstock.planner.common.command.job import job as job
 from penstock.planner.common.command.known_keys import strip_none
@@ -212,7 +213,7 @@ def _enter_hydra(call: Call, line: list[str]) -> None:
     _store_schemas(call)
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [sys.argv[0], *line]
-    with calling(call):
+    with calling(call), mode_by_flag(line):
         try:
             call.verb.main()
         except Exception as error:
