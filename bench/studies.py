@@ -219,6 +219,24 @@ def fuzz_table(document: Document) -> Iterator[str]:
         yield cells(row["kind"], *map(str, counts), show_seconds(row["slowest_s"]))
 
 
+ZOO = ("plans", "runs", "identical", "packed", "text", "streamed")
+
+
+def zoo_table(document: Document) -> Iterator[str]:
+    """What ``bench/zoo.py`` found of each architecture."""
+    cases = document["cases"]
+    yield f"transformers {document['transformers']}, torch {document['torch']}.\n"
+    for group in dict.fromkeys(case["group"] for case in cases.values()):
+        judged = [case for case in cases.values() if case["group"] == group and case["judged"]]
+        whole = sum(all(case.get(column) for column in ZOO) for case in judged)
+        yield f"* {group}: {whole} of {len(judged)} hold in every column"
+    yield ""
+    yield from head("case", *ZOO, "why not")
+    for name, case in cases.items():
+        marks = ("–" if case.get(column) is None else "yes" if case[column] else "**no**" for column in ZOO)
+        yield cells(name, *marks, case.get("error", ""))
+
+
 STUDIES: Mapping[str, Study] = {
     "link": Study(
         "Each link at its limit",
@@ -276,6 +294,11 @@ STUDIES: Mapping[str, Study] = {
         "Sound inputs after a few edits of bytes or leaves. One bites where anything but a refusal of one line leaves its reader, where it "
         "hangs, or where the process grows.",
         fuzz_table, no_target, "fuzz.py"),
+    "zoo": Study(
+        "Decoders of transformers",
+        "Tiny and random, three prompts of unequal lengths as one batch, three layers in DRAM at a time. *identical*: logits against the "
+        "unstreamed model's; *packed*: the same tokens from a packed store; *text*: that of `generate` for each prompt alone.",
+        zoo_table, no_target, "zoo.py"),
     "run": Study(
         "Reports of single runs",
         "What `runtime run` wrote: [running.md](running.md) explains it.",
