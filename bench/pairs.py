@@ -5,7 +5,7 @@
 Each tree measures the machine, solves and runs by its own code, every run in a process of its own; the order turns with every pair. The
 new tree is given the old plan's decisions, so that code is compared and not two probes. A row gives the median of new over old, and how
 far old was from old: the median of |ratio - 1| over consecutive runs of it. Rows that the SSD binds compare shares of the drive's rate,
-which the run's own process measures before and after. `cases=host` needs no GPU.
+which the run's own process measures before and after. `cases=host,drive` needs no GPU.
 """
 
 from __future__ import annotations
@@ -76,6 +76,12 @@ CASES: Mapping[str, Case] = {
         ("model=llama8b", "model.layers=8"),
         ("hardware.vram_bytes=3GiB", "hardware.dram_bytes=2600MB", *work(512, 6, 1, 1)),
         {"decode, SSD": ssd_inverse_share},
+        limits=True,
+    ),
+    "drive": Case(
+        ("model=demo",),
+        ("hardware.dram_bytes=512MiB", *work(128, 16, 1, 1)),
+        {"decode, SSD, no GPU": ssd_inverse_share},
         limits=True,
     ),
     "host": Case(("model=demo",), ("hardware.dram_bytes=512MiB", *work(128, 12, 1, 3)), {"decode": step_s, "prefill 128": prefill_s}),
