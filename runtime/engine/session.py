@@ -19,7 +19,7 @@ from penstock.runtime.asked.page_room import page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generate, generating, logits_behind
+from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.experts.expert_room import ExpertRoom
@@ -125,9 +125,10 @@ class Session:
         keep_logits: bool = False,
         reuse: bool = True,
     ) -> Generation:
-        """See :func:`generate`. One batch at a time, after :meth:`load`; a batch that was broken off between two passes leaves the next one
+        """A whole batch. One batch at a time, after :meth:`load`; a batch that was broken off between two passes leaves the next one
         right. Without ``reuse`` no prompt is restored or kept."""
-        return generate(self.engine.stepper, batch, sampler, self.prefix if reuse else None, finished, progress, keep_logits)
+        *_, made = self.generating(batch, sampler, finished, progress, keep_logits, reuse)
+        return made
 
     def generating(
         self,

@@ -72,7 +72,7 @@ def test_a_full_disk_behind_standard_output_is_said_once() -> None:
         (ImportError("x.so: failed to map segment from shared object"), "memory ran out"),
         (RuntimeError("can't start new thread"), "no further thread or process could be started"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no further thread or process"),
-        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), "/root/x: Permission denied; "),
+        (PermissionError(errno.EACCES, "Permission denied", "/locked/x"), "/locked/x: Permission denied; "),
     ],
     ids=lambda value: type(value).__name__,
 )
