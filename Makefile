@@ -32,7 +32,7 @@ demo: $(STAMP)
 	test -d $(CHECKPOINT) || runtime synth model=demo out=$(CHECKPOINT)
 	weights=$$(du -bc $(CHECKPOINT)/*.safetensors | tail -n 1 | cut -f 1) && set -x && \
 	planner solve hardware=demo model=hf model.checkpoint=$(CHECKPOINT) hardware.dram_bytes=$$((weights * 40 / 100)) \
-	    workload.prompt_tokens=128 workload.new_tokens=16 out=$(DEMO)/plan.yaml
+	    workload.prompt_tokens=128 workload.new_tokens=16 workload.context_tokens=0 out=$(DEMO)/plan.yaml
 	runtime run plan=$(DEMO)/plan.yaml validate=full out=$(DEMO)/run.json
 
 test: $(STAMP)
