@@ -131,7 +131,8 @@ def measure(request: Request) -> dict[str, Any]:
 def make_plan(bench: Bench, request: Request, checkpoint: Path, prefix_tokens: int) -> Path:
     """A plan for one prompt after the other, with room for the prefix's pages in DRAM and, where VRAM has it, in VRAM."""
     path = request.work / f"plan-{prefix_tokens}.yaml"
-    work = {"prompt_tokens": prefix_tokens + request.tail_tokens, "new_tokens": request.new_tokens, "batch": 1, "requests": 1}
+    work = {"prompt_tokens": prefix_tokens + request.tail_tokens, "new_tokens": request.new_tokens, "context_tokens": 0, "batch": 1}
+    work["requests"] = 1
     given = ["hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"force.page_tokens={request.page_tokens}"]
     bench.call("planner", "solve", *given, f"out={path}", *(f"workload.{key}={value}" for key, value in work.items()))
     solved = read_plan(path)

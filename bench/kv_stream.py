@@ -87,7 +87,14 @@ class Cases:
         yield Row("peer's step over ours", what, seconds, step_s(ours), "s", seconds / step_s(ours), ">= 2", None, 0, 0)
 
     def _run(self, name: str, *solve: str) -> dict:
-        work = {"prompt_tokens": self._prompt, "new_tokens": NEW, "batch": self._batch, "requests": self._batch, "kv_spill": "true"}
+        work = {
+            "prompt_tokens": self._prompt,
+            "new_tokens": NEW,
+            "context_tokens": 0,
+            "batch": self._batch,
+            "requests": self._batch,
+            "kv_spill": "true",
+        }
         budget = f"hardware.vram_bytes={self._budgets[name]}"
         keys = [f"workload.{key}={value}" for key, value in work.items()]
         report = self._bench.run(f"kv-{name}", self._checkpoint, [budget, *keys, *solve], [])

@@ -1,6 +1,6 @@
 """Each link at its limit: the cases of the benchmark table, each beside the limit that its own process measured.
 
-    python bench/link.py work=/data/penstock out=results.json cases=dram,start,prefill,batch,ssd,packed,tmpfs,three
+    python bench/link.py work=/data/penstock out=results.json cases=dram,chunk,start,prefill,batch,ssd,packed,tmpfs,three
 
 Makes its random checkpoints under `work` (Llama-3.1-8B geometry, 16 GB; 24 layers of 70B geometry, 41 GB) and removes them when the
 next case needs the room. Every run is a process of its own; medians over its steps and requests. Cases without a GPU: `host`.
@@ -36,6 +36,7 @@ class Bench:
 
     def __init__(self, work: Path):
         self.work = work
+        self._starts: list[Row] = []
         work.mkdir(parents=True, exist_ok=True)
         self.env = {**os.environ, "PENSTOCK_CONFIG_DIR": str(work / "config"), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 
@@ -66,7 +67,20 @@ class Bench:
         hardware = [] if any(o.startswith("hardware=") for o in solve) else ["hardware=local"]
         self.call("planner", "solve", *hardware, "model=hf", f"model.checkpoint={checkpoint}", f"out={plan}", *solve)
         self.call("runtime", "run", f"plan={plan}", f"out={report}", f"limits={limits}", *run)
-        return json.loads(report.read_text())
+        found = json.loads(report.read_text())
+        self._starts += start_rows(name, found)
+        return found
+
+    def starts(self) -> Iterator[Row]:
+        """Of every run so far: how long it took to load and to its first token, over what its plan predicted."""
+        yield from self._starts
+
+
+def start_rows(name: str, report: dict) -> Iterator[Row]:
+    for key, what in (("load_s", "loading"), ("ttft_s", "time to first token")):
+        measured, predicted = report["measured"].get(key), report["predicted"].get(key)
+        if measured and predicted:
+            yield _row(what, name, measured, predicted, "s", measured / predicted, "", report, key, measured)
 
 
 def limits_of(report: dict, key: str) -> list[float]:
@@ -134,7 +148,7 @@ def _row(
 
 
 def _work(prompt: int, new: int, batch: int = 1, requests: int = 4) -> list[str]:
-    work = {"prompt_tokens": prompt, "new_tokens": new, "batch": batch, "requests": requests * batch}
+    work = {"prompt_tokens": prompt, "new_tokens": new, "context_tokens": 0, "batch": batch, "requests": requests * batch}
     return [f"workload.{key}={value}" for key, value in work.items()]
 
 
@@ -143,6 +157,13 @@ def dram(bench: Bench) -> Iterator[Row]:
     yield stream_row("DRAM -> GPU decode", "8B, VRAM 6 GiB", report, "h2d", ">= 0.98")
     yield bound_row("prefill 2048", "8B, VRAM 6 GiB", report, "prefill_s", "<= 1.08")
     yield host_row("host time per unit", "8B, VRAM 6 GiB", report)
+
+
+def chunk(bench: Bench) -> Iterator[Row]:
+    """Copies of 4 MiB: what each of them costs the host is to be in the price."""
+    solve = ["hardware.vram_bytes=6GiB", "force.chunk_bytes=4MiB", *_work(512, 12, requests=2)]
+    report = bench.run("chunk", bench.checkpoint("8b", "model=llama8b"), solve, [])
+    yield bound_row("decode, copies of 4 MiB", "8B, VRAM 6 GiB", report, "decode_s_per_token", "")
 
 
 def prefill(bench: Bench) -> Iterator[Row]:
@@ -269,7 +290,9 @@ def host(bench: Bench) -> Iterator[Row]:
         yield bound_row(f"CPU prefill 128, {name}", "1.2 GB, DRAM 40 %", report, "prefill_s", "")
 
 
-CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {f.__name__: f for f in (host, dram, start, prefill, batch, ssd, packed, tmpfs, three)}
+CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    f.__name__: f for f in (host, dram, chunk, start, prefill, batch, ssd, packed, tmpfs, three)
+}
 
 
 def machine(profile: dict) -> dict:
@@ -292,7 +315,7 @@ def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     cases = chosen(given.get("cases", "host"), {name: partial(case, bench) for name, case in CASES.items()})
-    run_cases(cases, machine(bench.probe()), Path(given["out"]) if "out" in given else None)
+    run_cases({**cases, "starts": bench.starts}, machine(bench.probe()), Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

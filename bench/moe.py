@@ -186,7 +186,7 @@ class Cases:
         return path
 
     def _made(self, name: str, prompt: int, new: int, solve: list[str], run: list[str]) -> dict:
-        work = [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}"]
+        work = [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}", "workload.context_tokens=0"]
         budget = f"hardware.vram_bytes={self._vram}"
         return self._bench.run(f"moe-{name}", self.checkpoint, [budget, *work, *solve], ["temperature=1.0", "top_k=0", *run])
 
@@ -210,7 +210,7 @@ def main() -> None:
     cases = Cases(bench, shape, vram, float(given.get("share", "0.6")), **whole)
     in_vram, half = (cases.none, cases.hits, cases.ahead, cases.prefill), (cases.three, cases.three_ahead, cases.three_again)
     known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (*in_vram, *half, cases.peer, cases.cpu)}
-    run_cases(chosen(",".join(names), known), where, Path(given["out"]) if "out" in given else None)
+    run_cases({**chosen(",".join(names), known), "starts": bench.starts}, where, Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

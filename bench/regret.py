@@ -145,7 +145,7 @@ def points_of(regime: Regime, bench: Bench, checkpoint: Path, worker: Worker, as
     """The plan of ``regime`` first, its neighbours, the peers' placements."""
     sizes = {"vram": regime.vram, "dram": regime.dram}
     keys = [f"hardware.{tier}_bytes={size}" for tier, size in sizes.items() if size]
-    work = {"prompt_tokens": asked["prompt"], "new_tokens": asked["steps"] + WARM_UP + 1, "batch": asked["batch"]}
+    work = {"prompt_tokens": asked["prompt"], "new_tokens": asked["steps"] + WARM_UP + 1, "context_tokens": 0, "batch": asked["batch"]}
     keys += [f"workload.{key}={value}" for key, value in (work | {"requests": asked["batch"]}).items()]
     path = bench.work / f"regret-{regime.name.replace(':', '-')}.yaml"
     try:

@@ -52,7 +52,7 @@ OF_EXPERTS: Mapping[str, int] = {"few": 2, "more": 4}
 """Name -> how many of a layer's 8 experts DRAM keeps."""
 SAMPLED = ("temperature=1.0", "top_k=0")
 """Greedy tokens of random weights repeat."""
-WORK = ("workload.prompt_tokens=128", "workload.new_tokens=25", "hardware.dram_bytes=6GB", "calibration=off")
+WORK = ("workload.prompt_tokens=128", "workload.context_tokens=0", "workload.new_tokens=25", "hardware.dram_bytes=6GB", "calibration=off")
 ROUNDS = 3
 """Of each run, one after the other: figures are medians over them."""
 KEYS = ("work", "out", "repeats", "cases")
