@@ -1,0 +1,43 @@
+"""Which scheme a config names: the one list of methods that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.planner.contract.stored.fp8_stored import Fp8Stored
+from penstock.planner.contract.stored.scheme import Scheme
+
+SCHEMES: Mapping[str, Callable[[Mapping[str, Any], str], Scheme | None]] = MappingProxyType(
+    {
+        "fp8": Fp8Stored.of_fp8,
+        "fbgemm_fp8": Fp8Stored.of_fbgemm,
+    }
+)
+"""quant_method -> what reads the rest of its quantization_config; None for a variant that is not known."""
+COMPRESSED: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], Scheme | None]] = MappingProxyType(
+    {
+        "float-quantized": Fp8Stored.of_compressed,
+    }
+)
+"""``format`` of compressed-tensors -> what reads its one group's ``weights`` and the whole quantization_config."""
+
+
+def scheme_of(said: Mapping[str, Any], where: str) -> Scheme | None:
+    """The scheme of the quantization_config ``said``; None for a method or variant that is not run."""
+    method = said.get("quant_method")
+    if method == "compressed-tensors":
+        return _compressed(said, where)
+    read = SCHEMES.get(method) if isinstance(method, str) else None
+    return None if read is None else read(said, where)
+
+
+def _compressed(said: Mapping[str, Any], where: str) -> Scheme | None:
+    groups = said.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        return None
+    (one,) = groups.values()
+    weights = one.get("weights") if isinstance(one, Mapping) else None
+    read = COMPRESSED.get(str(said.get("format")))
+    return read(weights, said, where) if read is not None and isinstance(weights, Mapping) else None

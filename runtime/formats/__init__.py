@@ -1,0 +1,1 @@
+"""Coded formats of weights: what decodes each and multiplies by it. Pure functions over tensors; knows no model and no store."""

@@ -1,0 +1,23 @@
+"""What a coded format can do with a matrix: the protocol that each format's own module fulfils."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+Parts = Mapping[str, torch.Tensor]
+"""Leaf -> tensor, with the shapes and dtypes in which the checkpoint stores them; of routed experts those of one expert."""
+
+
+class Coding(Protocol):
+    """Arithmetic of one format. It keeps nothing between calls."""
+
+    def decode(self, parts: Parts, out: torch.Tensor) -> None:
+        """Write the matrix into ``out`` [rows, columns], contiguous, in the dtype to compute in, on the device of ``parts``: bit for bit
+        what the format's reference gives."""
+
+    def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """``x`` [tokens, columns] -> [tokens, rows] straight from the stored form. None where decoding and an ordinary product is the way:
+        many rows, no kernel for this device. A fused product may differ from decode-then-multiply within 1 % of the largest output."""

@@ -1,0 +1,37 @@
+"""FP8 E4M3 times scales: of blocks of 128 x 128, of rows, or one for the matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from penstock.runtime.formats.coding import Parts
+
+STRETCH = 1 << 20
+"""Elements decoded at once: each takes 4 bytes meanwhile."""
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """Leaves ``weight`` [rows, columns] in E4M3 and ``weight_scale``: decoded to F32, multiplied, rounded once.
+
+    transformers' ``Fp8Dequantize`` and compressed-tensors' ``dequantize`` give the same bits: with a scale in BF16 or F16 the product is
+    exact in F32, whichever of them rounds.
+    """
+
+    block: tuple[int, int]
+    """Rows and columns that share a scale; 0 is all of them."""
+
+    def decode(self, parts: Parts, out: torch.Tensor) -> None:
+        weight, (rows, columns) = parts["weight"], out.shape
+        tall, wide = self.block[0] or rows, self.block[1] or columns
+        scale = parts["weight_scale"].reshape(-(-rows // tall), -(-columns // wide)).float()
+        across = scale if scale.shape[1] == 1 else scale.repeat_interleave(wide, 1)[:, :columns]
+        step = tall if 1 < tall < rows else max(1, STRETCH // columns)
+        for first in range(0, rows, step):
+            stretch = slice(first, min(first + step, rows))
+            out[stretch] = weight[stretch].float().mul_(across[stretch] if tall == 1 else across[first // tall])
+
+    def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
+        return None

@@ -1,0 +1,1 @@
+"""Triton kernels of the coded formats; imported where Triton and a card are there."""

@@ -1,0 +1,1 @@
+"""Coded formats: their arithmetic against the references."""
