@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.runtime.asked.chat_template import ChatTemplate
 from penstock.runtime.asked.prompts import Vocabulary
+from penstock.runtime.asked.reasoning import Reasoning, Splitter, find_reasoning
 
-_CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|start|return|call|channel)\|>|\Z)", re.DOTALL)
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 
 
@@ -22,6 +21,7 @@ class Dialogue:
 
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None, system: str | None = None):
         self._vocabulary, self._template, self._system = vocabulary, template, system
+        self._reasoning: Reasoning | None = None if template is None else find_reasoning(vocabulary)
         self.reset()
 
     def reset(self) -> None:
@@ -43,10 +43,10 @@ class Dialogue:
 
     def hear(self, tokens: Sequence[int]) -> None:
         """The model has replied with ``tokens``."""
-        said = list(tokens)
-        marked = self._vocabulary.marked_text(said)
-        self.messages.append({"role": ASSISTANT, **(in_channels(marked) or {"content": self._vocabulary.text(said)})})
-        self._text += marked
+        said, own = list(tokens), self._reasoning
+        message = {"content": self._vocabulary.text(said)} if own is None else own.message(self._text, said)
+        self.messages.append({"role": ASSISTANT, **message})
+        self._text += self._vocabulary.marked_text(said)
         self._ids += tuple(said)
 
     def take_back(self) -> None:
@@ -63,6 +63,11 @@ class Dialogue:
         self._text, self._ids = self._template.text(self.messages, "the conversation"), ()
         self._ids = self._read(self._text)
         return True
+
+    def reply(self) -> tuple[Callable[[list[int]], str], Splitter | None]:
+        """How the reply to the prompt as it stands is decoded, and what sets its reasoning apart."""
+        own = self._reasoning
+        return (self._vocabulary.text, None) if own is None else (own.decode, own.splitter(self._text))
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -81,13 +86,3 @@ class Dialogue:
     def _read(self, text: str, special: bool = False) -> tuple[int, ...]:
         assert self._vocabulary.tokenizer is not None
         return tuple(self._vocabulary.tokenizer(text, add_special_tokens=special)["input_ids"])
-
-
-def in_channels(marked: str) -> dict[str, str] | None:
-    """A reply in gpt-oss's channels as its template takes it back: ``content`` is what was said in the channel ``final``, ``thinking`` what
-    was said in ``analysis``. None for a reply without channels."""
-    parts = _CHANNEL.findall(marked)
-    if not parts:
-        return None
-    said = {name: "".join(text for channel, text in parts if channel == name) for name in ("final", "analysis")}
-    return {"content": said["final"], **({"thinking": said["analysis"]} if said["analysis"] else {})}

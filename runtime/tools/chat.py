@@ -25,6 +25,7 @@ from penstock.runtime.asked.chat_template import find_template, no_template
 from penstock.runtime.asked.dialogue import Dialogue
 from penstock.runtime.asked.foreseen import for_requests
 from penstock.runtime.asked.prompts import Vocabulary, read_vocabulary
+from penstock.runtime.asked.reasoning import Piece
 from penstock.runtime.asked.run_schema import ChatConfig
 from penstock.runtime.asked.sampling_keys import sampling_of
 from penstock.runtime.engine.generate import Batch, Generation
@@ -35,9 +36,9 @@ from penstock.runtime.engine.talk import Talk
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.free_memory import refuse_if_short
 from penstock.runtime.memory.groundwork import Groundwork
-from penstock.runtime.told.piecewise import PieceByPiece
 from penstock.runtime.told.progress import PhaseBar
 from penstock.runtime.told.run_report import busiest
+from penstock.runtime.told.spoken import Spoken
 from penstock.runtime.told.stage_clock import StageClock
 from penstock.runtime.tools.chat_input import FENCE, PipedInput, TerminalInput, unechoed
 
@@ -142,6 +143,7 @@ class Chat:
         self._cfg, self._plan, self._vocabulary, self._dialogue, self._talk = cfg, plan, vocabulary, dialogue, talk
         self._sampler, self._clock, self._aside, self._bar = sampler, clock, aside, bar
         self._person = sys.stdin.isatty() and sys.stdout.isatty()
+        self._screen, self._reasons = Console(highlight=False, emoji=False), False
         self._said = _Said()
 
     def converse(self) -> None:
@@ -241,7 +243,8 @@ class Chat:
 
     def _speak(self, prompt: tuple[int, ...], limit: int) -> tuple[Generation | None, bool]:
         """The reply, printed token by token, and whether Ctrl-C stopped it; None where it did before the first token."""
-        pieces, made = PieceByPiece(self._vocabulary.text), None
+        (decode, splitter), made = self._dialogue.reply(), None
+        spoken = Spoken(decode, splitter, self._say)
         left: list[int] = []
         self._clock.book("aside")
 
@@ -257,12 +260,15 @@ class Chat:
         with noted(left, numbers=(SIGINT,)), unechoed(self._person), suppress(_Stopped):
             for made in self._talk.reply(prompt, limit, self._sampler, self._vocabulary.stop_ids, progress):
                 self._bar.rest()
-                for token in made.tokens[0][pieces.count :]:
-                    self._print(pieces.add(token))
+                spoken.add(made.tokens[0][spoken.count :])
                 if left:
                     break
         self._bar.rest()
-        self._print(pieces.rest() + "\n" if made is not None else "")
+        if made is not None:
+            spoken.rest()
+            self._say(Piece("\n"))
+            if spoken.only_reasons:
+                self._tell("the reply ended before its answer: all of it is reasoning")
         self._clock.book("decode")
         return made, bool(left)
 
@@ -320,5 +326,16 @@ class Chat:
     def _tell(self, line: str) -> None:
         self._aside.print(line, style="dim", markup=False, soft_wrap=True)
 
-    def _print(self, text: str) -> None:
-        print(harmless(text) if self._person else text, end="", flush=True)
+    def _say(self, piece: Piece) -> None:
+        """What is reasoned is dim on a terminal. Without one it goes where all else goes that is no answer."""
+        ends, self._reasons = self._reasons and not piece.reasoning, piece.reasoning
+        if not self._person:
+            if piece.reasoning or ends:
+                self._aside.print(piece.text if piece.reasoning else "", end="\n" if ends else "", markup=False, soft_wrap=True)
+            if not piece.reasoning:
+                print(piece.text, end="", flush=True)
+            return
+        if piece.reasoning:
+            self._screen.print(harmless(piece.text), style="dim", end="", markup=False, soft_wrap=True)
+        else:
+            print("\n\n" * (ends and piece.text != "\n") + harmless(piece.text), end="", flush=True)

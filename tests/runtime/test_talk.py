@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.runtime.asked.chat_template import ChatTemplate, find_template
-from penstock.runtime.asked.dialogue import Dialogue, in_channels
+from penstock.runtime.asked.dialogue import Dialogue
 from penstock.runtime.asked.prompts import Vocabulary, read_vocabulary
 from penstock.runtime.asked.run_schema import ChatConfig, ReuseConfig
 from penstock.runtime.engine.generate import Batch
@@ -106,12 +106,6 @@ def test_what_a_template_tells_otherwise_is_read_anew(vocabulary: Vocabulary) ->
     dialogue.ask("a")
     dialogue.hear(vocabulary.tokenizer("hm, hm|b")["input_ids"])
     assert vocabulary.text(list(dialogue.ask("c"))) == "<user>a</user>\n<assistant>b</assistant>\n<user>c</user>\n<assistant>"
-
-
-def test_of_a_reply_in_channels_the_final_one_is_what_was_said() -> None:
-    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is\n5 < 6."
-    assert in_channels(said) == {"content": "It is\n5 < 6.", "thinking": "Hm."}
-    assert in_channels("<|channel|>final<|message|>Yes<|return|>") == {"content": "Yes"} and in_channels("Yes") is None
 
 
 def test_options_reach_the_template_and_what_it_refuses_is_one_line(vocabulary: Vocabulary) -> None:
