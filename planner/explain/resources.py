@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
@@ -53,9 +53,11 @@ def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
 
 
 def _with_weight_rate(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
-    if hardware.gpu is None:
-        return replace(hardware, cpu_matvec_gbps=gbps)
-    return replace(hardware, gpu=replace(hardware.gpu, memory_gbps=gbps))
+    """Decoding in proportion."""
+    factor, gpu = gbps / hardware.weight_gbps, hardware.gpu
+    if gpu is None:
+        return replace(hardware, cpu_matvec_gbps=gbps, cpu_decode=_rates(hardware.cpu_decode, factor))
+    return replace(hardware, gpu=replace(gpu, memory_gbps=gbps, decode=_rates(gpu.decode, factor), products=_rates(gpu.products, factor)))
 
 
 def _with_matrix_rate(hardware: HardwareProfile, tflops: float) -> HardwareProfile:
@@ -69,6 +71,10 @@ def _with_matrix_rate(hardware: HardwareProfile, tflops: float) -> HardwareProfi
 def _gpu(hardware: HardwareProfile) -> Gpu:
     assert hardware.gpu is not None
     return hardware.gpu
+
+
+def _rates(rates: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {name: rate * factor for name, rate in rates.items()}
 
 
 def _faster(curve: Curve, factor: float) -> Curve:

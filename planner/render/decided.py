@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.planner.common.measures import show_bytes
-from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.decisions import ResidentForms, Tier
 from penstock.planner.contract.decided.declared import DECLARED, Declared
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.reuse import held, kept_set
@@ -24,7 +24,7 @@ def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
     rows: dict[str, list[tuple[Declared, Any]]] = {}
     for one in DECLARED:
         value = one.of(plan.decisions)
-        if one.how.row and one.how.row not in idle and value is not None and (plan.hardware.gpu or not one.how.card):
+        if one.how.row and one.how.row not in idle and value is not None and _is_open(plan, one):
             rows.setdefault(one.how.row, []).append((one, value))
     for row, values in rows.items():
         if any(value for _, value in values):
@@ -32,6 +32,14 @@ def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
             yield row, ", ".join(first), ", ".join([*aside, *follows.get(row, ())])
         if row == EXPERTS:
             yield from _kept_experts(plan)
+
+
+def _is_open(plan: Plan, one: Declared) -> bool:
+    """Whether ``one`` means something here, and could be something else: not without a card what is of cards, and no form of what is not
+    coded."""
+    if one.owner is ResidentForms and not any((plan.model.attn_coded, plan.model.ffn_coded)):
+        return False
+    return plan.hardware.gpu is not None or not one.how.card
 
 
 def _text(one: Declared, value: Any) -> str:

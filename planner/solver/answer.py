@@ -48,6 +48,7 @@ def decisions_of(program: Formulation) -> Decisions:
         dram=_dram_counts(program),
         ssd=SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
         h2d=H2dCopies(chunk.chunk_bytes, MENUS.in_flight if force.in_flight is None else force.in_flight),
+        forms=p.forms,
     )
     return Decisions(
         weights=weights,

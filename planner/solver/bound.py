@@ -23,7 +23,7 @@ def bound_s(problem: Problem) -> float:
     """No plan for ``problem`` is faster; infinite when it cannot fit. Takes no solve."""
     p, model, hardware = problem, problem.model, problem.hardware
     (page,) = page_menu(hardware, model, p.workload, p.force, p.batch)
-    passes = pass_menu(hardware, model, p.workload, p.force, p.batch, kept_set(p.workload, page.page_tokens))
+    passes = pass_menu(p, kept_set(p.workload, page.page_tokens))
     lies = Tier.vram if hardware.gpu else Tier.dram
     kv = {} if p.workload.kv_spill else {lies: model.layers * page.layer_bytes}
     held = Held(kv=kv, activations=min(c.activation_bytes for c in passes))
@@ -35,14 +35,23 @@ def bound_s(problem: Problem) -> float:
     reading = max(ssd_menu(hardware, model, p.force), key=lambda c: c.gbps)
     table = PriceTable(hardware, reading.block_bytes, reading.queue_depth, 1)
     layers = sum(model.attn_bytes) + sum(model.ffn_bytes)
-    units = units_computed(hardware, model, blocks) + table.brought(max(0, layers - vram - dram), Tier.ssd, Place.host)
+    stays = vram * _stored_share(p)
+    units = units_computed(hardware, model, blocks) + table.brought(max(0, layers - stays - dram), Tier.ssd, Place.host)
     if hardware.gpu:
         s_per_gb = min(min(c.s_per_gb) for c in chunk_menu(hardware, model, p.force))
-        units += Price({Resource.h2d: max(0, layers + model.lm_head_bytes - vram) / GB * s_per_gb})
+        units += Price({Resource.h2d: max(0, layers + model.lm_head_bytes - stays) / GB * s_per_gb})
     prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
     prefill_s = min(c.phase.bill(units, KvPrice(), 0).lasts() for c in passes)
-    step = decode_phase(hardware, model, p.workload, p.batch, blocks).bill(units + _experts(problem, table, vram, dram), KvPrice(), 0)
+    phase = decode_phase(hardware, model, p.workload, p.batch, blocks, p.forms)
+    step = phase.bill(units + _experts(problem, table, vram, dram), KvPrice(), 0)
     return prefill_weight * prefill_s + decode_weight * step.lasts()
+
+
+def _stored_share(problem: Problem) -> float:
+    """The most stored bytes that a byte of VRAM spares a pass: less than 1 where all units that may stay there stay decoded."""
+    model, stay = problem.model, problem.model.decoded(problem.forms.decoded)
+    stored, kept = ((*one.attn_bytes, *one.ffn_bytes, one.lm_head_bytes) for one in (model, stay))
+    return max(nbytes / kept_bytes for nbytes, kept_bytes in zip(stored, kept, strict=True) if kept_bytes)
 
 
 def _experts(problem: Problem, table: PriceTable, vram: int, dram: int) -> Price:

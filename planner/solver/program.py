@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pulp
 
@@ -21,7 +22,7 @@ from penstock.planner.solver.infeasible import why_infeasible
 from penstock.planner.solver.leftover import keep_more
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.linear import MB
-from penstock.planner.solver.terms.menu import batch_menu, ring_menu
+from penstock.planner.solver.terms.menu import batch_menu, form_menu, ring_menu
 from penstock.planner.solver.terms.problem import Problem, Question
 
 
@@ -54,7 +55,7 @@ PREFERENCES = Preferences()
 
 @dataclass(frozen=True)
 class Solution:
-    """``best_s`` is the least objective that any plan reaches; ``decisions`` come within 0.5 % of it."""
+    """``best_s`` is the least objective of any plan with the residents in the same forms; ``decisions`` come within 0.5 % of it."""
 
     decisions: Decisions
     best_s: float
@@ -102,16 +103,17 @@ def optimum(question: Question) -> Optimum | None:
 
 
 def nearest_first(question: Question, like: Decisions) -> Decisions | None:
-    """A simple plan with the batch, the cache policy and the prefill's passes of ``like``. Each tier is filled, the nearest first. To
-    within half a percent the device is copied least; then the SSD is read least, through the fewest slots. KV of running sequences lies
-    where the model computes. Forced decisions stay forced. None if that does not fit. Costs four solves. UserError as in ``solve``."""
+    """A simple plan with the batch, the cache policy, the residents' forms and the prefill's passes of ``like``. Each tier is filled, the
+    nearest first. To within half a percent the device is copied least; then the SSD is read least, through the fewest slots. KV of running
+    sequences lies where the model computes. Forced decisions stay forced. None if that does not fit. Costs four solves. UserError as in
+    ``solve``."""
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
     force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
         force = force.but(vram_slots=ring_menu(force)[0])
     plain = replace(q.workload, kv_spill=False)
-    program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch))
+    program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch, like.weights.forms))
     copied, read = program.each_pass.of(Resource.h2d), program.each_pass.of(Resource.ssd)
     for moved in (copied, read) if q.hardware.gpu else (read,):
         if not program.minimise(moved):
@@ -124,23 +126,25 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
 
 
 def _problems(question: Question) -> list[Problem]:
-    """One for each batch. UserError for what can be no plan whatever the capacities."""
+    """One for each batch and form of residents. UserError for what can be no plan whatever the capacities."""
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
     policy = q.force.policy or CachePolicy.pinned
-    return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch) for batch in batch_menu(q.workload)]
+    menu = product(batch_menu(q.workload), form_menu(q.hardware, q.model, q.force))
+    return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch, forms) for batch, forms in menu]
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
-    """The fastest batch, trying those with the lowest bound first and stopping when no bound is below the best found."""
-    best, best_s = None, float("inf")
+    """The fastest problem, trying those with the lowest bound first and stopping when no bound is below the best found. Residents that
+    stay decoded take more memory, so they must be faster by more than is given up for that."""
+    best, best_s, least_s = None, float("inf"), float("inf")
     for problem in sorted(problems, key=bound_s):
-        if bound_s(problem) >= best_s:
+        if bound_s(problem) >= least_s:
             break
-        program = Formulation(_for_cold_prompts(problem))
+        program, more = Formulation(_for_cold_prompts(problem)), PREFERENCES.slower_at_most if problem.forms.decoded else 0.0
         seconds = _seconds(program)
-        if seconds is not None and seconds < best_s:
-            best, best_s = program, seconds
+        if seconds is not None and seconds * (1 + more) < least_s:
+            best, best_s, least_s = program, seconds, seconds * (1 + more)
     return best, best_s
 
 

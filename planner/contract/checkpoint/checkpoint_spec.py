@@ -46,6 +46,8 @@ class _Sorted:
     """Layer -> name in it -> shape, routed experts apart."""
     lists: set[int] = field(default_factory=set)
     """Layers whose mixers are a list."""
+    scratch_bytes: int = 0
+    """Of the layers' largest coded matrix, decoded."""
 
     def rows(self, ending: str) -> set[int]:
         """First dimensions of the layers' tensors with such names."""
@@ -106,6 +108,7 @@ def spec_from_tensors(
         kv_elements=None if kv_elements == 2 * kv_width * geometry.layers else kv_elements,
         state_bytes=sum(state.state_bytes(stored.plain.nbytes) for state in states),
         max_tokens=geometry.max_tokens,
+        scratch_bytes=found.scratch_bytes,
     )
 
 
@@ -125,6 +128,7 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, TensorInfo]) -> _Sorted:
         if role.kind in ("attn", "ffn") and role.layer is not None:
             found.stacks.add(role.stack)
             found.dtypes[info.dtype] += info.nbytes
+            found.scratch_bytes = max(found.scratch_bytes, info.scratch_bytes)
             expert = FUSED if role.kind == "ffn" and _holds_experts(geometry, info) else role.expert
             if expert is not None and not geometry.whole_experts:
                 found.routed[role.layer].add(info)

@@ -19,6 +19,12 @@ class TensorInfo(NamedTuple):
     dtype: str
     """As safetensors names it: ``BF16``, ``F32``, ... Of a quantised matrix, counted with its scales, the name of its format."""
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Of one of its matrices, decoded; 0 where it is not coded."""
+        form = KNOWN_FORMATS.get(self.dtype)
+        return math.prod(self.shape[-2:]) * form.plain.nbytes if form and form.needs_scratch else 0
+
     @classmethod
     def of(cls, shape: tuple[int, ...], stored: Format) -> TensorInfo:
         """A matrix, or as many as ``shape`` counts before its last two numbers, in the format ``stored``."""

@@ -64,6 +64,8 @@ class CpuConfig:
     """Bytes of BF16 weights multiplied by one vector per second."""
     dense_tflops: Annotated[float, RATE] = MISSING
     """BF16 matrix products at prefill shapes."""
+    decode: dict[str, float] = field(default_factory=dict)
+    """Format of weights -> 1e9 elements decoded per second; a format that is missing is derived from `matvec_gbps`."""
 
 
 @dataclass
@@ -89,6 +91,10 @@ class GpuConfig:
     copy_s: Annotated[float, SECONDS] = 1.3e-4
     """Host seconds of one copy to the device while kernels are launched, however small it is. The default is from an H100: copies of 4 MiB,
     79 microseconds each on the link, came 137 apart."""
+    decode: dict[str, float] = field(default_factory=dict)
+    """Format of weights -> 1e9 elements decoded per second; a format that is missing is derived from `memory_gbps`."""
+    products: dict[str, float] = field(default_factory=dict)
+    """Format of weights -> GB/s of stored bytes that a product of one row reads; a format that is missing is derived from `memory_gbps`."""
 
 
 @dataclass

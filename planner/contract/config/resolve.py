@@ -13,6 +13,7 @@ from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.outside.bounds import EXABYTE, MOST_DEPTH, RATE, check_bounds
 from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, ModelConfig, WorkloadConfig
 from penstock.planner.contract.given.figures import Figure
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
@@ -59,6 +60,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         cpu_threads=cfg.cpu.threads,
         ssd_long_gbps=cfg.ssd.long_gbps,
         ssd_burst_s=cfg.ssd.burst_s,
+        cpu_decode=_by_format("hardware.cpu.decode", cfg.cpu.decode),
     )
 
 
@@ -78,7 +80,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "threads": profile.cpu_threads,
             "matvec_gbps": profile.cpu_matvec_gbps,
             "dense_tflops": profile.cpu_dense_tflops,
-        },
+        }
+        | ({"decode": dict(profile.cpu_decode)} if profile.cpu_decode else {}),
         "gpu": None
         if gpu is None
         else {
@@ -92,7 +95,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
             "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
             "copy_s": gpu.copy_s,
-        },
+        }
+        | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates},
         "layer_launch_s": profile.layer_launch_s,
         "pass_s": profile.pass_s,
         "start_s": profile.start_s,
@@ -151,7 +155,18 @@ def _gpu(cfg: GpuConfig) -> Gpu:
         h2d_pageable_gbps=cfg.h2d_pageable_gbps,
         h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
         copy_s=cfg.copy_s,
+        decode=_by_format("hardware.gpu.decode", cfg.decode),
+        products=_by_format("hardware.gpu.products", cfg.products),
     )
+
+
+def _by_format(key: str, rates: Mapping[str, float]) -> dict[str, float]:
+    for name, rate in rates.items():
+        if name not in KNOWN_FORMATS:
+            raise UserError(f"{key}.{name}: no such format; choose of {', '.join(KNOWN_FORMATS)}{nearest(name, KNOWN_FORMATS)}")
+        if flaw := RATE.flaw(rate):
+            raise UserError(f"{key}.{name}={rate}: {flaw}")
+    return dict(rates)
 
 
 _NEEDED = ("ssd.read", "cpu.matvec_gbps", "cpu.dense_tflops", "dram_bytes", "ssd_bytes", "layer_launch_s")

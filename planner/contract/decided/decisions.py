@@ -15,6 +15,7 @@ from penstock.planner.common.measures import ALIGN
 from penstock.planner.common.outside.bounds import MOST_DEPTH
 from penstock.planner.contract.decided.allowed import OneOf, Span
 from penstock.planner.contract.decided.decision import Decision
+from penstock.planner.contract.given.unit_spec import UnitKind
 
 
 class Tier(StrEnum):
@@ -30,6 +31,15 @@ class CachePolicy(StrEnum):
 
     pinned = "pinned"
     rolling = "rolling"
+
+
+class WeightForm(StrEnum):
+    """In which form a unit stays whose matrices a checkpoint stores coded."""
+
+    stored = "stored"
+    """As the checkpoint has it: more of them fit, and each product decodes."""
+    decoded = "decoded"
+    """Decoded once, when it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,28 @@ class VramWeights:
         int, Decision(lambda s: s.ring_distance, "force.vram_prefetch_distance", "VRAM ring", "{} units ahead", card=True, aside=True)
     ]
     """Units that may be copied ahead of the one that computes."""
+
+
+@dataclass(frozen=True)
+class ResidentForms:
+    """In which form units stay in VRAM, per kind. What streams is stored, and so are routed experts."""
+
+    attn: Annotated[
+        WeightForm,
+        Decision(lambda s: s.forms(s.model.attn_coded), "force.attn_form", "VRAM", "attn {}", weighed=True, card=True, aside=True),
+    ] = WeightForm.stored
+    """In which form attention units stay in VRAM: as stored, or decoded when they are loaded."""
+    ffn: Annotated[
+        WeightForm,
+        Decision(lambda s: s.forms(s.model.ffn_coded), "force.ffn_form", "VRAM", "ffn {}", weighed=True, card=True, aside=True),
+    ] = WeightForm.stored
+    """In which form FFN units stay in VRAM: as stored, or decoded when they are loaded."""
+
+    @property
+    def decoded(self) -> frozenset[UnitKind]:
+        """Kinds that stay decoded."""
+        kinds = ((UnitKind.attn, self.attn), (UnitKind.ffn, self.ffn))
+        return frozenset(kind for kind, form in kinds if form is WeightForm.decoded)
 
 
 @dataclass(frozen=True)
@@ -107,6 +139,7 @@ class WeightDecisions:
     dram: DramWeights
     ssd: SsdReads
     h2d: H2dCopies
+    forms: ResidentForms = ResidentForms()
 
 
 @dataclass(frozen=True)

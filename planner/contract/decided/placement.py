@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from penstock.planner.contract.decided.decisions import CachePolicy, Tier, WeightDecisions
+from penstock.planner.contract.decided.decisions import CachePolicy, Tier, WeightDecisions, WeightForm
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
@@ -72,6 +72,19 @@ class Placement:
     def spec(self, unit: Unit) -> UnitSpec:
         """What ``unit`` is, or is a row block of."""
         return self.model.lm_head if unit.kind == "head" else self.model.of_kind(UnitKind(unit.kind))[unit.layer]
+
+    def form(self, unit: Unit) -> WeightForm:
+        """In which form ``unit`` is kept where it lies."""
+        stays = self.gpu and self.lies(unit) is Tier.vram
+        return WeightForm.decoded if stays and unit.kind in self.weights.forms.decoded else WeightForm.stored
+
+    def lies(self, unit: Unit) -> Tier:
+        """Where ``unit`` lives in the steady state."""
+        return {"attn": self.attn, "ffn": self.ffn, "head": self.head}[unit.kind][unit.layer]
+
+    def kept_bytes(self, unit: Unit) -> int:
+        """Bytes of ``unit`` in the form in which it is kept."""
+        return self.spec(unit).decoded_bytes if self.form(unit) is WeightForm.decoded else self.unit_bytes(unit)
 
     @property
     def head_block_bytes(self) -> int:

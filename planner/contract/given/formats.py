@@ -38,6 +38,8 @@ class Format:
     """Of the scales and zero points of one block."""
     column_bits: int = 0
     """Of what is stored for each column besides."""
+    product_rows: int = 0
+    """The most rows that a card multiplies by the matrix as it is stored; 0: it is always decoded first."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Of a matrix, or of a vector with one row."""
@@ -57,12 +59,14 @@ FORMATS: Mapping[str, Format] = _named(
 )
 """Formats that the runtime streams, by name."""
 
+PRODUCT_ROWS = 8
+"""Up to so many rows a product that reads 4 or 8 bits a weight waits for memory and not for arithmetic."""
 GROUPS = (32, 64, 128)
 """Columns that share a scale in the grouped formats of 4 bits."""
 
 
 def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0) -> Format:
-    return Format(name, bits, Dtype.bfloat16, needs_scratch=True, block=block, block_bits=block_bits, column_bits=column_bits)
+    return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS)
 
 
 QUANTISED: Mapping[str, Format] = _named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.planner.common.measures import GB
@@ -64,6 +65,10 @@ class Gpu:
     copy_s: float = 0.0
     """Host seconds of one copy to the card, beside a thread that launches kernels: the least time from one copy to the next. 0: not known,
     so nothing waits for it."""
+    decode: Mapping[str, float] = field(default_factory=dict)
+    """Format -> 1e9 elements a second that are decoded into memory."""
+    products: Mapping[str, float] = field(default_factory=dict)
+    """Format -> GB/s of stored bytes that a product of one row reads which decodes nothing into memory."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,8 @@ class HardwareProfile:
     """The drive's rate once it has read for ``ssd_burst_s`` without a pause; 0: not known."""
     ssd_burst_s: float = 0.0
     """Seconds for which it keeps the rates of ``ssd_read``."""
+    cpu_decode: Mapping[str, float] = field(default_factory=dict)
+    """Format -> 1e9 elements a second that the CPU decodes into memory."""
 
     def read_long(self) -> HardwareProfile:
         """The same with no read faster than the drive's long rate."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
 
@@ -109,6 +110,8 @@ class ModelSpec:
     """What all layers together keep of one sequence beside K and V: states of linear attention, convolutions, Mamba."""
     max_tokens: Annotated[int, Bounds(0, 2**40)] = 0
     """Longest sequence that it is made for; 0: not known."""
+    scratch_bytes: Annotated[int, COUNT_BYTES] = 0
+    """Of the largest matrix that is stored coded, decoded: what products decode into; 0 where none is."""
 
     def of_kind(self, kind: UnitKind) -> tuple[UnitSpec, ...]:
         """Its units of ``kind``, in the order of layers."""
@@ -147,6 +150,29 @@ class ModelSpec:
     def ffn_bytes(self) -> tuple[int, ...]:
         """Of each layer's FFN unit, routed experts apart."""
         return tuple(unit.stored_bytes for unit in self.of_kind(UnitKind.ffn))
+
+    @cached_property
+    def attn_coded(self) -> bool:
+        """Whether any attention unit is stored coded."""
+        return any(unit.is_coded for unit in self.of_kind(UnitKind.attn))
+
+    @cached_property
+    def ffn_coded(self) -> bool:
+        """Whether any FFN unit is, routed experts apart."""
+        return any(unit.is_coded for unit in self.of_kind(UnitKind.ffn))
+
+    @cached_property
+    def coded(self) -> Mapping[UnitSpec, int]:
+        """Units that a pass multiplies by and that are stored coded, each without its layer: how many are alike. Routed experts count by
+        the layer."""
+        blocks = (unit for kind in (UnitKind.attn, UnitKind.ffn, UnitKind.expert) for unit in self.of_kind(kind))
+        return Counter(replace(unit, layer=None) for unit in (*blocks, self.lm_head) if unit.is_coded)
+
+    def decoded(self, kinds: Collection[UnitKind]) -> ModelSpec:
+        """The same with all units of ``kinds`` decoded, as products see them that stay so."""
+        if not kinds:
+            return self
+        return replace(self, units=tuple(unit.decoded if unit.kind in kinds else unit for unit in self.units))
 
     @property
     def attn_max(self) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from penstock.planner.contract.given.formats import Format
+from penstock.planner.contract.given.formats import Format, plain_format
 
 
 class UnitKind(StrEnum):
@@ -44,3 +44,18 @@ class UnitSpec:
     """Of most of its bytes; a norm or a bias inside may have another."""
     count: int = 1
     """Routed experts of the layer; 1 for every other kind."""
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether its matrices are decoded before, or while, something is multiplied by them."""
+        return self.format.needs_scratch
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Of it with every matrix decoded; ``stored_bytes`` where there is none to decode."""
+        return self.elements * self.format.plain.nbytes if self.is_coded else self.stored_bytes
+
+    @property
+    def decoded(self) -> UnitSpec:
+        """The same unit so."""
+        return replace(self, stored_bytes=self.decoded_bytes, format=plain_format(self.format.plain)) if self.is_coded else self

@@ -43,6 +43,7 @@ def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwarePro
         pin_s_per_gb=hardware.pin_s_per_gb * k[Figure.page_lock],
         cpu_matvec_gbps=hardware.cpu_matvec_gbps / host[Figure.weights],
         cpu_dense_tflops=hardware.cpu_dense_tflops / host[Figure.products],
+        cpu_decode=_slowed_rates(hardware.cpu_decode, host[Figure.weights]),
         layer_launch_s=hardware.layer_launch_s * k[Figure.weights],
         gpu=gpu and _slowed_gpu(gpu, k),
     )
@@ -56,10 +57,16 @@ def _slowed_gpu(gpu: Gpu, k: Mapping[Figure, float]) -> Gpu:
         dense_tflops=gpu.dense_tflops / k[Figure.products],
         attention_tflops=gpu.attention_tflops / k[Figure.products],
         memory_gbps=gpu.memory_gbps / k[Figure.weights],
+        decode=_slowed_rates(gpu.decode, k[Figure.weights]),
+        products=_slowed_rates(gpu.products, k[Figure.weights]),
         h2d=_slowed_curve(gpu.h2d, k[Figure.h2d]),
         d2h=_slowed_curve(gpu.d2h, k[Figure.d2h]),
         h2d_with_d2h_gbps=gpu.h2d_with_d2h_gbps / k[Figure.h2d],
     )
+
+
+def _slowed_rates(rates: Mapping[str, float], k: float) -> dict[str, float]:
+    return {name: rate / k for name, rate in rates.items()}
 
 
 def _slowed_curve(curve: Curve, k: float) -> Curve:

@@ -51,6 +51,7 @@ def model_mapping(model: ModelSpec) -> dict[str, Any]:
         "kv_elements": model.kv_elements,
         "state_bytes": model.state_bytes,
         "max_tokens": model.max_tokens,
+        "scratch_bytes": model.scratch_bytes,
     }
 
 

@@ -12,8 +12,7 @@ from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.price import Amount, Place, total
-from penstock.planner.contract.prices.price_table import PriceTable
+from penstock.planner.contract.prices.price import Amount
 from penstock.planner.contract.prices.sizes import (
     OVERHEADS,
     activation_bytes,
@@ -29,6 +28,8 @@ from penstock.planner.contract.prices.sizes import (
     kv_ring_slots,
     kv_staging_slots,
     ring_bytes,
+    scratch_bytes,
+    unit_vram_bytes,
 )
 
 LEFT_ALONE = frozenset({"guard", "reserve"})
@@ -82,6 +83,7 @@ def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         "kv_reuse": held.kept_pages.get(Tier.vram, 0) * held.kept_page_bytes,
         "kv_bounce": held.bounces * (OVERHEADS.kv_bounce_pages * held.kept_page_bytes),
         "activations": held.activations,
+        "scratch": scratch_bytes(model),
         "guard": workload.vram_guard_bytes,
     }
 
@@ -99,7 +101,8 @@ def dram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         "workspace": dram_workspace_bytes(hardware, model),
     }
     if hardware.gpu is None:
-        items |= {"norms": model.norm_bytes, "activations": held.activations, "kv": items["kv"] + held.states}
+        items |= {"norms": model.norm_bytes, "activations": held.activations, "scratch": scratch_bytes(model)}
+        items["kv"] += held.states
     return items | {"reserve": workload.dram_reserve_bytes}
 
 
@@ -111,13 +114,12 @@ def ssd_items(model: ModelSpec, held: Held) -> dict[str, Amount]:
 def held_by(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Held:
     """By a plan's ``decisions``."""
     kv, experts, gpu = decisions.kv, decisions.experts, hardware.gpu is not None
-    placement, table = place(model, decisions.weights, gpu), PriceTable.of(hardware, decisions)
+    placement = place(model, decisions.weights, gpu)
     page, layer = kv_page_bytes(model, kv.page_tokens), kv_layer_bytes(model, kv)
-    alike = Counter(placement.unit_bytes(unit) for unit, lies in placement.units if gpu and lies is Tier.vram)
-    stay = total(table.unit(nbytes, Tier.vram, Place.card) * count for nbytes, count in alike.items())
+    alike = Counter(placement.kept_bytes(unit) for unit, lies in placement.units if gpu and lies is Tier.vram)
     activations = card_activation_bytes if gpu else activation_bytes
     return Held(
-        residents=stay.nbytes.get(Tier.vram, 0),
+        residents=sum(unit_vram_bytes(nbytes) * count for nbytes, count in alike.items()),
         ring=ring_bytes(placement),
         embedding=placement.embed_vram_bytes,
         layer_cache=placement.dram_slots * dram_slot_bytes(placement),

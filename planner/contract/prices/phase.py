@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+from penstock.planner.contract.decided.decisions import ResidentForms
 from penstock.planner.contract.decided.placement import head_block_bytes
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.price import Amount, Place, Price, Resource, computing
+from penstock.planner.contract.prices.decoding import unit_s
+from penstock.planner.contract.prices.price import Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
     decode_compute_s,
@@ -19,6 +24,9 @@ from penstock.planner.contract.prices.stages import (
     prefill_passes,
     prompt_fill,
 )
+
+STORED = ResidentForms()
+_NONE: Mapping[UnitKind, Amount] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -39,39 +47,55 @@ class Phase:
     """Compute beyond reading the units once a pass: issuing, KV, FLOPs, routed experts."""
     lookups: Price
     """Rows of an embedding table that lies in DRAM beside a card."""
+    coded: Mapping[UnitKind, Price] = field(default_factory=dict)
+    """Of a kind whose units stay decoded: multiplying in all passes by one that comes as it is stored, beyond by one that stays."""
 
-    def bill(self, each_pass: Price, kv: KvPrice, far: Amount) -> Price:
+    def bill(self, each_pass: Price, kv: KvPrice, far: Amount, streamed: Mapping[UnitKind, Amount] = _NONE) -> Price:
         """``each_pass``: all units and missed experts once. ``kv``: all that lies outside the device. ``far``: 1 where embedding rows are
-        looked up over the link, else 0. Linear in all three, so it holds for numbers as for the program's variables."""
+        looked up over the link, else 0. ``streamed``: units of each kind that do not stay. Linear in all four, so it holds for numbers as
+        for the program's variables."""
         moved = each_pass * self.passes + kv.read * self.kv_read + kv.back * self.kv_back + kv.written * self.kv_written
-        return moved + self.rest + self.lookups * far
+        coded = total(price * streamed.get(kind, 0) for kind, price in self.coded.items())
+        return moved + self.rest + self.lookups * far + coded
 
     def in_units_of(self, seconds: float) -> Phase:
         """The same with so many seconds as the unit of time."""
-        return replace(self, rest=self.rest * (1 / seconds), lookups=self.lookups * (1 / seconds))
+        coded = {kind: price * (1 / seconds) for kind, price in self.coded.items()}
+        return replace(self, rest=self.rest * (1 / seconds), lookups=self.lookups * (1 / seconds), coded=coded)
 
 
-def decode_phase(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, head_blocks: int) -> Phase:
+def decode_phase(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, head_blocks: int, forms: ResidentForms = STORED
+) -> Phase:
     """A step at the mean context."""
-    compute_s = decode_compute_s(hardware, model, workload, batch)
+    compute_s = decode_compute_s(hardware, model.decoded(forms.decoded), workload, batch)
     context = workload.prompt_tokens + workload.new_tokens / 2
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
     lookups = _lookups(hardware, model, batch, 1)
-    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups)
+    coded = _coded(hardware, model, forms, 1, batch)
+    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, coded)
 
 
 def prefill_phase(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, head_blocks: int, chunk_tokens: int, start: int = 0
+    hardware: HardwareProfile,
+    model: ModelSpec,
+    workload: Workload,
+    batch: int,
+    head_blocks: int,
+    chunk_tokens: int,
+    start: int = 0,
+    forms: ResidentForms = STORED,
 ) -> Phase:
     """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence."""
     passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
     rows = batch * min(chunk_tokens, left)
-    compute_s = prefill_compute_s(hardware, model, workload, batch, chunk_tokens, start)
+    compute_s = prefill_compute_s(hardware, model.decoded(forms.decoded), workload, batch, chunk_tokens, start)
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
-    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups)
+    coded = _coded(hardware, model, forms, passes, rows)
+    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded)
 
 
 def units_bytes(model: ModelSpec, head_blocks: int) -> int:
@@ -90,6 +114,16 @@ def _rest(hardware: HardwareProfile, model: ModelSpec, head_blocks: int, passes:
     if hardware.gpu is None:
         whole += passed(hardware, read_bytes)
     return whole + units_computed(hardware, model, head_blocks) * -passes
+
+
+def _coded(hardware: HardwareProfile, model: ModelSpec, forms: ResidentForms, passes: int, rows: int) -> Mapping[UnitKind, Price]:
+    """:attr:`Phase.coded`, a kind's units taken as equal."""
+    found = {}
+    for kind in sorted(forms.decoded):
+        units = model.of_kind(kind)
+        beyond_s = sum(unit_s(hardware, unit, rows) - unit_s(hardware, unit.decoded, rows) for unit in units) / len(units)
+        found[kind] = Price({computing_of(hardware): passes * beyond_s})
+    return found
 
 
 def _lookups(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> Price:

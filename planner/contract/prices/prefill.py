@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.experts.expert_misses import Misses, misses
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
@@ -34,6 +36,8 @@ class Moved:
     """One routed expert from the SSD."""
     expert_copied: Price
     """One from DRAM to the card; nothing without one."""
+    streamed: Mapping[UnitKind, int]
+    """Units that do not stay where they are computed with."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Moved:
@@ -55,7 +59,8 @@ class Moved:
             read = table.brought(nbytes, Tier.ssd, Place.host)
             copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
         outside = round(sum(layers.values()) * layer) if gpu else 0
-        return cls(units, kv_price, round(layers[Tier.ssd] * layer), outside, read, copied)
+        streamed = Counter(UnitKind(unit.kind) for unit in placement.streamed_units)
+        return cls(units, kv_price, round(layers[Tier.ssd] * layer), outside, read, copied, streamed)
 
     def each_pass(self, missed: Misses) -> Price:
         """Of a pass that misses so many experts."""
@@ -82,12 +87,12 @@ class Prefill:
         """When the prompts' first ``start`` tokens need not be computed."""
         d = self.decisions
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
-        return self._bill(prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start))
+        return self._bill(prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms))
 
     def step(self) -> Price:
         """Of one decode step behind it, as if its experts were known before their routers."""
         d = self.decisions
-        return self._bill(decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks))
+        return self._bill(decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks, d.weights.forms))
 
     def seconds(self, start: int = 0) -> float:
         """Of the slowest resource, and of what no resource explains in each pass."""
@@ -99,7 +104,7 @@ class Prefill:
 
     def _bill(self, phase: Phase) -> Price:
         missed = misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
-        return phase.bill(self.moved.each_pass(missed), self.moved.kv, table_is_far(self.hardware, self.decisions))
+        return phase.bill(self.moved.each_pass(missed), self.moved.kv, table_is_far(self.hardware, self.decisions), self.moved.streamed)
 
     def _passes_s(self, start: int) -> float:
         return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

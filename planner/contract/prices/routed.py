@@ -11,6 +11,8 @@ from penstock.planner.contract.experts.expert_misses import Misses, Visit, visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
@@ -73,7 +75,7 @@ class Routed:
             missed = _missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
         alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
-        computed_s = alone * (u - 1) / u * model.experts.expert_bytes / hardware.weight_gbps / GB
+        computed_s = alone * (u - 1) / u * unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
         issued_s = exposed = copies_s = 0.0
         if hardware.gpu:
             hidden_s = max(0.0, issue_s(hardware, model, batch) - weight_read_s(hardware, model, batch))

@@ -63,6 +63,11 @@ def dram_workspace_bytes(hardware: HardwareProfile, model: ModelSpec) -> int:
     return OVERHEADS.cpu_workspace_bytes + (2 * OVERHEADS.cpu_kernels * OVERHEADS.cpu_kernel_bytes if model.experts else 0)
 
 
+def scratch_bytes(model: ModelSpec) -> int:
+    """What coded matrices are decoded into, one after the other, where the model computes: whole pages; none where nothing is coded."""
+    return align_up(model.scratch_bytes)
+
+
 def unit_vram_bytes(unit_bytes: int) -> int:
     """VRAM of one unit, resident or in its ring slot: whole pages."""
     return align_up(unit_bytes)

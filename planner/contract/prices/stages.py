@@ -10,6 +10,7 @@ from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s
 from penstock.planner.contract.prices.launches import OPERATIONS, issue_s
 
 
@@ -97,8 +98,8 @@ def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more
 
 
 def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
-    """Seconds to read every active weight of one pass once from where it is computed with."""
-    return model.multiplied_bytes(tokens) / hardware.weight_gbps / GB
+    """Seconds to read every active weight of one pass once from where it is computed with, and to decode what is coded."""
+    return model.multiplied_bytes(tokens) / hardware.weight_gbps / GB + beyond_stored_s(hardware, model, tokens)
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
@@ -109,7 +110,7 @@ def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Work
 def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
     """Compute seconds of one decode step over ``context`` tokens a sequence: weights or FLOPs, whichever is slower, and the KV cache
     read."""
-    flops_s = batch * _token_s(hardware, model.flops_per_token, model.attention_flops(context))
+    flops_s = batch * _token_s(hardware, model.flops_per_token, model.attention_flops(context)) + model_decode_s(hardware, model, batch)
     kv_s = batch * context * model.kv_bytes_per_token / hardware.weight_gbps / GB
     return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s)
 
@@ -148,8 +149,10 @@ def prefill_compute_s(
     flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
     rows = batch * min(chunk_tokens, tokens)
     first_s, other_s = (weight_pass_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
-    passes_s = prefill_passes(workload, chunk_tokens, start) * other_s + (0.0 if start else first_s - other_s)
+    passes = prefill_passes(workload, chunk_tokens, start)
+    passes_s = passes * other_s + (0.0 if start else first_s - other_s)
     if hardware.gpu:
+        flops_s += passes * model_decode_s(hardware, model, rows)
         return max(flops_s + batch * tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB, passes_s)
     packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
     return flops_s * packing + passes_s

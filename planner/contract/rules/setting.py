@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.allowed import Allowed, OneOf, Span
-from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertSlots, Tier, WeightDecisions
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertSlots, Tier, WeightDecisions, WeightForm
 from penstock.planner.contract.decided.declared import DECLARED, Declared
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -70,6 +70,12 @@ class Setting:
     def resident(self, units: int) -> Span:
         """Of ``units``, those that stay in VRAM."""
         return Span(0, units) if self.gpu else Span(0, 0, why=NO_GPU)
+
+    def forms(self, coded: bool) -> OneOf:
+        """Of a kind's units that stay in VRAM, ``coded`` in the checkpoint or not."""
+        if not self.gpu or not coded:
+            return OneOf((WeightForm.stored,), NO_GPU if coded else ", since nothing of it is coded")
+        return OneOf(tuple(WeightForm))
 
     @property
     def ring_slots(self) -> Span:

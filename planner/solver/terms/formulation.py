@@ -14,6 +14,7 @@ import pulp
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, ring_classes
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, vram_items
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
@@ -52,7 +53,7 @@ class Formulation(LinearProgram):
         self.chunk_choices = chunk_menu(p.hardware, p.model, p.force)
         (self.page,) = page_menu(p.hardware, p.model, p.workload, p.force, p.batch)
         kept = kept_set(p.workload, self.page.page_tokens)
-        self.pass_choices = pass_menu(p.hardware, p.model, p.workload, p.force, p.batch, kept)
+        self.pass_choices = pass_menu(p, kept)
         self.ring_choices = ring_menu(p.force) if self.gpu else [0]
         self._choose()
         self._residents()
@@ -184,8 +185,9 @@ class Formulation(LinearProgram):
         far = (1 - self.embed_in_vram) if self.gpu else 0
         self.each_pass = units + self.experts.each_pass(p.batch)
         self.decode_t = self.amount("decode_t")
-        phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks).in_units_of(self.tick_s)
-        step = phase.bill(self.each_pass, kv, far)
+        phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms).in_units_of(self.tick_s)
+        streamed = {UnitKind.attn: self.layers - self.attn, UnitKind.ffn: self.layers - self.ffn}
+        step = phase.bill(self.each_pass, kv, far, streamed)
         self._lasts(self.decode_t, step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv.read.of(Resource.h2d)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):
@@ -197,8 +199,9 @@ class Formulation(LinearProgram):
             self.add(self.kept.pages == found)
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
             phase = choice.phase.in_units_of(self.tick_s)
-            bill = phase.bill(units + self.experts.each_pass(phase.rows), kv, far)
-            self._lasts(passes_t, bill, bit, phase.bill(most_units + self.experts.most(phase.rows), most_kv, 1))
+            bill = phase.bill(units + self.experts.each_pass(phase.rows), kv, far, streamed)
+            most = phase.bill(most_units + self.experts.most(phase.rows), most_kv, 1, dict.fromkeys(streamed, self.layers))
+            self._lasts(passes_t, bill, bit, most)
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
         pass_t = p.hardware.pass_s * ticks
         passes = pulp.lpSum(bit * c.phase.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
@@ -303,7 +306,8 @@ class Formulation(LinearProgram):
         """What takes bytes, by the program's variables. Units of a kind are as large as the largest, unless all of them stay."""
         model, layer = self.problem.model, self.page.layer_bytes
         residents = self.head * unit_vram_bytes(self.block)
-        for kind, (count, sizes) in enumerate(((self.attn, model.attn_bytes), (self.ffn, model.ffn_bytes))):
+        stay = model.decoded(self.problem.forms.decoded)
+        for kind, (count, sizes) in enumerate(((self.attn, stay.attn_bytes), (self.ffn, stay.ffn_bytes))):
             largest, taken = unit_vram_bytes(max(sizes)), sum(map(unit_vram_bytes, sizes))
             residents += count * largest - (1 - self._streams(kind)) * (self.layers * largest - taken)
         return Held(

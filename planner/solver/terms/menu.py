@@ -7,6 +7,7 @@ from itertools import product
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, GB, align_up
+from penstock.planner.contract.decided.decisions import ResidentForms, WeightForm
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -17,6 +18,7 @@ from penstock.planner.contract.prices.reuse import KeptSet
 from penstock.planner.contract.prices.sizes import activation_bytes, card_activation_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, ssd_gbps
 from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.terms.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,19 @@ def _no_slower(one: ChunkChoice, other: ChunkChoice, tolerance: float) -> bool:
     return all(a <= b * (1 + tolerance) for a, b in zip(one.s_per_gb, other.s_per_gb, strict=True))
 
 
-def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int, kept: KeptSet) -> list[PassChoice]:
+def form_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[ResidentForms]:
+    """Forms in which attention and FFN units may stay in VRAM: both as stored first; decoded where they are coded, or forced ones."""
+    attn, ffn = (
+        [forced] if forced else list(WeightForm) if coded and hardware.gpu else [WeightForm.stored]
+        for forced, coded in ((force.attn_form, model.attn_coded), (force.ffn_form, model.ffn_coded))
+    )
+    return [ResidentForms(*pair) for pair in product(attn, ffn)]
+
+
+def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     """Prefill pass sizes: the whole prompt, then halves of it. Each counts from the prompt's first token, and from the ends of eighths of
     its shared prefix."""
+    hardware, model, workload, force, batch = problem.hardware, problem.model, problem.workload, problem.force, problem.batch
     prompt = workload.prompt_tokens
     if force.prefill_chunk_tokens is not None:
         sizes = [force.prefill_chunk_tokens]
@@ -160,11 +172,12 @@ def pass_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, f
             sizes.append(-(-sizes[-1] // 2))
     parts = MENUS.prefix_parts
     prefixes = sorted({kept.prefix_pages * part // parts for part in range(parts + 1)})
+    blocks = head_blocks(model) if hardware.gpu else 1
     return [
         PassChoice(
             tokens,
             (card_activation_bytes if hardware.gpu else activation_bytes)(model, workload, batch, tokens),
-            prefill_phase(hardware, model, workload, batch, head_blocks(model) if hardware.gpu else 1, tokens, pages * kept.page_tokens),
+            prefill_phase(hardware, model, workload, batch, blocks, tokens, pages * kept.page_tokens, problem.forms),
             kept.needed(pages),
         )
         for tokens, pages in product(sizes, prefixes)

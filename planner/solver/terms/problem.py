@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.planner.contract.decided.decisions import CachePolicy
+from penstock.planner.contract.decided.decisions import CachePolicy, ResidentForms
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -13,7 +13,7 @@ from penstock.planner.contract.given.workload import Workload
 
 @dataclass(frozen=True)
 class Problem:
-    """What one program is about. ``policy`` and ``batch`` are fixed in it."""
+    """What one program is about. ``policy``, ``batch`` and ``forms`` are fixed in it."""
 
     hardware: HardwareProfile
     model: ModelSpec
@@ -21,6 +21,7 @@ class Problem:
     force: Force
     policy: CachePolicy
     batch: int
+    forms: ResidentForms = ResidentForms()
 
 
 @dataclass(frozen=True)

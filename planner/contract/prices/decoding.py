@@ -1,0 +1,89 @@
+"""What multiplying by coded weights costs: decoded into scratch and multiplied, or multiplied as they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.given.formats import Format
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec, touched_experts
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+
+
+@dataclass(frozen=True)
+class DerivedRates:
+    """Shares of the rate at which weights are read, for formats that no probe has timed. A decoder reads b stored bytes and writes p plain
+    ones, so
+
+        elements a second = share * rate / (b + p)
+    """
+
+    card_decode: float = 0.8
+    """Assumed of kernels that do little beside."""
+    card_product: float = 0.7
+    """Of stored bytes, assumed: unpacking keeps a product of one row from the memory's whole rate."""
+    cpu_decode: float = 0.25
+    """Of a CPU, which unpacks with its vector units what it could multiply by at once."""
+
+
+DERIVED_RATES = DerivedRates()
+
+
+def decode_gelements(hardware: HardwareProfile, stored: Format) -> float:
+    """1e9 elements of ``stored`` that the device which computes decodes in a second: measured, or by :class:`DerivedRates`."""
+    measured = hardware.gpu.decode if hardware.gpu else hardware.cpu_decode
+    share = DERIVED_RATES.card_decode if hardware.gpu else DERIVED_RATES.cpu_decode
+    nbytes = stored.stored_bytes(_WIDE, _WIDE) / _WIDE**2 + stored.plain.nbytes
+    return measured.get(stored.name) or share * hardware.weight_gbps / nbytes
+
+
+def product_gbps(hardware: HardwareProfile, stored: Format) -> float:
+    """GB/s of stored bytes that a product of few rows reads on a card."""
+    assert hardware.gpu is not None
+    return hardware.gpu.products.get(stored.name) or DERIVED_RATES.card_product * hardware.gpu.memory_gbps
+
+
+def is_product(hardware: HardwareProfile, stored: Format, rows: float) -> bool:
+    """Whether ``rows`` rows are multiplied by the matrix as it is stored."""
+    return hardware.gpu is not None and rows <= stored.product_rows
+
+
+def decode_s(hardware: HardwareProfile, unit: UnitSpec, rows: float) -> float:
+    """Seconds to decode ``unit`` for a pass of ``rows`` rows; 0 where nothing is decoded into memory."""
+    if not unit.is_coded or is_product(hardware, unit.format, rows):
+        return 0.0
+    return unit.elements / decode_gelements(hardware, unit.format) / 1e9
+
+
+def unit_s(hardware: HardwareProfile, unit: UnitSpec, rows: float) -> float:
+    """Seconds in which a product of ``rows`` rows reads ``unit`` once, decoding it first where it must."""
+    if unit.is_coded and is_product(hardware, unit.format, rows):
+        return unit.stored_bytes / product_gbps(hardware, unit.format) / GB
+    return decode_s(hardware, unit, rows) + unit.decoded_bytes / hardware.weight_gbps / GB
+
+
+def model_decode_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Seconds of a pass over ``tokens`` tokens in which weights are decoded into memory."""
+    return sum(count * decode_s(hardware, unit, rows) for unit, count, rows in _visits(model, tokens))
+
+
+def beyond_stored_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Seconds that a pass takes beyond reading the stored bytes of its weights once; 0 where none is coded."""
+    visits = _visits(model, tokens)
+    return sum(count * (unit_s(hardware, unit, rows) - unit.stored_bytes / hardware.weight_gbps / GB) for unit, count, rows in visits)
+
+
+def _visits(model: ModelSpec, tokens: int) -> list[tuple[UnitSpec, float, float]]:
+    """(unit, how often a pass visits one like it, rows that each is multiplied by) for all coded units."""
+    e = model.experts
+    touched = touched_experts(e, tokens) if e else 1.0
+    routed = (touched, max(1.0, tokens * e.top_k / touched)) if e else (0.0, 1.0)
+    return [
+        (unit, layers * (routed[0] if unit.kind is UnitKind.expert else 1), routed[1] if unit.kind is UnitKind.expert else tokens)
+        for unit, layers in model.coded.items()
+    ]
+
+
+_WIDE = 4096
+"""Rows and columns of a matrix by which a format's bytes an element are taken."""

@@ -1,0 +1,127 @@
+"""Coded weights in plans: what decoding costs, in which form residents stay, and the program against the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import ResidentForms, Tier, WeightForm
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.figures import Figure
+from penstock.planner.contract.given.formats import QUANTISED, Format
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+from penstock.planner.contract.lessons.corrections import slowed
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.decoding import decode_gelements, product_gbps, unit_s
+from penstock.planner.contract.prices.memory_law import vram_use
+from penstock.planner.contract.prices.stages import weight_read_s
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.program import search, solve
+from tests.planner.small import GB, MB, gpu, machine, model, with_units, work
+
+INT4 = QUANTISED["INT4-128"]
+NO_PRODUCT = replace(INT4, product_rows=0)
+CODED = (UnitKind.attn, UnitKind.ffn, UnitKind.expert)
+
+
+def coded(m: ModelSpec, form: Format = INT4) -> ModelSpec:
+    """``m`` with the layers' units in ``form``."""
+
+    def units() -> Iterator[UnitSpec]:
+        for unit in m.units:
+            if unit.kind in CODED:
+                yield replace(unit, stored_bytes=form.stored_bytes(1, unit.elements), format=form)
+
+    return replace(with_units(m, *units()), scratch_bytes=8 * MB)
+
+
+def test_a_product_of_few_rows_reads_what_is_stored_and_one_of_many_decodes_first() -> None:
+    hardware, unit = machine(), coded(model()).of_kind(UnitKind.attn)[0]
+    few, many = unit_s(hardware, unit, INT4.product_rows), unit_s(hardware, unit, INT4.product_rows + 1)
+    assert few == pytest.approx(unit.stored_bytes / product_gbps(hardware, INT4) / GB)
+    assert many == pytest.approx(unit.elements / decode_gelements(hardware, INT4) / 1e9 + 2 * unit.elements / 800 / GB)
+    assert unit_s(hardware, unit.decoded, 1) == pytest.approx(2 * unit.elements / 800 / GB)
+    on_cpu = machine(0)
+    assert unit_s(on_cpu, unit, 1) == pytest.approx(unit.elements / decode_gelements(on_cpu, INT4) / 1e9 + 2 * unit.elements / 50 / GB)
+
+
+def test_measured_rates_stand_before_derived_ones_and_are_slowed_with_the_rate_of_weights() -> None:
+    hardware = machine(gpu=gpu(decode={"INT4-128": 500.0}, products={"INT4-128": 600.0}))
+    assert (decode_gelements(hardware, INT4), product_gbps(hardware, INT4)) == (500.0, 600.0)
+    slower = slowed(hardware, {Figure.weights: 2.0})
+    assert (decode_gelements(slower, INT4), product_gbps(slower, INT4)) == (250.0, 300.0)
+
+
+def test_a_pass_reads_and_decodes_every_coded_unit_that_it_touches() -> None:
+    m, hardware = coded(model(4, experts=8)), machine()
+    attn, expert = m.of_kind(UnitKind.attn)[0], m.of_kind(UnitKind.expert)[0]
+    router, head = m.of_kind(UnitKind.ffn)[0], m.lm_head
+    one_s = 4 * (unit_s(hardware, attn, 1) + unit_s(hardware, router, 1) + 2 * unit_s(hardware, expert, 1)) + unit_s(hardware, head, 1)
+    assert weight_read_s(hardware, m, 1) == pytest.approx(one_s)
+
+
+@pytest.mark.parametrize(
+    ("form", "batch", "want"),
+    [
+        (INT4, 1, WeightForm.stored),  # a product reads a quarter of the bytes
+        (INT4, 32, WeightForm.decoded),  # each step would decode
+        (NO_PRODUCT, 1, WeightForm.decoded),
+    ],
+)
+def test_residents_stay_in_the_form_that_is_faster_where_all_fit(form: Format, batch: int, want: WeightForm) -> None:
+    m, hardware, w = coded(model(), form), machine(64 * GB, layer_launch_s=1e-6), work(batch=batch, new_tokens=512)
+    made = solve(hardware, m, w)
+    assert made.weights.forms == ResidentForms(want, want)
+    assert made.weights.vram.resident_units.attn == m.layers
+    other = next(value for value in WeightForm if value is not want)
+    forced = solve(hardware, m, w, Force(attn_form=other, ffn_form=other))
+    assert forced.weights.forms == ResidentForms(other, other)
+    assert predict(hardware, m, w, forced).total_s > predict(hardware, m, w, made).total_s
+
+
+def test_what_stays_decoded_takes_its_decoded_bytes() -> None:
+    m, hardware = coded(model()), machine(64 * GB)
+    stored, decoded = (solve(hardware, m, work(), Force(attn_form=form, ffn_form=form)) for form in WeightForm)
+    takes = [vram_use(hardware, m, work(), made) for made in (stored, decoded)]
+    assert takes[1]["residents"] - takes[1]["embedding"] > 3 * (takes[0]["residents"] - m.head_bytes)
+    assert takes[0]["scratch"] >= 8 * MB
+
+
+def test_what_is_not_coded_or_stays_on_no_card_has_one_form() -> None:
+    for hardware, m in ((machine(), model()), (machine(0), coded(model()))):
+        with pytest.raises(UserError, match="force.attn_form=decoded.*stored"):
+            solve(hardware, m, work(), Force(attn_form=WeightForm.decoded))
+
+
+@pytest.mark.parametrize("form", [INT4, NO_PRODUCT, QUANTISED["FP8"]])
+@pytest.mark.parametrize(("vram", "dram"), [(0, 1300), (1100, 800), (1300, 4000), (3000, 4000)])
+@pytest.mark.parametrize("experts", [0, 4])
+def test_every_coded_plan_holds_every_rule_and_costs_what_the_program_says(form: Format, vram: int, dram: int, experts: int) -> None:
+    hardware: HardwareProfile = machine(vram * MB, dram * MB)
+    m = coded(model(8, 60 * MB, 240 * MB, experts=experts), form)
+    for batch in (1, 24):
+        w = work(batch=batch)
+        found = search(hardware, m, w)
+        assert broken_rules(hardware, m, w, found.decisions) == []
+        predicted = predict(hardware, m, w, found.decisions)
+        assert found.best_s * (1 - 1e-5) <= predicted.total_s <= found.best_s * 1.005 * (1 + 1e-6)
+        for attn in WeightForm if vram else ():
+            one = solve(hardware, m, w, Force(attn_form=attn, ffn_form=attn))
+            assert predict(hardware, m, w, one).total_s >= found.best_s * (1 - 0.005)
+
+
+def test_a_plan_s_placement_knows_each_unit_s_form() -> None:
+    hardware, m = machine(700 * MB), coded(model(8, 60 * MB, 240 * MB), NO_PRODUCT)
+    made = solve(hardware, m, work(), Force(attn_form=WeightForm.decoded, ffn_form=WeightForm.stored, resident_attn=3))
+    from penstock.planner.contract.decided.placement import place
+
+    placement = place(m, made.weights, True)
+    for unit, lies in placement.units:
+        decoded = lies is Tier.vram and unit.kind == "attn"
+        assert placement.form(unit) is (WeightForm.decoded if decoded else WeightForm.stored)
+        assert placement.kept_bytes(unit) == (placement.spec(unit).decoded_bytes if decoded else placement.unit_bytes(unit))
