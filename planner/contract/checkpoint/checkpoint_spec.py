@@ -47,7 +47,7 @@ class _Sorted:
     lists: set[int] = field(default_factory=set)
     """Layers whose mixers are a list."""
     scratch_bytes: int = 0
-    """Of the layers' largest coded matrix, decoded."""
+    """Of the layers' largest coded matrix, decoded; an expert's gate and up are decoded together."""
 
     def rows(self, ending: str) -> set[int]:
         """First dimensions of the layers' tensors with such names."""
@@ -128,7 +128,8 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, TensorInfo]) -> _Sorted:
         if role.kind in ("attn", "ffn") and role.layer is not None:
             found.stacks.add(role.stack)
             found.dtypes[info.dtype] += info.nbytes
-            found.scratch_bytes = max(found.scratch_bytes, info.scratch_bytes)
+            together = 1 if role.expert is None else 2
+            found.scratch_bytes = max(found.scratch_bytes, together * info.scratch_bytes)
             expert = FUSED if role.kind == "ffn" and _holds_experts(geometry, info) else role.expert
             if expert is not None and not geometry.whole_experts:
                 found.routed[role.layer].add(info)
