@@ -203,40 +203,67 @@ class Gpu:
         yield Figure("gpu.h2d_with_d2h_gbps", rate, f"copies of {show_bytes(BUSY_CHUNK)} both ways on two streams, H2D's share, median")
 
     def issuing(self, arena: Arena, seconds: float) -> Iterator[Figure]:
-        """Host seconds of one copy as the runtime issues them: a thread of its own, an event behind each, two in flight, while this thread
-        launches kernels. The copies are small, so that the link is idle between them."""
+        """Host seconds of one copy as the runtime issues them: by a thread of its own, two in flight. Another waits for the end of each and
+        says so, and this one launches kernels. The copies are small, so that the link is idle between them."""
         import torch
 
         source = self._host(arena)[:SMALL_COPY]
         target, operand = torch.empty(SMALL_COPY, dtype=torch.uint8, device=self.device), torch.ones(1024, device=self.device)
-        stream, took, over = torch.cuda.Stream(), list[float](), threading.Event()
+        stream, took, over, retired = torch.cuda.Stream(), list[float](), threading.Event(), threading.Event()
+        queued: deque[torch.cuda.Event | None] = deque()
+        changed = threading.Condition()
 
         def copy() -> None:
-            queued: deque[torch.cuda.Event] = deque()
             with torch.cuda.stream(stream):
                 while not over.is_set() or len(took) < LEAST_COPIES:
                     begun = time.perf_counter()
+                    with changed:
+                        changed.wait_for(lambda: len(queued) < 2 or retired.is_set())
                     target.copy_(source, non_blocking=True)
-                    queued.append(torch.cuda.Event())
-                    queued[-1].record(stream)
-                    if len(queued) > 2:
-                        queued.popleft().synchronize()
+                    event = torch.cuda.Event(enable_timing=True, blocking=True)
+                    event.record(stream)
+                    with changed:
+                        queued.append(event)
+                        changed.notify_all()
                     took.append(time.perf_counter() - begun)
 
+        def retire() -> None:
+            try:
+                while (first := head()) is not None:
+                    first.synchronize()
+                    with changed:
+                        queued.popleft()
+                        changed.notify_all()
+            finally:
+                with changed:
+                    retired.set()
+                    changed.notify_all()
+
+        def head() -> torch.cuda.Event | None:
+            with changed:
+                changed.wait_for(lambda: bool(queued))
+                return queued[0]
+
         torch.cuda.synchronize()
-        with ThreadPoolExecutor(1, "copies") as pool:
-            copying = pool.submit(copy)
+        with ThreadPoolExecutor(2, "copies") as pool:
+            copying, retiring = pool.submit(copy), pool.submit(retire)
             try:
                 end = time.perf_counter() + seconds
-                while time.perf_counter() < end and not copying.done():
+                while time.perf_counter() < end and not copying.done() and not retiring.done():
                     for _ in range(LAUNCHED):
                         operand.add_(1.0)
                     torch.cuda.synchronize()
             finally:
                 over.set()
-            copying.result()
+                copying.exception()
+                with changed:
+                    queued.append(None)
+                    changed.notify_all()
+            for work in (copying, retiring):
+                work.result()
         torch.cuda.synchronize()
-        how = f"{len(took)} copies of {show_bytes(SMALL_COPY)} by a thread, two in flight, while another launches kernels, mean"
+        how = f"{len(took)} copies of {show_bytes(SMALL_COPY)} by a thread, two in flight"
+        how += ", each waited for by another, while a third launches kernels, mean"
         yield Figure("gpu.copy_s", statistics.mean(took), how)
 
     def pageable(self, seconds: float) -> Iterator[Figure]:

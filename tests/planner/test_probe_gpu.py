@@ -77,7 +77,7 @@ def test_the_pageable_rate_is_measured_on_its_own_memory(stand_in):
 def test_the_hosts_part_of_a_copy_is_timed_beside_kernels_that_are_launched(stand_in, arena, monkeypatch):
     counted = itertools.count()
     event = types.SimpleNamespace(record=lambda stream=None: next(counted), synchronize=lambda: None)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     (figure,) = stand_in.issuing(arena, 0.01)
@@ -85,11 +85,13 @@ def test_the_hosts_part_of_a_copy_is_timed_beside_kernels_that_are_launched(stan
     assert figure.path == "gpu.copy_s" and 0 < figure.value < 1 and issued >= module.LEAST_COPIES and f"{issued} copies" in figure.how
 
 
-def test_a_copy_that_fails_ends_the_timing(stand_in, arena, monkeypatch):
-    def fails():
+@pytest.mark.parametrize("whose", ["copier", "retirer"])
+def test_a_copy_that_fails_ends_the_timing(stand_in, arena, monkeypatch, whose):
+    def fails(**_):
         raise RuntimeError("CUDA error 700")
 
-    monkeypatch.setattr(torch.cuda, "Event", fails)
+    broken = types.SimpleNamespace(record=lambda stream: None, synchronize=fails)
+    monkeypatch.setattr(torch.cuda, "Event", fails if whose == "copier" else lambda **_: broken)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     with pytest.raises(RuntimeError, match="CUDA error 700"):
