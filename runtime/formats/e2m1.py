@@ -1,0 +1,67 @@
+"""The numbers of 4 bits that MXFP4 and NVFP4 are made of: a sign, two bits of exponent, one of mantissa; two of them a byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""By code (OCP Microscaling 1.0, table 5.3.3)."""
+_AT_ONCE = 1 << 20
+"""Bytes of codes that are decoded at a time, which bounds what is held beside the result."""
+
+
+@dataclass(frozen=True)
+class E2m1Matrix:
+    """The stored tensors of one matrix on a card. ``factors`` F32, one for each of the matrices that are joined by their rows, or None."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    factors: torch.Tensor | None = None
+    divides: bool = False
+    """Whether scales are divided by the factors."""
+    bias: torch.Tensor | None = None
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale: E8M0 32, E4M3 16."""
+        return 2 * self.codes.numel() // self.scales.numel()
+
+    @property
+    def bytes_of_scales(self) -> torch.Tensor:
+        return self.scales.view(torch.uint8)
+
+
+def unpack(packed: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:
+    """Decode ``packed`` uint8, two numbers a byte, the lower half first, and multiply each run of numbers that share a factor by it.
+
+    ``factors`` F32, in row-major order. ``out`` [rows, columns], contiguous, gets each product rounded once. Memory: 12 MiB.
+    """
+    flat = factors.reshape(-1, 1)
+    groups = out.view(len(flat), -1)
+    codes, exact = packed.reshape(len(flat), -1), _factors_fit(out.dtype, factors)
+    pairs = _pairs(out.dtype if exact else torch.float32, out.device)
+    step = max(1, _AT_ONCE // codes.shape[1])
+    for first in range(0, len(flat), step):
+        numbers = torch.index_select(pairs, 0, codes[first : first + step].int().view(-1))
+        numbers = numbers.view(out.dtype if exact else torch.float32).view(-1, groups.shape[1])
+        if exact:
+            torch.mul(numbers, flat[first : first + step].to(out.dtype), out=groups[first : first + step])
+        else:
+            groups[first : first + step] = numbers.mul_(flat[first : first + step])
+
+
+def _factors_fit(dtype: torch.dtype, factors: torch.Tensor) -> bool:
+    """Whether ``dtype`` holds each factor as it is, so that products need no F32 between."""
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and factors.dtype is torch.bfloat16)
+
+
+@cache
+def _pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256]: the two numbers of every byte, as one number of twice their width."""
+    code = torch.arange(256)
+    values = torch.tensor(VALUES, dtype=dtype)
+    both = torch.stack([values[code & 15], values[code >> 4]], dim=1)
+    return both.view(torch.int64 if dtype.itemsize == 4 else torch.int32).squeeze(1).to(device)

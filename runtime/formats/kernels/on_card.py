@@ -1,0 +1,28 @@
+"""Which kernels a device has."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton is there and ``device`` is a card."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+@cache
+def e2m1_kernels(device: torch.device) -> E2m1Kernels | None:
+    """Of numbers of 4 bits; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
+
+    return E2m1Kernels()
