@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -11,27 +10,6 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, 
 """By code (OCP Microscaling 1.0, table 5.3.3)."""
 _AT_ONCE = 1 << 20
 """Bytes of codes that are decoded at a time, which bounds what is held beside the result."""
-
-
-@dataclass(frozen=True)
-class E2m1Matrix:
-    """The stored tensors of one matrix on a card. ``factors`` F32, one for each of the matrices that are joined by their rows, or None."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-    factors: torch.Tensor | None = None
-    divides: bool = False
-    """Whether scales are divided by the factors."""
-    bias: torch.Tensor | None = None
-
-    @property
-    def group(self) -> int:
-        """Columns that share a scale: E8M0 32, E4M3 16."""
-        return 2 * self.codes.numel() // self.scales.numel()
-
-    @property
-    def bytes_of_scales(self) -> torch.Tensor:
-        return self.scales.view(torch.uint8)
 
 
 def unpack(packed: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:

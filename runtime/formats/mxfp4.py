@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from penstock.runtime.formats.coding import Parts
-from penstock.runtime.formats.e2m1 import E2m1Matrix, unpack
+from penstock.runtime.formats.e2m1 import unpack
+from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
 from penstock.runtime.formats.kernels.on_card import e2m1_kernels
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from penstock.runtime.formats.coding import Parts
-from penstock.runtime.formats.e2m1 import E2m1Matrix, unpack
+from penstock.runtime.formats.e2m1 import unpack
+from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
 from penstock.runtime.formats.kernels.on_card import e2m1_kernels
 
 
 class Nvfp4:
-    """Leaves ``weight`` [rows, columns / 2] uint8, two numbers a byte, the lower half first; ``weight_scale`` [rows, columns / 16] E4M3; and
-    in F32 either ``factor`` (ModelOpt's ``weight_scale_2``) or ``divisor`` (compressed-tensors' ``weight_global_scale``).
+    """Leaves ``weight`` [rows, columns / 2] uint8, two numbers a byte, the lower half first; ``weight_scale`` [rows, columns / 16] E4M3; in
+    F32 either ``factor`` (ModelOpt's ``weight_scale_2``) or ``divisor`` (compressed-tensors' ``weight_global_scale``).
 
     A number times (scale * factor), or (scale / divisor), in F32, rounded once: what ModelOpt and compressed-tensors decode to. Several
     matrices joined by their rows, all of one height, have a factor each.

@@ -58,8 +58,8 @@ class Mxfp4Stored:
         usual = {(*outer, rows, columns, _GROUP // 2), (*outer, rows, columns * _GROUP // 2)}
         if blocks.dtype != "U8" or scales.dtype != "U8" or not rows * columns or blocks.shape not in usual:
             raise UserError(
-                f"{self.where}: tensor {blocks.tensor} is {blocks.dtype} of shape {list(blocks.shape)}, and {scales.tensor} {scales.dtype} of "
-                f"shape {list(scales.shape)}; MXFP4 has U8 in both, and 16 bytes a scale: download the checkpoint again"
+                f"{self.where}: tensor {blocks.tensor} is {blocks.dtype} of shape {list(blocks.shape)}, and {scales.tensor} {scales.dtype} "
+                f"of shape {list(scales.shape)}; MXFP4 has U8 in both, and 16 bytes a scale: download the checkpoint again"
             )
         return StoredMatrix(name, (*outer, rows, columns * _GROUP), QUANTISED["MXFP4"], {"blocks": blocks, "scales": scales})
 

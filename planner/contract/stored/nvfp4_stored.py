@@ -58,7 +58,9 @@ class Nvfp4Stored:
         scale, factor = known["weight_scale"], known[[*self.leaves.values()][-1]]
         *outer, rows, half = weight.shape if len(weight.shape) in (2, 3) else (0, 0)
         if not rows * half or 2 * half % _GROUP:
-            raise UserError(f"{self.where}: tensor {weight.tensor} has shape {list(weight.shape)}, allowed is a matrix of groups of 16 columns")
+            raise UserError(
+                f"{self.where}: tensor {weight.tensor} has shape {list(weight.shape)}, allowed is a matrix of groups of 16 columns"
+            )
         one = math.prod(factor.shape) == math.prod(outer)
         if scale.shape != (*outer, rows, 2 * half // _GROUP) or scale.dtype != "F8_E4M3" or factor.dtype != "F32" or not one:
             raise UserError(

@@ -7,18 +7,24 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.planner.contract.stored.fp8_stored import Fp8Stored
+from penstock.planner.contract.stored.mxfp4_stored import Mxfp4Stored
+from penstock.planner.contract.stored.nvfp4_stored import Nvfp4Stored
 from penstock.planner.contract.stored.scheme import Scheme
 
 SCHEMES: Mapping[str, Callable[[Mapping[str, Any], str], Scheme | None]] = MappingProxyType(
     {
         "fp8": Fp8Stored.of_fp8,
         "fbgemm_fp8": Fp8Stored.of_fbgemm,
+        "modelopt": Nvfp4Stored.of_modelopt,
+        "mxfp4": Mxfp4Stored.of_mxfp4,
     }
 )
 """quant_method -> what reads the rest of its quantization_config; None for a variant that is not known."""
 COMPRESSED: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], Scheme | None]] = MappingProxyType(
     {
         "float-quantized": Fp8Stored.of_compressed,
+        "mxfp4-pack-quantized": Mxfp4Stored.of_compressed,
+        "nvfp4-pack-quantized": Nvfp4Stored.of_compressed,
     }
 )
 """``format`` of compressed-tensors -> what reads its one group's ``weights`` and the whole quantization_config."""

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.runtime.formats.e2m1 import E2m1Matrix
+from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
 
 MOST_TOKENS = 16
 """Rows of a product that reads the stored form; with more, the matrix is decoded once for all."""
@@ -100,7 +100,9 @@ def _one_row(
         group = first * 2 // GROUP + tl.arange(0, 2 * BYTES // GROUP)
         known = stays[:, None] & (group < groups)[None, :]
         scale = _scale(tl.load(scales + row[:, None] * groups + group[None, :], known, 0), E8M0)
-        total += tl.sum(sums * _factored(scale, (begin + factor_at * 16).to(tl.pointer_type(tl.float32)), row, rows, joined, E8M0, DIVIDES), 1)
+        total += tl.sum(
+            sums * _factored(scale, (begin + factor_at * 16).to(tl.pointer_type(tl.float32)), row, rows, joined, E8M0, DIVIDES), 1
+        )
     if BIAS:
         total += tl.load((begin + bias_at * 16).to(tl.pointer_type(out.dtype.element_ty)) + row, stays, 0.0).to(tl.float32)
     tl.store(out + expert * rows + row, total.to(out.dtype.element_ty), stays)

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from penstock.runtime.formats.coding import Coding
-from penstock.runtime.formats.e2m1 import VALUES, E2m1Matrix
+from penstock.runtime.formats.e2m1 import VALUES
+from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
 from penstock.runtime.formats.mxfp4 import Mxfp4
 from penstock.runtime.formats.nvfp4 import Nvfp4
 

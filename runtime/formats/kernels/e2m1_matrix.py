@@ -1,0 +1,28 @@
+"""A matrix of numbers of 4 bits as kernels take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class E2m1Matrix:
+    """The stored tensors of one matrix on a card. ``factors`` F32, one for each of the matrices that are joined by their rows, or None."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    factors: torch.Tensor | None = None
+    divides: bool = False
+    """Whether scales are divided by the factors."""
+    bias: torch.Tensor | None = None
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale: E8M0 32, E4M3 16."""
+        return 2 * self.codes.numel() // self.scales.numel()
+
+    @property
+    def bytes_of_scales(self) -> torch.Tensor:
+        return self.scales.view(torch.uint8)
