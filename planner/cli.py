@@ -132,6 +132,7 @@ PROGRAM = Program(
             "planner solve hardware=rtx5080 model=llama70b workload.batch=4 out=plan.yaml",
             reads_wsm=True,
             used=(*PROBLEM, "workload.batch", "workload.kv_spill", "out"),
+            figures={"tokens/s": "predicted.decode_tokens_per_s", "bound by": "predicted.bottleneck_decode"},
         ),
         Verb(replan, ReplanConfig, "planner replan plan=plan.yaml context_tokens=16384"),
         Verb(

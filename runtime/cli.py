@@ -109,7 +109,14 @@ PROGRAM = Program(
     "runtime",
     "executes a plan on a real checkpoint, measures, and says where the plan was wrong.",
     (
-        Verb(run, RunConfig, 'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64', reads_wsm=True, used=RUN),
+        Verb(
+            run,
+            RunConfig,
+            'runtime run plan=plan.yaml prompt="Once upon a time" max_new_tokens=64',
+            reads_wsm=True,
+            used=RUN,
+            figures={"tokens/s": "decode_tokens_per_s", "predicted/measured": "ratio.decode_tokens_per_s", "bound by": "bottleneck_decode"},
+        ),
         Verb(chat, ChatConfig, "runtime chat model=hf model.checkpoint=Llama-3.1-8B-Instruct", instead="plan", used=CHAT),
         Verb(
             bench,

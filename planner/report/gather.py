@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.command.overrides import key_of, unquoted
-from penstock.planner.common.command.sweep_folders import POINT, SWEEP_CONFIG, read_point
+from penstock.planner.common.command.sweep_folders import OUTPUT, POINT, SWEEP_CONFIG, read_point
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
@@ -90,7 +90,7 @@ def _rows_of(here: Path, root: Path, own: frozenset[str], left_out: list[str]) -
     found = []
     for path in sorted(entry for entry in here.iterdir() if entry.is_file() and not entry.name.startswith(".")):
         name = os.path.relpath(path, root)
-        if path.name in own or path.name == SWEEP_CONFIG or (path.name == POINT and point):
+        if path.name in own or path.name == SWEEP_CONFIG or (path.name in (POINT, OUTPUT) and point):
             continue
         row = _plan_row(path, name) if path.suffix in (".yaml", ".yml") else _run_row(path, name, asked, root)
         if row is None:

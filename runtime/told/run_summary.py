@@ -66,7 +66,7 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
 
 def closing(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What ends the output, for programs to read."""
-    keys = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s")
+    keys = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "bottleneck_decode")
     last = {"report": str(path), **{k: report["measured"][k] for k in keys}, "ratio": report["ratio"]}
     return last | {key: report[key] for key in ("interrupted", "logits", "rules_broken")}
 

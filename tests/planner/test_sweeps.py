@@ -42,6 +42,20 @@ def test_every_launcher_leaves_the_same_rows(launcher: str, tmp_path: Path) -> N
     assert [(point.status, (point.error or "")[:12]) for point in points] == [(2, "no plan fits"), (0, "")]
     assert points[1].overrides == ("hardware=rtx5080", "model=llama8b", "hardware.vram_bytes=8589934592", "workload.batch=2")
     assert [(tmp_path / "sweeps" / "0" / str(n) / "plan.yaml").is_file() for n in range(2)] == [False, True]
+    assert [point.files for point in points] == [(), ("sweeps/0/1/plan.yaml",)] and set(points[1].figures) == {"tokens/s", "bound by"}
+    said = (tmp_path / "sweeps" / "0" / "1" / "output.txt").read_text(encoding="utf-8")
+    assert json.loads(said.splitlines()[-1])["predicted"]["decode_tokens_per_s"] == points[1].figures["tokens/s"]
+
+
+def test_a_sweep_prints_a_line_a_point_and_one_table(tmp_path: Path) -> None:
+    result = command("planner", *SOLVE, cwd=tmp_path)
+    (fails,) = [line for line in result.stderr.splitlines() if line.startswith("[")]
+    assert fails.startswith("[0]  hardware.vram_bytes=1073741824  no plan fits: VRAM is short by")
+    point, head, first, second, end, _ = result.stdout.splitlines()
+    assert re.fullmatch(r"\[1\]  hardware.vram_bytes=8589934592  [0-9.]+ tokens/s, bound by \w+  sweeps/0/1/plan.yaml", point)
+    assert head.split() == ["hardware.vram_bytes", "tokens/s", "bound", "by"], "what all points share is no column"
+    assert first.split() == ["0", "1073741824", "-", "-", "no", "plan", "fits"] and second.split()[-1] == "sweeps/0/1/plan.yaml"
+    assert end.startswith("sweeps/0: 2 points, 1 failed; what each said is in its output.txt")
 
 
 def test_runs_are_swept_too_and_reported_beside_what_was_predicted(tmp_path: Path) -> None:
@@ -51,6 +65,7 @@ def test_runs_are_swept_too_and_reported_beside_what_was_predicted(tmp_path: Pat
     assert result.returncode == 2, result.stderr
     told = json.loads(result.stdout.splitlines()[-1])
     assert [row["status"] for row in told["rows"]] == [0, 2, 0] and "force.cap_layers=77" in told["rows"][1]["error"]
+    assert all(row["figures"]["tokens/s"] > 0 and row["figures"]["predicted/measured"] > 0 for row in told["rows"][::2])
     reported = command("planner", "report", "sweeps/0", cwd=tmp_path)
     assert reported.returncode == 0, reported.stderr
     rows = json.loads((tmp_path / "sweeps" / "0" / "report.json").read_text())["rows"]

@@ -4,11 +4,13 @@ in this process or in one that a launcher started."""
 from __future__ import annotations
 
 import functools
+import io
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
@@ -20,7 +22,8 @@ from penstock.planner.common.closing import Closing
 from penstock.planner.common.command.complaints import explain
 from penstock.planner.common.command.known_keys import Key
 from penstock.planner.common.command.overrides import key_of
-from penstock.planner.common.command.sweep_folders import Point, read_points, write_point
+from penstock.planner.common.command.sweep_folders import OUTPUT, POINT, Point, read_points, write_point
+from penstock.planner.common.command.sweep_table import point_line, print_points, swept_keys
 from penstock.planner.common.command.wsm import Environment
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import raise_if_interrupted
@@ -103,24 +106,47 @@ def _run_point(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: A
     """One point of a sweep, which leaves a row whatever becomes of it."""
     number, directory = hydra.job.num, Path(hydra.runtime.output_dir)
     asked = tuple(override for override in hydra.overrides.task if key_of(override) != "notes")
-    print(f"[{number}] " + "  ".join(asked), flush=True)
+    told = io.StringIO()
     error, status = None, 0
     try:
-        status = _run(task, cfg, call, hydra, directory)
+        with redirect_stdout(told):
+            status = _run(task, cfg, call, hydra, directory)
     except Exception as raised:
         try:
             error, status = str(_mistake(raised, call)), 2
         except Exception:
             traceback.print_exc()
             error, status = f"{type(raised).__name__}: {' '.join(str(raised).split())}", BUG
-        print(f"[{number}] {error}", file=sys.stderr, flush=True)
-    write_point(directory, Point(f"{call.program} {call.verb.name}", number, asked, status, error))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / OUTPUT).write_text(told.getvalue(), encoding="utf-8", errors="backslashreplace")
+    left = tuple(os.path.relpath(path) for path in sorted(directory.iterdir()) if path.is_file() and path.name not in (POINT, OUTPUT))
+    figures = {} if error is not None else _figures(call.verb, told.getvalue())
+    point = Point(f"{call.program} {call.verb.name}", number, asked, status, error, figures, left)
+    write_point(directory, point)
+    print(point_line(point, swept_keys(call.typed)), file=sys.stdout if error is None else sys.stderr, flush=True)
+
+
+def _figures(verb: Any, output: str) -> dict[str, Any]:
+    """Those that ``verb`` names, of the JSON document that ends its ``output``."""
+    try:
+        document = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {}
+    figures = {}
+    for name, path in verb.figures.items():
+        value: Any = document
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        figures[name] = value if isinstance(value, str | int | float) else None
+    return figures
 
 
 def _run(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: Any, directory: Path | None = None) -> int:
-    """The files of a sweep's point go into its ``directory``."""
+    """The files of a sweep's point go into its ``directory``, and its output ends with what it has to say as JSON."""
     config = _complete(cfg, call, hydra.runtime.choices)
     _credit(config, hydra.overrides.task)
+    if directory is not None and isinstance(config, Closing):
+        config.json = True
     for name in (name for name in FILES if getattr(config, name, None)) if directory is not None else ():
         setattr(config, name, os.path.relpath(directory / getattr(config, name)))
     raise_if_interrupted()
@@ -213,9 +239,10 @@ class SweepEnd(Callback):
             return
         failed = [point for point in points if point.error is not None]
         call.status = max(call.status, *(point.status for point in points))
+        print_points(points)
         print(
-            f"{os.path.relpath(directory)}: {len(points)} points, {len(failed)} failed; one table: planner report "
-            f"{os.path.relpath(directory)}"
+            f"{os.path.relpath(directory)}: {len(points)} points, {len(failed)} failed; what each said is in its {OUTPUT}, "
+            f"one page: planner report {os.path.relpath(directory)}"
         )
         rows = [point.as_json() for point in points]
         told = {"sweep": os.path.relpath(directory), "points": len(points), "failed": len(failed), "rows": rows}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ SWEEP_CONFIG = "multirun.yaml"
 
 POINT = "point.json"
 """What each point leaves in its directory, also one that failed."""
+OUTPUT = "output.txt"
+"""What a point would have printed."""
 
 LAUNCHERS = {
     "basic": ("hydra", ""),
@@ -43,9 +45,13 @@ class Point:
     """0, that of the verb, or 2 after a mistake or where no plan fits, 1 after a bug."""
     error: str | None
     """The one line of what failed."""
+    figures: Mapping[str, str | float | None] = field(default_factory=dict)
+    """The verb's few that a sweep is made for, by what they are called."""
+    files: tuple[str, ...] = ()
+    """What it left, as seen from where the sweep began."""
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "overrides": list(self.overrides)}
+        return {**asdict(self), "overrides": list(self.overrides), "files": list(self.files)}
 
 
 def write_point(directory: Path, point: Point) -> None:
@@ -58,7 +64,8 @@ def read_point(path: Path) -> Point | None:
     """The point in the file ``path``; None where it is something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Point(str(data["verb"]), int(data["number"]), tuple(map(str, data["overrides"])), int(data["status"]), data["error"])
+        asked, left = tuple(map(str, data["overrides"])), tuple(map(str, data["files"]))
+        return Point(str(data["verb"]), int(data["number"]), asked, int(data["status"]), data["error"], dict(data["figures"]), left)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,9 @@ class Verb:
     """The key that is set instead of all that describes a problem, such as ``plan``, whose file holds it."""
     used: tuple[str, ...] = ()
     """The keys and groups that people set most, ten at most: help begins with them. Empty: the verb has few keys."""
+
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """What a sweep's table shows -> where it stands in the JSON that ends the verb's output, as ``predicted.decode_tokens_per_s``."""
 
     @property
     def name(self) -> str:
