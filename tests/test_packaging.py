@@ -32,7 +32,9 @@ def tree_files() -> set[str]:
     """Everything that belongs to the package, named as it is to be installed."""
     inside = {f"penstock/{path.relative_to(ROOT)}": path for wing in WINGS for path in (ROOT / wing).rglob("*")}
     inside |= {f"penstock/{path.name}": path for path in (ROOT / "penstock").glob("*")}
-    return {name for name, path in inside.items() if path.suffix in (".py", ".yaml", ".c", ".typed") and "__pycache__" not in path.parts}
+    return {
+        name for name, path in inside.items() if path.suffix in (".py", ".yaml", ".c", ".h", ".typed") and "__pycache__" not in path.parts
+    }
 
 
 def packages(files: Iterable[str]) -> set[str]:
@@ -153,6 +155,7 @@ def test_an_editable_install_is_found_in_the_clone_and_elsewhere(editable: Path,
     for cwd in (source, tmp_path):
         assert Path(finished(bare, cwd, PYTHONPATH="")).is_relative_to(source)
     assert list(source.rglob("_native*.so")), "expert policies are compiled beside their sources"
+    assert list(source.rglob("_decoders*.so")), "so are the formats' decoders"
 
 
 def sources() -> Iterator[tuple[Path, ast.Module]]:
@@ -182,7 +185,12 @@ def test_importing_penstock_imports_neither_torch_nor_hydra(tmp_path: Path) -> N
     assert finished([sys.executable, "-P", "-c", code], tmp_path, PYTHONPATH=str(ROOT)) == "set()"
 
 
-def test_expert_policies_are_compiled_into_the_wheel(installed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["planner/contract/experts/policies/_native", "runtime/formats/native/_decoders"])
+def test_what_is_written_in_c_is_compiled_into_the_wheel(installed: Path, place: str) -> None:
+    assert list(installed.glob(f"penstock/{place}*.so"))
+
+
+def test_expert_policies_are_found_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(installed)}
     code = "from penstock.planner.contract.experts.policies.native import library; print(library()._name)"
     result = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.runtime.formats.coding import Parts
+from penstock.runtime.formats.native.compiled import compiled_for
 
 STRETCH = 1 << 20
 """Elements decoded at once: each takes 4 bytes meanwhile."""
@@ -27,6 +28,10 @@ class Fp8:
         weight, (rows, columns) = parts["weight"], out.shape
         tall, wide = self.block[0] or rows, self.block[1] or columns
         scale = parts["weight_scale"].reshape(-(-rows // tall), -(-columns // wide)).float()
+        decode = compiled_for("fp8_decode", out, torch.bfloat16)
+        if decode is not None:
+            decode(weight, scale.contiguous(), out, rows, columns, tall, wide)
+            return
         across = scale if scale.shape[1] == 1 else scale.repeat_interleave(wide, 1)[:, :columns]
         step = tall if 1 < tall < rows else max(1, STRETCH // columns)
         for first in range(0, rows, step):

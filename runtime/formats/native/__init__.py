@@ -1,0 +1,1 @@
+"""Decoders in C for the CPU, compiled when the package is installed."""

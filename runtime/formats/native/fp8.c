@@ -1,0 +1,46 @@
+/* FP8 E4M3 with F32 scales of blocks: every element is float(element) * scale, rounded once to BF16. */
+#include "rows.h"
+
+struct fp8_job {
+    const uint8_t *weight;
+    const float *scales;
+    uint16_t *out;
+    int64_t columns, tall, wide, scale_columns;
+};
+
+/* E4M3FN: no infinities, 0x7f and 0xff are NaN. */
+ALONE float from_e4m3(uint32_t bits)
+{
+    uint32_t magnitude = bits & 0x7fu, value = (magnitude << 20) + (120u << 23), small;
+    float below = as_float(magnitude << 20 | 121u << 23) - 0.015625f; /* without the leading 1 of a normal number */
+    memcpy(&small, &below, sizeof small);
+    value = magnitude < 8u ? small : value;
+    value = magnitude == 0x7fu ? 0x7fc00000u : value;
+    return as_float(value | (bits & 0x80u) << 24);
+}
+
+ALONE void fp8_rows(const void *given, int64_t first, int64_t last)
+{
+    const struct fp8_job *job = given;
+    for (int64_t row = first; row < last; row++) {
+        const uint8_t *weight = job->weight + row * job->columns;
+        uint16_t *out = job->out + row * job->columns;
+        const float *scales = job->scales + row / job->tall * job->scale_columns;
+        for (int64_t from = 0; from < job->columns; from += job->wide, scales++) {
+            int64_t to = from + job->wide < job->columns ? from + job->wide : job->columns;
+            const float scale = *scales;
+            for (int64_t column = from; column < to; column++)
+                out[column] = to_bf16(from_e4m3(weight[column]) * scale);
+        }
+    }
+}
+WIDER(fp8_rows)
+
+/* out [rows, columns] BF16 of weight [rows, columns] E4M3 and scales [ceil(rows / tall), ceil(columns / wide)] F32. */
+int64_t fp8_decode(const uint8_t *weight, const float *scales, uint16_t *out, int64_t rows, int64_t columns, int64_t tall, int64_t wide,
+                   int64_t threads)
+{
+    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide};
+    over_rows(fp8_rows_wide, &job, rows, 1, threads);
+    return 0;
+}
