@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.formats.native import compiled as native
 
 
@@ -105,17 +106,19 @@ def test_what_is_no_plain_memory_is_not_handed_to_c() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tall", "wide", "rows", "columns"), [(128, 128, 384, 256), (128, 128, 200, 300), (1, 300, 200, 300), (200, 300, 200, 300)]
+    ("name", "rows", "columns", "grid"),
+    [("FP8", 384, 256, (3, 2)), ("FP8", 200, 300, (2, 3)), ("FP8-row", 200, 300, (200, 1)), ("FP8-tensor", 200, 300, (1, 1))],
 )
-def test_fp8_is_decoded_as_torch_does(tall: int, wide: int, rows: int, columns: int, threads: int) -> None:
-    weight = torch.arange(rows * columns).remainder(256).to(torch.uint8).view(rows, columns)
-    down, along = -(-rows // tall), -(-columns // wide)
-    scales = torch.rand(down, along, generator=torch.Generator().manual_seed(3)) * 1e-2
-    out = torch.empty(rows, columns, dtype=torch.bfloat16)
-    decode = native.compiled("fp8_decode")
-    assert decode is not None
-    decode(weight, scales, out, rows, columns, tall, wide)
-    spread = scales.repeat_interleave(tall, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-    right = (weight.view(torch.float8_e4m3fn).float() * spread).bfloat16()
-    assert torch.equal(out.isnan(), right.isnan())
+def test_fp8_is_decoded_in_c_as_torch_does(
+    name: str, rows: int, columns: int, grid: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.arange(rows * columns).remainder(256).to(torch.uint8).view(rows, columns).view(torch.float8_e4m3fn)
+    parts = {"weight": weight, "weight_scale": torch.rand(grid, generator=torch.Generator().manual_seed(3)) * 1e-2}
+    out, right = torch.empty(rows, columns, dtype=torch.bfloat16), torch.empty(rows, columns, dtype=torch.bfloat16)
+    CODINGS[name].decode(parts, out)
+    native.compiled.cache_clear()
+    native._library.cache_clear()
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: ".of-another-python.so")
+    CODINGS[name].decode(parts, right)
+    assert torch.equal(out.isnan(), right.isnan()) and out.isnan().any()
     assert torch.equal(out[~out.isnan()].view(torch.int16), right[~right.isnan()].view(torch.int16)), "zeros keep their signs, too"
