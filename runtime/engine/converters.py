@@ -12,7 +12,8 @@ from penstock.runtime.model.head import HeadInBlocks
 def converters(plan: Plan) -> list[Converter]:
     """For an engine that runs ``plan``, in the order in which they apply: attention, experts, head.
 
-    Modules of stored formats belong before the experts, and what deals layers to several ranks at the end.
+    Modules of stored formats are in place before these: ``build_skeleton`` follows the checkpoint. What deals layers to several ranks
+    belongs at the end.
     """
     found: list[Converter] = [AttentionByRows(), ExpertsInTurn()]
     if plan.hardware.gpu is not None:

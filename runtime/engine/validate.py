@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.checkpoint.checkpoint_files import stored_matrices
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.generate import Batch, Generation
@@ -67,8 +68,8 @@ def broken_at_run_time(plan: Plan, stats: CacheStats, peak_dram: int, peak_vram:
 
 
 def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
-    """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store."""
-    if not (checkpoint / MANIFEST).exists():
+    """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store or where matrices are coded."""
+    if not (checkpoint / MANIFEST).exists() and not stored_matrices(checkpoint):
         config = read_config(checkpoint)
         dtype = compute_dtype(checkpoint, config)
         model = text_class(config).from_pretrained(checkpoint, config=config, dtype=dtype, trust_remote_code=False)

@@ -14,10 +14,11 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.initialization import no_init_weights
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint, stored_infos
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint, stored_infos, stored_matrices
 from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.model.foreign_experts import name_experts, take_shape
+from penstock.runtime.model.stored_formats import StoredFormats
 from penstock.runtime.store.base import Store, open_store
 from penstock.runtime.store.decoder import decoder_layers, module_name
 from penstock.runtime.store.tensor_parts import transposes_experts
@@ -98,7 +99,8 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
     if transposes_experts(model):
         take_shape(model, stored_infos(directory))
     _keep_dtypes(model, dtype)
-    for converter in converters:
+    matrices = stored_matrices(directory)
+    for converter in [StoredFormats(matrices, str(directory)), *converters] if matrices else converters:
         converter.convert(model)
     return model.eval()
 

@@ -6,15 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
-from penstock.planner.contract.checkpoint.quantised import quantisation_of
+from penstock.planner.contract.checkpoint.checkpoint_files import TensorEntry, read_checkpoint
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.reading.layout import Parameter, Source, UnitLayout, lay_in_place
+from penstock.runtime.reading.layout import Parameter, Piece, Source, UnitLayout, lay_in_place
 from penstock.runtime.store.parameters import CAST, DTYPES, Slot, model_slots, tied_names
 from penstock.runtime.store.tensor_parts import part_of, pieces_of
 
@@ -32,14 +32,15 @@ class Inventory:
     def of(cls, directory: Path, model: torch.nn.Module) -> Inventory:
         """Match the checkpoint in ``directory`` with ``model``. UserError names the first tensor that is missing or differs."""
         checkpoint = read_checkpoint(directory)
-        quantised = quantisation_of(checkpoint.config, str(directory))
-        if quantised is not None:
-            raise UserError(f"{directory}: stored in {quantised.format.name}, which is not run yet; use its BF16, F16 or F32 checkpoint")
         slots = model_slots(model)
-        shapes = {slot.full_name: slot.shape if slot.part is None else (slot.part + 1, *slot.shape) for slot in slots.all}
+        coded = {slot.full_name: slot.coded for slot in slots.all if slot.coded is not None}
+        plain = [slot for slot in slots.all if slot.coded is None]
+        shapes = {slot.full_name: slot.shape if slot.part is None else (slot.part + 1, *slot.shape) for slot in plain}
         tied = tied_names(model)
         shapes |= {name: shapes[source] for name, source in tied.items() if source in shapes}
-        pieces = pieces_of(model, shapes, checkpoint.tensors)
+        leaves = {tensor for stored in coded.values() for tensor in stored.tensors}
+        pieces = pieces_of(model, shapes, {name: entry for name, entry in checkpoint.tensors.items() if name not in leaves})
+        pieces |= {name: _one_by_one(stored.tensors, checkpoint.tensors) for name, stored in coded.items()}
         for name, source in tied.items():
             if source not in pieces and name in pieces:
                 pieces[source] = pieces[name]
@@ -69,7 +70,8 @@ class Inventory:
             found = pieces[slot.full_name] if slot.part is None else part_of(pieces[slot.full_name], slot.part * nbytes, nbytes)
             return Parameter(slot.full_name if loose else slot.name, slot.shape, dtype, nbytes, found)
 
-        loose = {slot.full_name for unit, group in slots.units.items() if unit.kind != "expert" for slot in _loose(group, stored)}
+        computed = getattr(model, "dtype", torch.float32)
+        loose = {slot.full_name for unit, group in slots.units.items() if unit.kind != "expert" for slot in _loose(group, stored, computed)}
         units = {unit: [slot for slot in group if slot.full_name not in loose] for unit, group in slots.units.items()}
         others = [slot for group in slots.units.values() for slot in group if slot.full_name in loose] + [*slots.others]
         return cls(
@@ -84,10 +86,19 @@ def _serves(dtype: torch.dtype | None, slot: Slot, cast: bool) -> bool:
     return dtype == slot.dtype or (cast and dtype in CAST and slot.dtype in CAST)
 
 
-def _loose(group: Sequence[Slot], stored: Callable[[Slot, bool], torch.dtype]) -> list[Slot]:
-    """What of a unit is stored, or computed with, in another type than most of its bytes: that never moves."""
+def _one_by_one(names: Sequence[str], tensors: Mapping[str, TensorEntry]) -> tuple[Piece, ...]:
+    """Whole tensors, one behind the other."""
+    ends = accumulate((tensors[name].nbytes for name in names), initial=0)
+    return tuple(Piece(name, 0, tensors[name].nbytes, dest) for name, dest in zip(names, ends, strict=False))
+
+
+def _loose(group: Sequence[Slot], stored: Callable[[Slot, bool], torch.dtype], computed: torch.dtype) -> list[Slot]:
+    """What of a unit is stored, or computed with, in another type than most of its bytes: that never moves. Beside coded matrices, what is
+    cast or has another type than they are decoded to."""
     if not group:
         return []
+    if any(slot.coded is not None for slot in group):
+        return [slot for slot in group if slot.coded is None and (stored(slot, True), slot.dtype) != (computed, computed)]
     usual = most_bytes((stored(slot, True), math.prod(slot.shape)) for slot in group)
     if usual != most_bytes((slot.dtype, math.prod(slot.shape)) for slot in group):
         return []

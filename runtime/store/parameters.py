@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.formats.stored_parameters import StoredParameter, stored_parameters
 from penstock.runtime.store.decoder import decoder_layers, module_name, unit_modules
 from penstock.runtime.store.expert_modules import expert_parameters, experts_module
 
@@ -21,6 +22,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "F64": torch.float64,
         "F8_E4M3": torch.float8_e4m3fn,
         "F8_E5M2": torch.float8_e5m2,
+        "F8_E8M0": torch.float8_e8m0fnu,
         "U8": torch.uint8,
         "I8": torch.int8,
         "I16": torch.int16,
@@ -47,6 +49,8 @@ class Slot:
     part: int | None = None
     """Of a routed expert: which part of the parameter along its first dimension, ``shape`` being a part's. None: all of it. A parameter's
     last part comes last."""
+    coded: StoredParameter | None = None
+    """Of a leaf of a coded matrix: its format and what fills it."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,19 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
     layers_name = module_name(model, layers)
     units: dict[Unit, tuple[Slot, ...]] = {}
     taken: set[str] = set()
-    tied, of_text = tied_names(model), _of_text(model)
+    tied, of_text, coded = tied_names(model), _of_text(model), stored_parameters(model)
     shared = {*tied, *tied.values()}
     for index, layer in enumerate(layers):
         prefix = f"{layers_name}.{index}."
-        experts = _expert_slots(prefix, layer)
+        experts = _expert_slots(prefix, layer, coded)
         routed = {slot.full_name for slots in experts for slot in slots}
         for unit in (Unit("attn", index), Unit("ffn", index)):
             names = ((f"{child}.{n}", p) for child, m in unit_modules(layers, unit).items() for n, p in m.named_parameters())
-            slots = tuple(Slot(prefix + n, n, tuple(p.shape), p.dtype) for n, p in names if prefix + n not in routed | shared)
+            slots = tuple(
+                Slot(prefix + n, n, tuple(p.shape), p.dtype, coded=coded.get(prefix + n))
+                for n, p in names
+                if prefix + n not in routed | shared
+            )
             units |= {unit: slots} if slots else {}
             taken |= {slot.full_name for slot in slots}
         units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
@@ -99,7 +107,7 @@ def _of_text(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(f"{module_name(model, module)}." for module in (whole.get_decoder(), whole.get_output_embeddings()))
 
 
-def _expert_slots(prefix: str, layer: torch.nn.Module) -> list[tuple[Slot, ...]]:
+def _expert_slots(prefix: str, layer: torch.nn.Module, coded: Mapping[str, StoredParameter]) -> list[tuple[Slot, ...]]:
     """The slots of each routed expert of a layer; none in a dense one."""
     found = experts_module(layer)
     if found is None:
@@ -107,7 +115,7 @@ def _expert_slots(prefix: str, layer: torch.nn.Module) -> list[tuple[Slot, ...]]
     prefix += f"{found[0]}."
     parameters = expert_parameters(found[1])
     return [
-        tuple(Slot(prefix + name, name, tuple(p.shape[1:]), p.dtype, e) for name, p in parameters.items())
+        tuple(Slot(prefix + name, name, tuple(p.shape[1:]), p.dtype, e, coded.get(prefix + name)) for name, p in parameters.items())
         for e in range(found[1].num_experts)
     ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.reading.layout import Piece
@@ -83,6 +83,29 @@ def pieces_of(model: Any, names: Mapping[str, tuple[int, ...]], tensors: Mapping
             if target in names:
                 result[target] = _pieces(target, value, names[target])
     return result
+
+
+class Place(NamedTuple):
+    """Where a tensor of a checkpoint goes."""
+
+    parameter: str
+    source: int
+    """Which of the tensors that transformers puts together as the parameter: 0 is the first, as gate of gate and up."""
+
+
+def places_of(model: Any, tensors: Iterable[str]) -> dict[str, Place]:
+    """Tensor -> its place in ``model``, by names alone; without those that belong nowhere. Experts are in the order of their numbers."""
+    renamings, converters = _transforms(model)
+    names = dict(model.named_parameters())
+    found = {}
+    for key in sorted(tensors, key=_natural):
+        name, pattern, converter = _rename(key, renamings, converters)
+        name = _with_prefix(name, getattr(model, "base_model_prefix", ""), names)
+        if name not in names:
+            name, pattern, converter = _with_prefix(key, getattr(model, "base_model_prefix", ""), names), None, None
+        if name in names:
+            found[key] = Place(name, 0 if converter is None else converter.source_patterns.index(pattern))
+    return found
 
 
 def transposes_experts(model: Any) -> bool:

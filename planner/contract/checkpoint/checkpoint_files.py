@@ -17,9 +17,12 @@ from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tenso
 from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.checkpoint.known_types import refuse_unknown_type
+from penstock.planner.contract.checkpoint.quantised import quantisation_of
 from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, is_counts, read_header
 from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.stored.scheme import sort_tensors
+from penstock.planner.contract.stored.stored_matrix import StoredMatrix
 
 __all__ = ["Checkpoint", "TensorEntry", "read_checkpoint", "spec_from_checkpoint", "spec_from_tensors"]
 
@@ -88,6 +91,15 @@ def stored_infos(path: Path) -> dict[str, TensorInfo]:
         return _packed_tensors(directory)[0]
     weighty = any(name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(directory))
     return read_checkpoint(directory).infos() if weighty else {}
+
+
+def stored_matrices(path: Path) -> Mapping[str, StoredMatrix]:
+    """The matrices that the checkpoint, or the packed store, in the directory ``path`` holds coded, by the names that their tensors would
+    have; none where there is only a config. Reads headers. UserError as ``read_checkpoint`` and ``Scheme.matrix`` do."""
+    config_path = _directory(path) / CONFIG
+    config = text_config(parse_object(config_path, read_bytes(config_path, f"{config_path}: no such file")))
+    scheme = quantisation_of(config, str(config_path))
+    return {} if scheme is None else sort_tensors(stored_infos(path), scheme).matrices
 
 
 def _directory(path: Path) -> Path:

@@ -14,7 +14,7 @@ from penstock.planner.contract.checkpoint.quantised import as_matrices, quantisa
 from penstock.planner.contract.checkpoint.tally import Tally, TensorInfo
 from penstock.planner.contract.checkpoint.tensor_names import FUSED, classify, one_block
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
-from penstock.planner.contract.given.formats import FORMATS, KNOWN_FORMATS, QUANTISED, Dtype, Format
+from penstock.planner.contract.given.formats import FORMATS, KNOWN_FORMATS, QUANTISED, Dtype, Format, plain_format
 from penstock.planner.contract.given.model import ModelSpec, Routers
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
@@ -53,10 +53,10 @@ class _Sorted:
         """First dimensions of the layers' tensors with such names."""
         return {shape[0] for shapes in self.shapes.values() for name, shape in shapes.items() if name.endswith(ending) and shape}
 
-    def settle(self, geometry: HfGeometry) -> None:
-        """What of a unit has another dtype than most of it is always resident. A tied model may store its table under the head's name."""
+    def settle(self, geometry: HfGeometry, computed: Dtype) -> None:
+        """What of a unit does not move with it is always resident. A tied model may store its table under the head's name."""
         for unit in (*self.attn.values(), *self.ffn.values()):
-            self.norm.take(unit.loose())
+            self.norm.take(unit.loose(plain_format(computed).name))
         if not self.embed and geometry.tied is not False:
             self.embed, self.table, self.head = self.head, self.head_table, Tally()
 
@@ -73,7 +73,9 @@ def spec_from_tensors(
     geometry = geometry_from_config(own, where)
     found = _sort(geometry, as_matrices(tensors, quantisation_of(own, where)))
     _check_layers(geometry, found, tensors)
-    found.settle(geometry)
+    stored = KNOWN_FORMATS[found.dtypes.most_common(1)[0][0]]
+    computed = _computed(geometry, stored)
+    found.settle(geometry, computed)
     if len(found.table) != 2:
         raise UserError(f"{checkpoint}: embed_tokens.weight is missing; download the checkpoint again")
     vocab, hidden = found.head_table if found.head and len(found.head_table) == 2 else found.table
@@ -83,8 +85,6 @@ def spec_from_tensors(
         raise UserError(f"{checkpoint}: lm_head.weight is missing and config.json says tie_word_embeddings is false; download it again")
     tied = not found.head
     routers = _routers(geometry, found)
-    stored = KNOWN_FORMATS[found.dtypes.most_common(1)[0][0]]
-    computed = _computed(geometry, stored)
     shapes = [found.shapes[i] for i in range(geometry.layers)]
     plain = not geometry.compresses_kv and not any(map(keeps_state, shapes))
     kv_width = _width(geometry, "num_key_value_heads", geometry.kv_width, found.rows("k_proj.weight") if plain else set())

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.planner.contract.given.formats import KNOWN_FORMATS, Format
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, QUANTISED, Format
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 
@@ -61,10 +61,12 @@ class Tally:
         self.dtypes += other.dtypes
         self.counts += other.counts
 
-    def loose(self) -> Tally:
-        """Cut off whatever has another dtype than most bytes."""
-        cut = Tally()
-        for name, _ in self.dtypes.most_common()[1:]:
+    def loose(self, computed: str) -> Tally:
+        """Cut off what does not move with the unit: whatever has another dtype than most bytes; beside coded matrices, what is neither
+        coded nor stored in ``computed``."""
+        cut, names = Tally(), [name for name, _ in self.dtypes.most_common()]
+        coded = not QUANTISED.keys().isdisjoint(names)
+        for name in [name for name in names if name not in QUANTISED and name != computed] if coded else names[1:]:
             cut.dtypes[name], cut.counts[name] = self.dtypes.pop(name), self.counts.pop(name)
         return cut
 

@@ -40,6 +40,8 @@ class Format:
     """Of what is stored for each column besides."""
     product_rows: int = 0
     """The most rows that a card multiplies by the matrix as it is stored; 0: it is always decoded first."""
+    runs: bool = True
+    """Whether the runtime computes with it; else only the planner knows its sizes."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Of a matrix, or of a vector with one row."""
@@ -57,7 +59,7 @@ FORMATS: Mapping[str, Format] = _named(
     Format("F16", 16, Dtype.float16),
     Format("F32", 32, Dtype.float32),
 )
-"""Formats that the runtime streams, by name."""
+"""Formats of weights as they are computed with, by name."""
 
 PRODUCT_ROWS = 8
 """Up to so many rows a product that reads 4 or 8 bits a weight waits for memory and not for arithmetic."""
@@ -65,14 +67,14 @@ GROUPS = (32, 64, 128)
 """Columns that share a scale in the grouped formats of 4 bits."""
 
 
-def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0) -> Format:
-    return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS)
+def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0, runs: bool = False) -> Format:
+    return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS, runs)
 
 
 QUANTISED: Mapping[str, Format] = _named(
-    _quantised("FP8", 8, (128, 128), 32),
-    _quantised("FP8-row", 8, (1, 0), 32),
-    _quantised("FP8-tensor", 8, (0, 0), 32),
+    _quantised("FP8", 8, (128, 128), 32, runs=True),
+    _quantised("FP8-row", 8, (1, 0), 32, runs=True),
+    _quantised("FP8-tensor", 8, (0, 0), 32, runs=True),
     _quantised("INT8-row", 8, (1, 0), 32),
     _quantised("MXFP4", 4, (1, 32), 8),
     _quantised("NVFP4", 4, (1, 16), 8),
@@ -82,7 +84,7 @@ QUANTISED: Mapping[str, Format] = _named(
     *(_quantised(f"AWQ-{g}", 4, (1, g), 16 + 4) for g in GROUPS),
     *(_quantised(f"GPTQ-{g}", 4, (1, g), 16 + 4, 32) for g in GROUPS),
 )
-"""Formats whose sizes are known and which the runtime does not stream yet, by name:
+"""Coded formats, by name; :attr:`Format.runs` says which of them the runtime computes with:
 
     FP8                 E4M3, a F32 scale for each block of 128 x 128 (DeepSeek-V3); -row, -tensor: for each row, for all
     INT8-row            a F32 scale a row

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Annotated
 
 from penstock.planner.common.outside.bounds import COUNT_BYTES, Bounds
-from penstock.planner.contract.given.formats import FORMATS, Dtype
+from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 _WIDTH = Bounds(0, 2**32)
@@ -194,8 +194,7 @@ class ModelSpec:
     @property
     def planned_only(self) -> tuple[str, ...]:
         """Names of formats among its units that the runtime does not stream yet."""
-        return tuple(sorted({unit.format.name for unit in self.units} - set(FORMATS)))
-
+        return tuple(sorted({unit.format.name for unit in self.units if not unit.format.runs}))
     @property
     def embed_row_bytes(self) -> int:
         """Of one token's row in the embedding table, as stored."""

@@ -1,0 +1,119 @@
+"""Modules that hold what a checkpoint stores: coded matrices in place of plain ones."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.stored.stored_matrix import StoredMatrix
+from penstock.runtime.formats.coding import Coding
+from penstock.runtime.formats.codings import CODINGS
+from penstock.runtime.formats.scratch import Scratch
+from penstock.runtime.formats.stored_experts import JOINT, ExpertMatrix
+from penstock.runtime.formats.stored_linear import StoredLinear
+from penstock.runtime.formats.stored_parameters import StoredParameter
+from penstock.runtime.store.parameters import DTYPES
+from penstock.runtime.store.tensor_parts import Place, places_of
+
+_GATED = ("gate_proj", "up_proj")
+"""What the matrices are called that transformers puts together as ``gate_up_proj``."""
+
+
+@dataclass(frozen=True)
+class StoredFormats:
+    """Puts :class:`StoredLinear` in place of each linear layer whose matrix is coded, and coded parameters in place of routed experts'.
+
+    ``matrices``: of the checkpoint in the directory ``where``. UserError: a format that is not run, a shape that is not the model's, a
+    coded matrix that belongs to neither.
+    """
+
+    matrices: Mapping[str, StoredMatrix]
+    where: str
+
+    def convert(self, model: PreTrainedModel) -> None:
+        experts: dict[str, dict[int, list[StoredMatrix]]] = defaultdict(lambda: defaultdict(list))
+        linear: dict[str, StoredMatrix] = {}
+        for name, place in places_of(model, self.matrices).items():
+            matrix = self.matrices[name]
+            if hasattr(model.get_submodule(place.parameter.rpartition(".")[0]), "is_transposed"):
+                experts[place.parameter][place.source].append(matrix)
+            else:
+                self._check(matrix, place, tuple(model.get_parameter(place.parameter).shape))
+                linear[place.parameter] = matrix
+        sizes = [matrix.elements for matrix in linear.values()]
+        sizes += [sum(group[0].elements // _count(group) for group in sources.values()) for sources in experts.values()]
+        scratch = Scratch(max(sizes, default=0))
+        for parameter, matrix in linear.items():
+            self._replace(model, parameter.removesuffix(".weight"), matrix, scratch)
+        for parameter, sources in experts.items():
+            owner, _, leaf = parameter.rpartition(".")
+            self._take_experts(model.get_submodule(owner), leaf, [group for _, group in sorted(sources.items())], scratch)
+
+    def _replace(self, model: PreTrainedModel, name: str, matrix: StoredMatrix, scratch: Scratch) -> None:
+        replaced, (owner, _, child) = model.get_submodule(name), name.rpartition(".")
+        if type(replaced) is not nn.Linear:
+            raise UserError(
+                f"{self.where}: {matrix.name} is stored in {matrix.format.name} and belongs to a {type(replaced).__name__}; coded are only "
+                f"linear layers and routed experts: use the model's BF16 checkpoint"
+            )
+        parts = {leaf: _empty(stored.shape, stored.dtype) for leaf, stored in matrix.leaves.items()}
+        stored = {leaf: StoredParameter(matrix.format.name, (stored.tensor,)) for leaf, stored in matrix.leaves.items()}
+        setattr(model.get_submodule(owner), child, StoredLinear(replaced, matrix.format, self._coding(matrix), parts, stored, scratch))
+
+    def _take_experts(self, module: Any, name: str, groups: Sequence[list[StoredMatrix]], scratch: Scratch) -> None:
+        """Give ``module`` the leaves of the matrices that its parameter ``name`` would be made of."""
+        made, names = [], _GATED if len(groups) == 2 else (name,)
+        for each, group in zip(names, groups, strict=True):
+            first, count = group[0], _count(group)
+            forms = {tuple((leaf, stored.shape, stored.dtype) for leaf, stored in matrix.leaves.items()) for matrix in group}
+            if count != module.num_experts or len(forms) > 1 or len({matrix.format.name for matrix in group}) > 1:
+                raise UserError(
+                    f"{self.where}: the experts beside {first.name} are not {module.num_experts} stored alike; download it again"
+                )
+            for leaf, stored in first.leaves.items():
+                shape = stored.shape if len(first.shape) == 3 else (count, *stored.shape)
+                tensors = tuple(matrix.leaves[leaf].tensor for matrix in group)
+                module.register_parameter(f"{each}{JOINT}{leaf}", nn.Parameter(_empty(shape, stored.dtype), requires_grad=False))
+                known = getattr(module, "stored_parameters", {})
+                module.stored_parameters = known | {f"{each}{JOINT}{leaf}": StoredParameter(first.format.name, tensors)}
+            rows, columns = first.shape[-2:]
+            made.append(ExpertMatrix(each, rows, columns, self._coding(first), tuple(first.leaves)))
+        replaced = tuple(module.get_parameter(name).shape[1:])
+        whole = (sum(matrix.rows for matrix in made), made[0].columns)
+        if whole != (replaced[::-1] if module.is_transposed else replaced):
+            raise self._differs(groups[0][0], name, replaced)
+        module.stored_experts = getattr(module, "stored_experts", {}) | {name: tuple(made)}
+        module.scratch, module.stored_dtype = scratch, module.get_parameter(name).dtype
+        module.register_parameter(name, None)
+
+    def _coding(self, matrix: StoredMatrix) -> Coding:
+        coding = CODINGS.get(matrix.format.name)
+        if coding is None:
+            raise UserError(f"{self.where}: stored in {matrix.format.name}, which is not run yet; use its BF16, F16 or F32 checkpoint")
+        return coding
+
+    def _check(self, matrix: StoredMatrix, place: Place, shape: tuple[int, ...]) -> None:
+        if matrix.shape != shape or place.source:
+            raise self._differs(matrix, place.parameter, shape)
+
+    def _differs(self, matrix: StoredMatrix, parameter: str, shape: tuple[int, ...]) -> UserError:
+        return UserError(
+            f"{self.where}: {matrix.name} in {matrix.format.name} has shape {list(matrix.shape)} for parameter {parameter} of shape "
+            f"{list(shape)}; config.json and the weights are of different models"
+        )
+
+
+def _count(group: Sequence[StoredMatrix]) -> int:
+    """Of experts that ``group`` has matrices of."""
+    return group[0].shape[0] if len(group[0].shape) == 3 else len(group)
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    return torch.empty(shape, dtype=DTYPES[dtype], device="meta")

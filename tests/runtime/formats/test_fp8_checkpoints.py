@@ -1,0 +1,96 @@
+"""Checkpoints in FP8 run as they are published: planned by their stored bytes, streamed and packed to the logits of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config
+from transformers.utils.quantization_config import CompressedTensorsConfig
+
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.session import Session
+from penstock.runtime.formats.codings import CODINGS
+from penstock.runtime.model.skeleton import open_skeleton
+from penstock.runtime.store.verify import verify_store
+from penstock.runtime.tools.pack import pack_checkpoint
+from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, coded, compressed, fp8_blocks, fp8_rows, fp8_tensor
+from tests.runtime.sessions import opened
+from tests.runtime.steppers import said
+from tests.support import HostCopier, decisions, plan_for, save_tiny
+
+CPU = torch.device("cpu")
+ROWS = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3] * 11], max_new_tokens=4, chunk_tokens=1 << 20)
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+FLOAT = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "group_size": None}
+MLA = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_key_value_heads": 4}
+
+
+def blocks(directory: Path) -> Path:
+    return coded(save_tiny(directory, "qwen3", layers=3, **SIZES), fp8_blocks, {**FP8_BLOCKS, "modules_to_not_convert": ["lm_head"]})
+
+
+def rows(directory: Path) -> Path:
+    return coded(save_tiny(directory, "qwen2", layers=3, **SIZES), fp8_rows, compressed("float-quantized", FLOAT | {"strategy": "channel"}))
+
+
+def tensors(directory: Path) -> Path:
+    return coded(save_tiny(directory, layers=3, **SIZES), fp8_tensor, compressed("float-quantized", FLOAT | {"strategy": "tensor"}))
+
+
+MADE = {"FP8": blocks, "FP8-row": rows, "FP8-tensor": tensors}
+
+
+@pytest.fixture(scope="module", params=MADE)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for each format, whose name its directory has."""
+    return MADE[request.param](tmp_path_factory.mktemp("fp8") / request.param)
+
+
+def dequantized(checkpoint: Path) -> torch.nn.Module:
+    """By transformers."""
+    method = AutoConfig.from_pretrained(checkpoint).quantization_config["quant_method"]
+    how = FineGrainedFP8Config(dequantize=True) if method == "fp8" else CompressedTensorsConfig(run_compressed=False)
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16, quantization_config=how).eval()
+
+
+def run(session: Session) -> list[torch.Tensor]:
+    session.load(ROWS)
+    return list(session.generate(ROWS, Sampler(Sampling(), CPU), keep_logits=True).logits)
+
+
+def same(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
+    return len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_streamed_and_packed_logits_are_those_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
+    want = list(said(dequantized(checkpoint), ROWS).logits)
+    with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
+        assert same(run(session), want)
+    packed = tmp_path / "packed"
+    pack_checkpoint(checkpoint, packed, None, False, lambda *_: None)
+    assert verify_store(packed, lambda *_: None)["nbytes"]
+    assert spec_from_checkpoint(packed).units == spec_from_checkpoint(checkpoint).units
+    with opened(plan_for(packed, decisions(gpu=True, resident=(1, 2, 1)), gpu=True), packed, HostCopier()) as session:
+        assert same(run(session), want)
+
+
+def test_a_units_planned_bytes_are_those_that_the_runtime_moves(checkpoint: Path) -> None:
+    spec, store = spec_from_checkpoint(checkpoint), open_skeleton(checkpoint).store
+    for kind in (UnitKind.attn, UnitKind.ffn):
+        for unit in spec.of_kind(kind):
+            assert unit.format.name == checkpoint.name
+            assert unit.stored_bytes == sum(t.nbytes for t in store.unit(Unit(kind.value, unit.layer or 0)).tensors)
+    outside = sum(t.nbytes for layout in store.others().values() for t in layout.tensors)
+    assert outside == spec.norm_bytes + spec.embed_bytes + spec.head_bytes
+    assert spec.scratch_bytes == 128 * 256 * 2
+
+
+def test_what_runs_is_what_has_a_coding() -> None:
+    assert {name for name, form in KNOWN_FORMATS.items() if form.runs and form.needs_scratch} <= CODINGS.keys()
