@@ -195,6 +195,7 @@ class ModelSpec:
     def planned_only(self) -> tuple[str, ...]:
         """Names of formats among its units that the runtime does not stream yet."""
         return tuple(sorted({unit.format.name for unit in self.units if not unit.format.runs}))
+
     @property
     def embed_row_bytes(self) -> int:
         """Of one token's row in the embedding table, as stored."""
