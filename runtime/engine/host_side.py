@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -78,7 +78,8 @@ class HostSide:
             self.fixtures = host_fixtures(skeleton.store, skeleton.model)
         else:
             self.fixtures = device_fixtures(self.placement, skeleton.store, skeleton.model, skeleton.layers)
-            self.layouts |= {f.unit: f.layout for f in self.fixtures if f.unit and f.unit.kind == "head"}
+            heads = {f.unit: f for f in self.fixtures if f.unit and f.unit.kind == "head"}
+            self.layouts |= {unit: replace(f.layout, tensors=tuple(f.bound(f.layout.tensors))) for unit, f in heads.items()}
         self._reads: list[tuple[Arrival, int]] | None = None
         self._stack = ExitStack()
         ssd = placement.weights.ssd

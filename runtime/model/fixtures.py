@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Placement, Unit
@@ -83,11 +82,11 @@ def device_fixtures(placement: Placement, store: Store, model: PreTrainedModel, 
     head = module_name(model, model.get_output_embeddings()) + ".weight"
     table = others.pop(embed)
     head_table = others.pop(head, table)
-    _refuse_cast(head, head_table, model.get_output_embeddings().weight.dtype)
+    wanted = model.get_output_embeddings().weight.dtype
     fixtures = [_whole(model, name, layout, Tier.vram) for name, layout in others.items()]
     fixtures.append(_whole(model, embed, table, placement.weights.embedding))
     for j, (rows, tier) in enumerate(zip(head_rows(placement.model.vocab, placement.weights.head_blocks), placement.head, strict=True)):
-        fixtures.append(Fixture(f"{head}[{j}]", rows_of(head_table, *rows), tier, None, Unit("head", j)))
+        fixtures.append(_cast(Fixture(f"{head}[{j}]", rows_of(head_table, *rows), tier, None, Unit("head", j)), wanted))
     for unit, tier in placement.units:
         if tier is Tier.vram and unit.kind != "head":
             fixtures.append(Fixture(str(unit), store.unit(unit), tier, _to_block(layers, unit), unit))
@@ -97,20 +96,14 @@ def device_fixtures(placement: Placement, store: Store, model: PreTrainedModel, 
 def _whole(model: PreTrainedModel, name: str, layout: UnitLayout, tier: Tier) -> Fixture:
     """A parameter that lies outside the units, cast where the model computes with another float type."""
     owner, _, leaf = name.rpartition(".")
-    module = model.get_submodule(owner)
-    wanted = getattr(module, leaf).dtype
-    cast = None if wanted == layout.tensors[0].dtype else Cast(wanted)
-    return Fixture(name, layout if cast is None else cast.roomy(layout), tier, _to_model(model), cast=cast)
+    return _cast(Fixture(name, layout, tier, _to_model(model)), getattr(model.get_submodule(owner), leaf).dtype)
 
 
-def _refuse_cast(head: str, table: UnitLayout, wanted: torch.dtype) -> None:
-    (stored,) = {tensor.dtype for tensor in table.tensors}
-    if stored != wanted:
-        names = [str(dtype).removeprefix("torch.") for dtype in (stored, wanted)]
-        raise UserError(
-            f"{head} is stored in {names[0]} and computed with in {names[1]}; with a GPU an LM head moves as stored: convert the checkpoint"
-            f" to one dtype, or run without a GPU (hardware=cpu)"
-        )
+def _cast(fixture: Fixture, wanted: torch.dtype) -> Fixture:
+    """``fixture``, of one tensor, as it is where the model computes with ``wanted``."""
+    if wanted == fixture.layout.tensors[0].dtype:
+        return fixture
+    return replace(fixture, layout=Cast(wanted).roomy(fixture.layout), cast=Cast(wanted))
 
 
 def _to_model(model: PreTrainedModel) -> Bind:

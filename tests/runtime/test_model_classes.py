@@ -187,10 +187,23 @@ def test_a_cast_in_place_is_torchs(stored: torch.dtype, wanted: torch.dtype, off
     assert torch.equal(buffer[bound.offset : bound.offset + bound.nbytes].view(wanted), values.to(wanted))
 
 
-def test_a_head_in_another_type_is_refused_with_a_gpu(tmp_path: Path) -> None:
-    checkpoint = rewrite(save_tiny(tmp_path / "model", layers=2), lambda name, tensor: tensor.float() if "lm_head" in name else tensor)
-    with pytest.raises(UserError, match=r"lm_head\.weight is stored in float32 and computed with in bfloat16; with a GPU"):
-        run(checkpoint, gpu=True)
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize(("layers", "head"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_head_of_another_float_type_runs_with_a_gpu_too(
+    tmp_path: Path, layers: torch.dtype, head: torch.dtype, gpu: bool, packed: bool
+) -> None:
+    """Resident or streamed in blocks, wider and narrower than it is computed with."""
+    checkpoint = save_tiny(tmp_path / "model", layers=2)
+    rewrite(checkpoint, lambda name, tensor: tensor.to(head if "lm_head" in name else layers))
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"dtype": str(layers).removeprefix("torch.")}))
+    spec = spec_from_checkpoint(checkpoint)
+    assert spec.head_bytes == 4 * spec.vocab * spec.hidden, "room for the wider of both"
+    if packed:
+        pack_checkpoint(checkpoint, tmp_path / "packed", None, False, lambda *_: None)
+    want, got = said(load_unstreamed(checkpoint, CPU), BATCH), run(tmp_path / "packed" if packed else checkpoint, gpu)
+    assert got.tokens == want.tokens and all(torch.equal(a, b) for a, b in zip(got.logits, want.logits, strict=True))
 
 
 @pytest.mark.parametrize("gpu", [False, True])

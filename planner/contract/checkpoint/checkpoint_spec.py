@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.planner.common.errors import UserError
@@ -93,7 +93,7 @@ def spec_from_tensors(
     return ModelSpec(
         name=name,
         model_type=geometry.model_type,
-        units=_units(geometry, found, stored),
+        units=_units(geometry, found, stored, computed),
         tied=tied,
         vocab=vocab,
         hidden=hidden,
@@ -199,12 +199,14 @@ def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, ob
             )
 
 
-def _units(geometry: HfGeometry, found: _Sorted, stored: Format) -> tuple[UnitSpec, ...]:
+def _units(geometry: HfGeometry, found: _Sorted, stored: Format, computed: Dtype) -> tuple[UnitSpec, ...]:
+    """A table that is stored narrower than it is computed with takes the room of the latter: it is cast where it lies."""
     layers = range(geometry.layers)
     units = [found.attn[i].unit(UnitKind.attn, i, stored) for i in layers] + [found.ffn[i].unit(UnitKind.ffn, i, stored) for i in layers]
     units += [whole.unit(UnitKind.expert, i, stored, geometry.experts) for i, whole in sorted(found.routed.items())]
-    tables = ((UnitKind.norm, found.norm), (UnitKind.embed, found.embed), (UnitKind.head, found.head))
-    return tuple(units + [tally.unit(kind, None, stored) for kind, tally in tables if tally])
+    units += [found.norm.unit(UnitKind.norm, None, stored)] if found.norm else []
+    tables = [tally.unit(kind, None, stored) for kind, tally in ((UnitKind.embed, found.embed), (UnitKind.head, found.head)) if tally]
+    return tuple(units + [replace(table, stored_bytes=max(table.stored_bytes, table.elements * computed.nbytes)) for table in tables])
 
 
 def _routers(geometry: HfGeometry, found: _Sorted) -> Routers | None:
