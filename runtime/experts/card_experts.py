@@ -116,6 +116,42 @@ class CardExperts:
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+        hits, coming = self._begin(layer, routing)
+        for expert in hits:
+            yield self._ready(layer, expert)
+            self._used(layer, (expert,))
+        while coming.near or coming.started:
+            self._go_on(layer, coming, routing)
+            expert = coming.started.popleft()
+            yield self._ready(layer, expert)
+            self._used(layer, (), (expert,))
+        while coming.far:
+            arrived = self._bring_part(layer, coming)
+            if arrived is not None:
+                yield self._ready(layer, arrived)
+                self._used(layer, (), (arrived,))
+        self.settle()
+
+    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
+        """As many together as there are slots for: those that were here, and those that come from DRAM. One that comes from the SSD is a
+        group of its own."""
+        here, coming = self._begin(layer, routing)
+        while here or coming.near or coming.started:
+            self._go_on(layer, coming, routing)
+            came = [*coming.started]
+            coming.started.clear()
+            yield [self._ready(layer, expert) for expert in (*here, *came)]
+            self._used(layer, here, came)
+            here = ()
+        while coming.far:
+            arrived = self._bring_part(layer, coming)
+            if arrived is not None:
+                yield [self._ready(layer, arrived)]
+                self._used(layer, (), (arrived,))
+        self.settle()
+
+    def _begin(self, layer: int, routing: Routing) -> tuple[Sequence[int], _Misses]:
+        """Queue what is missing, and decide what is to stay. Returns what is here, first what needs no more copies, and what is not."""
         self._wanted = None
         with self._deciding:
             seen = self._cache.find(layer, routing.experts)
@@ -133,23 +169,7 @@ class CardExperts:
         self._ahead = {key for key in self._ahead if key[0] != layer}
         self._judge(layer, routing)
         self._go_on(layer, coming, routing)
-        for expert in [*(e for e in seen.hits if e not in partly), *partly]:
-            yield self._ready(layer, expert)
-            self._used(layer, expert)
-        while coming.near or coming.started:
-            self._go_on(layer, coming, routing)
-            expert = coming.started.popleft()
-            yield self._ready(layer, expert)
-            self._used(layer, expert)
-            self._dram.release(layer, expert)
-        while coming.far:
-            self._clock.pause()
-            arrived = self._bring_part(layer, coming)
-            if arrived is not None:
-                yield self._ready(layer, arrived)
-                self._used(layer, arrived)
-                self._dram.release(layer, arrived)
-        self.settle()
+        return [*(e for e in seen.hits if e not in partly), *partly], coming
 
     def _start(self, layer: int, coming: _Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
@@ -175,6 +195,7 @@ class CardExperts:
 
     def _bring_part(self, layer: int, coming: _Misses) -> int | None:
         """Wait for a part of an expert from the SSD, for which there is a slot, and queue its copies. The expert, if that was the last."""
+        self._clock.pause()
         placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
         expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed, self.fetch_ahead)
         segments = self._layouts[layer, expert].segments
@@ -203,12 +224,16 @@ class CardExperts:
         assert slot is not None, "it was waited for"
         return slot
 
-    def _used(self, layer: int, expert: int) -> None:
-        """What computes with ``expert`` is issued."""
-        self._copies.left(self._slot(layer, expert))
-        for slot in self._cache.settle(layer, expert):
-            self._cache.give_back(slot)
+    def _used(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> None:
+        """What computes with experts that were ``here``, and with those that ``came`` from DRAM, is issued."""
+        experts = (*here, *came)
+        self._copies.left(self._slot(layer, expert) for expert in experts)
+        for expert in experts:
+            for slot in self._cache.settle(layer, expert):
+                self._cache.give_back(slot)
         self.fetch_ahead()
+        for expert in came:
+            self._dram.release(layer, expert)
 
     def _take(self, layer: int, expert: int) -> int:
         slot = self._cache.take(layer, expert)

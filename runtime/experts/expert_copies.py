@@ -53,9 +53,9 @@ class ExpertCopies:
         """Behind the last copy into ``slot``, for what computes with it next; None where that has waited for it before."""
         return self._arrived.pop(slot, None)
 
-    def left(self, slot: int) -> None:
-        """What computes with ``slot`` is queued."""
-        self._left[slot] = self.device.compute_event()
+    def left(self, slots: Iterable[int]) -> None:
+        """What computes with ``slots`` is queued."""
+        self._left |= dict.fromkeys(slots, self.device.compute_event())
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -16,6 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
+from penstock.runtime.experts.expert_products import Parameters, product_of
 from penstock.runtime.model.foreign_experts import is_routed_by_inputs
 from penstock.runtime.store.decoder import decoder_layers
 from penstock.runtime.store.expert_modules import ExpertsModule, expert_parameters, layers_with_experts
@@ -40,6 +40,9 @@ class ExpertSource(Protocol):
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         """Each of ``routing``'s experts once. What computes with one is issued before the next is asked for."""
 
+    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
+        """The same experts, those together that are there together. What computes with a group is issued before the next is asked for."""
+
 
 class Watcher(Protocol):
     """Is shown every routing: a recorder."""
@@ -63,7 +66,8 @@ class LayerExperts:
         self.of_prompts = False
         """Whether the pass in progress computes prompts, or decodes."""
         self._module, self._layer = module, layer
-        self._first = "gate_up_proj" if module.has_gate else "up_proj"
+        self._first = product_of(module, "gate_up_proj" if module.has_gate else "up_proj")
+        self._last = product_of(module, "down_proj")
 
     def feed(self, source: ExpertSource, ahead: Ahead | None = None, watcher: Watcher | None = None) -> None:
         """Compute with experts from ``source`` from now on."""
@@ -86,15 +90,23 @@ class LayerExperts:
     def warm_up(self, tokens: int) -> None:
         """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""
         ((_, parameters),) = self._source.visit(self._layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
-        weight = parameters[self._first]
-        width = weight.shape[0 if self._module.is_transposed else 1]
+        device = next(iter(parameters.values())).device
         for rows in heights(tokens):
-            self._apply(weight.new_zeros(rows, width), parameters)
+            self._apply(torch.zeros(rows, self._first.columns, dtype=self._first.dtype, device=device), parameters)
 
     def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
         """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
-        made = {e: self._apply(hidden, parameters) for e, parameters in self._source.visit(self._layer, routing)}
-        return (torch.cat([made[e] for e in routing.chosen[0].tolist()]) * weights.T).sum(dim=0, keepdim=True)
+        place = {expert: k for k, expert in enumerate(routing.chosen[0].tolist())}
+        rows: list[torch.Tensor] = [hidden] * len(place)
+        for group in self._source.groups(self._layer, routing):
+            taken = sorted(group, key=lambda arrived: place[arrived[0]])
+            parameters = [expert for _, expert in taken]
+            made = self._last.each(self._activated(self._first.each(hidden, parameters)), parameters)
+            if len(taken) < len(place):
+                for (expert, _), row in zip(taken, made.split(1), strict=True):
+                    rows[place[expert]] = row
+        together = made if len(taken) == len(place) else torch.cat(rows)
+        return (together * weights.T).sum(dim=0, keepdim=True)
 
     def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
         """[tokens, hidden] -> the same, each expert with all of its tokens. ``order`` sorts pairs of token and expert by expert."""
@@ -110,15 +122,12 @@ class LayerExperts:
             out[order[begin:end]] = self._apply(hidden[taken], parameters)[begin - first : end - first]
         return (out * weights.reshape(-1, 1)).view(len(hidden), top_k, -1).sum(dim=1)
 
-    def _apply(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        module = self._module
-        first = self._linear(rows, parameters, self._first)
-        return self._linear(module._apply_gate(first) if module.has_gate else module.act_fn(first), parameters, "down_proj")
+    def _apply(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor:
+        return self._last.one(self._activated(self._first.one(rows, expert)), expert)
 
-    def _linear(self, rows: torch.Tensor, parameters: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-        weight = parameters[name].T if self._module.is_transposed else parameters[name]
-        product = F.linear(rows, weight)
-        return product.add_(parameters[f"{name}_bias"]) if self._module.has_bias else product
+    def _activated(self, first: torch.Tensor) -> torch.Tensor:
+        module = self._module
+        return module._apply_gate(first) if module.has_gate else module.act_fn(first)
 
 
 def padded(rows: int, tokens: int) -> int:
@@ -150,6 +159,9 @@ class WholeExperts:
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         for expert in routing.experts:
             yield expert, {name: parameter[expert] for name, parameter in self._parameters[layer].items()}
+
+    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
+        yield [*self.visit(layer, routing)]
 
 
 def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -36,3 +36,6 @@ class RehearsedExperts:
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
         for expert in routing.experts:
             yield expert, next(self._views)
+
+    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
+        yield [*self.visit(layer, routing)]

@@ -48,6 +48,9 @@ class HostExperts:
             yield expert, self._use(layer, expert)
             dram.release(layer, expert)
 
+    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
+        return ([arrived] for arrived in self.visit(layer, routing))
+
     def _awaited(self, layer: int, waiting: Collection[int]) -> int:
         self._clock.pause()
         over = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -21,3 +21,12 @@ class Coding(Protocol):
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
         """``x`` [tokens, columns] -> [tokens, rows] straight from the stored form. None where decoding and an ordinary product is the way:
         many rows, no kernel for this device. A fused product may differ from decode-then-multiply within 1 % of the largest output."""
+
+
+@runtime_checkable
+class GroupedCoding(Coding, Protocol):
+    """One that multiplies by several experts' matrices at once."""
+
+    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
+        """``x`` [1 or experts, columns] -> [experts, rows]: a row for each expert, or the same row for all, as :meth:`Coding.linear`
+        computes it. None where there is no kernel for this device, or for where the tensors lie."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from penstock.runtime.formats.coding import Parts
@@ -31,6 +33,12 @@ class Nvfp4:
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
         kernels = e2m1_kernels(x.device)
         return None if kernels is None else kernels.linear(x, self.on_card(parts, bias))
+
+    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
+        kernels = e2m1_kernels(x.device)
+        if kernels is None:
+            return None
+        return kernels.experts(x, [self.on_card(parts, None if biases is None else biases[n]) for n, parts in enumerate(experts)])
 
     def on_card(self, parts: Parts, bias: torch.Tensor | None) -> E2m1Matrix:
         """As kernels take it."""

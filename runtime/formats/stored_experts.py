@@ -21,6 +21,8 @@ class ExpertMatrix:
     columns: int
     coding: Coding
     leaves: tuple[str, ...]
+    product_rows: int
+    """The most rows that a card multiplies by the matrix as it is stored."""
 
     def parts(self, parameters: Parts) -> Parts:
         """The leaves among an expert's ``parameters``."""

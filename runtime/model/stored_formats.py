@@ -84,7 +84,7 @@ class StoredFormats:
                 known = getattr(module, "stored_parameters", {})
                 module.stored_parameters = known | {f"{each}{JOINT}{leaf}": StoredParameter(first.format.name, tensors)}
             rows, columns = first.shape[-2:]
-            made.append(ExpertMatrix(each, rows, columns, self._coding(first), tuple(first.leaves)))
+            made.append(ExpertMatrix(each, rows, columns, self._coding(first), tuple(first.leaves), first.format.product_rows))
         replaced = tuple(module.get_parameter(name).shape[1:])
         whole = (sum(matrix.rows for matrix in made), made[0].columns)
         if whole != (replaced[::-1] if module.is_transposed else replaced):

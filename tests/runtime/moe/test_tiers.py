@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
 from penstock.planner.contract.experts.prefetch import Prefetch
+from penstock.runtime.experts.card_experts import CardExperts
+from penstock.runtime.experts.expert_forward import Arrived
 from penstock.runtime.experts.host_experts import HostExperts
 from penstock.runtime.reading.layout import Extent, UnitLayout
 from tests.runtime.fakes import FakeDevice
@@ -63,10 +66,15 @@ def test_a_tier_with_a_slot_for_every_expert_is_still_once_all_of_them_came(layo
 slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 
 
+def arrivals(card: CardExperts, layer: int, routing: Routing, together: bool) -> Iterator[Arrived]:
+    """One at a time, or by groups."""
+    return (arrived for group in card.groups(layer, routing) for arrived in group) if together else card.visit(layer, routing)
+
+
 @settings(deadline=None, max_examples=25)
-@given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3))
+@given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3), together=st.booleans())
 def test_a_card_computes_with_every_expert_once_a_visit_and_fetches_ahead(
-    layouts: dict, vram: int, dram: int, seed: int, prefetch: int
+    layouts: dict, vram: int, dram: int, seed: int, prefetch: int, together: bool
 ) -> None:
     cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), None, FarWhims(seed + 1), Prefetch(prefetch, LIKELY))
     with dram_tier(layouts, dram, seed, cache, True) as below:
@@ -74,16 +82,16 @@ def test_a_card_computes_with_every_expert_once_a_visit_and_fetches_ahead(
         card.start()
         for layer, routing in routings(seed, 24):
             used = []
-            for expert, parameters in card.visit(layer, routing):
+            for expert, parameters in arrivals(card, layer, routing, together):
                 check(layer, expert, parameters)
                 used.append(expert)
             assert sorted(used) == sorted(routing.experts)
 
 
 @settings(deadline=None, max_examples=25)
-@given(vram=slots_of, seed=st.integers(0, 10**6), whole=st.booleans(), prefetch=st.integers(0, 3))
+@given(vram=slots_of, seed=st.integers(0, 10**6), whole=st.booleans(), prefetch=st.integers(0, 3), together=st.booleans())
 def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(
-    layouts: dict, vram: int, seed: int, whole: bool, prefetch: int
+    layouts: dict, vram: int, seed: int, whole: bool, prefetch: int, together: bool
 ) -> None:
     """Copies and kernels are done in any order that streams and events allow; the bytes are looked at when the kernel runs."""
     draw = random.Random(seed)
@@ -93,7 +101,7 @@ def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(
         card = card_tier(layouts, vram, below, cache, device)
         ran = []
         for layer, routing in routings(seed, 12):
-            for expert, parameters in card.visit(layer, routing):
+            for expert, parameters in arrivals(card, layer, routing, together):
                 device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
             for _ in range(draw.randint(0, 3)):
                 if device.enabled():

@@ -1,0 +1,114 @@
+"""Products with an expert's matrices: as they lie there, or coded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from penstock.runtime.formats.coding import GroupedCoding
+from penstock.runtime.formats.scratch import Scratch
+from penstock.runtime.formats.stored_experts import ExpertMatrix
+from penstock.runtime.store.expert_modules import ExpertsModule
+
+Parameters = Mapping[str, torch.Tensor]
+"""Of one expert, without the leading dimension."""
+
+
+class Product(Protocol):
+    """One of a module's parameters, as ``gate_up_proj``, and its bias where the module has one."""
+
+    columns: int
+    """Of the input."""
+    dtype: torch.dtype
+    """Computed in."""
+
+    def one(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor:
+        """[rows, columns] -> [rows, outputs]."""
+
+    def each(self, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
+        """[1 or experts, columns] -> [experts, outputs]: a row for each expert, or the same row for all."""
+
+
+class PlainProduct:
+    """A matrix as the model computes with it. Takes no memory beside the result."""
+
+    def __init__(self, module: ExpertsModule, name: str):
+        self._transposed, self._name, self._bias = module.is_transposed, name, f"{name}_bias" if module.has_bias else ""
+        whole = module.get_parameter(name)
+        self.columns, self.dtype = whole.shape[1 if self._transposed else 2], whole.dtype
+
+    def one(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor:
+        product = F.linear(rows, expert[self._name].T if self._transposed else expert[self._name])
+        return product.add_(expert[self._bias]) if self._bias else product
+
+    def each(self, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
+        return one_by_one(self, rows, experts)
+
+
+class CodedProduct:
+    """Coded matrices that follow each other along the output. A card multiplies few rows by the stored form, those of several experts by
+    one launch where the coding knows how; else they are decoded into ``scratch``, which is all the memory that it takes."""
+
+    def __init__(self, module: ExpertsModule, name: str, matrices: Sequence[ExpertMatrix], scratch: Scratch, dtype: torch.dtype):
+        self.columns, self.dtype = matrices[0].columns, dtype
+        self._matrices, self._scratch = matrices, scratch
+        self._bias = f"{name}_bias" if module.has_bias else ""
+        self._rows = sum(matrix.rows for matrix in matrices)
+        self._grouped = all(isinstance(matrix.coding, GroupedCoding) for matrix in matrices)
+
+    def one(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor:
+        fused = self._fused(rows, expert) if rows.is_cuda else None
+        if fused is not None:
+            return fused
+        weight, first = self._scratch.of(self._rows, self.columns, self.dtype, rows.device), 0
+        for matrix in self._matrices:
+            matrix.coding.decode(matrix.parts(expert), weight[first : first + matrix.rows])
+            first += matrix.rows
+        return self._biased(F.linear(rows, weight), expert)
+
+    def each(self, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
+        if not (self._grouped and rows.is_cuda):
+            return one_by_one(self, rows, experts)
+        alone = len(self._matrices) == 1
+        biases = [expert[self._bias] for expert in experts] if self._bias and alone else None
+        made = []
+        for matrix in self._matrices:
+            assert isinstance(matrix.coding, GroupedCoding)
+            product = matrix.coding.experts(rows, [matrix.parts(expert) for expert in experts], biases)
+            if product is None:
+                return one_by_one(self, rows, experts)
+            made.append(product)
+        if alone:
+            return made[0]
+        joined = torch.cat(made, dim=-1)
+        return joined.add_(torch.stack([expert[self._bias] for expert in experts])) if self._bias else joined
+
+    def _fused(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor | None:
+        made = []
+        for matrix in self._matrices:
+            product = matrix.coding.linear(rows, matrix.parts(expert), None) if len(rows) <= matrix.product_rows else None
+            if product is None:
+                return None
+            made.append(product)
+        return self._biased(made[0] if len(made) == 1 else torch.cat(made, dim=-1), expert)
+
+    def _biased(self, product: torch.Tensor, expert: Parameters) -> torch.Tensor:
+        return product.add_(expert[self._bias]) if self._bias else product
+
+
+def product_of(module: ExpertsModule, name: str) -> Product:
+    """With the parameter ``name`` of ``module``."""
+    coded = getattr(module, "stored_experts", {}).get(name)
+    if coded is None:
+        return PlainProduct(module, name)
+    return CodedProduct(module, name, coded, module.scratch, module.stored_dtype)
+
+
+def one_by_one(product: Product, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
+    """What :meth:`Product.each` says."""
+    each = [rows] * len(experts) if len(rows) == 1 else rows.split(1)
+    made = [product.one(row, expert) for row, expert in zip(each, experts, strict=True)]
+    return made[0] if len(made) == 1 else torch.cat(made)
