@@ -243,6 +243,10 @@ STUDIES: Mapping[str, Study] = {
         "Weights that stream from DRAM or the SSD, prefill, batches and the start. For rates a ratio below one falls short of the limit, "
         "for seconds one above.",
         rows_table, rows_checks, "link.py"),
+    "formats": Study(
+        "Fewer bytes a weight",
+        "Checkpoints in 4, 8 and 12 bits, streamed and resident, beside BF16 and beside each link's limit. Weights are random.",
+        rows_table, rows_checks, "formats.py"),
     "peers": Study(
         "Beside other systems",
         "The same work under the same VRAM budget, each system in a process of its own. Where tokens differ, `docs/log.md` says why.",

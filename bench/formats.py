@@ -1,0 +1,229 @@
+"""Checkpoints in 4, 8 and 12 bits a weight: what streaming, residents, prompts and starts take, beside BF16 and beside each link's limit.
+
+    python bench/formats.py work=/data/penstock out=formats.json cases=int4,fp8,q4_k,lossless,resident,lossless_resident,prefill,start
+    python bench/formats.py work=/data/penstock out=formats-ssd.json cases=lossless_ssd
+    python bench/formats.py work=bench-work out=formats-cpu.json cases=cpu [model=demo] [layers=N]
+
+Coded checkpoints are random (bench/coded_synth.py), of `model`, Llama-3.1-8B's geometry unless it is named; the lossless one is packed from
+the BF16 one. All are made under `work` when a case needs them and stay there. Every run is a process of its own, and has its own limits.
+
+`int4`, `fp8`, `q4_k`: VRAM 3, 6, 3 GiB, the rest in DRAM: stored bytes a token over seconds beside the link. `lossless`: beside BF16 with
+VRAM 6 GiB, logits compared bit by bit. `lossless_ssd`: both packed, from the drive. `resident`: all weights in VRAM, kernels by the
+profiler (bench/step_kernels.py). `lossless_resident`: decoded and stored. `prefill`: 2048 tokens in every format, VRAM 6 GiB. `start`:
+warm, beside BF16. `cpu`: two tiers, 40 % in DRAM. Without a GPU each case runs on SSD and DRAM, so that all can be tried anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.cases import Row, chosen, run_cases  # noqa: E402
+from bench.coded_synth import FORMATS, config_of, write_coded  # noqa: E402
+from bench.keys import given_of  # noqa: E402
+from bench.link import Bench, limit_of, link_limit, machine, step_s, stream_row  # noqa: E402
+
+KEYS = ("work", "out", "cases", "model", "layers", "new_tokens", "formats")
+ENOUGH = 24
+"""GiB of VRAM in which every format of 8B is resident with its caches."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The cases over one geometry. ``card``: whether the machine has one; without it budgets of VRAM become 40 % of DRAM."""
+
+    bench: Bench
+    card: bool
+    model: str
+    layers: int | None
+    new_tokens: int
+    formats: tuple[str, ...]
+
+    # ---- checkpoints
+
+    def checkpoint(self, form: str) -> Path:
+        """Of ``form``, made once."""
+        path = self.bench.work / f"{self.model}-{form}"
+        if path.exists():
+            return path
+        if form == "bf16":
+            more = [] if self.layers is None else [f"model.layers={self.layers}"]
+            return self.bench.checkpoint(path.name, f"model={self.model}", *more)
+        if form in ("lossless", "packed"):
+            how = ["format=lossless"] if form == "lossless" else []
+            self.bench.call("runtime", "pack", f"checkpoint={self.checkpoint('bf16')}", f"out={path}", *how)
+            return path
+        write_coded(form, config_of(self.model, self.layers), path)
+        return path
+
+    def run(self, name: str, form: str, vram_gib: float, prompt: int, new: int, *more: str, requests: int = 3, limits: bool = True) -> dict:
+        """The report of a run of ``form`` within ``vram_gib`` of VRAM, or 40 % of its bytes in DRAM."""
+        checkpoint = self.checkpoint(form)
+        work = [
+            f"workload.prompt_tokens={prompt}",
+            f"workload.new_tokens={new}",
+            f"workload.requests={requests}",
+            "workload.context_tokens=0",
+        ]
+        return self.bench.run(name, checkpoint, [*self.budget(checkpoint, vram_gib), *work, *more], [], limits=limits)
+
+    def budget(self, checkpoint: Path, vram_gib: float) -> list[str]:
+        if self.card:
+            return [f"hardware.vram_bytes={vram_gib}GiB"]
+        held = sum(file.stat().st_size for file in checkpoint.iterdir())
+        return [f"hardware.dram_bytes={(held * 4 // 10 if vram_gib < ENOUGH else 4 * held) + (400 << 20)}"]
+
+    @property
+    def stage(self) -> str:
+        return "h2d" if self.card else "ssd"
+
+    def where(self, gib: float) -> str:
+        return f"{self.model}, VRAM {gib} GiB" if self.card else f"{self.model}, DRAM 40 %"
+
+    # ---- cases
+
+    def stream(self, form: str, gib: float) -> Iterator[Row]:
+        """Stored bytes a token over seconds, and how well that was predicted."""
+        report = self.run(form, form, gib, 512, self.new_tokens)
+        row = stream_row(f"{form} decode", self.where(gib), report, self.stage, ">= 0.96" if self.card else ">= 0.9")
+        yield row
+        assert row.predicted is not None
+        off = max(row.predicted, 1 / row.predicted)
+        yield replace(
+            row, case=f"{form} decode, prediction", result=row.predicted, limit=1.0, unit="x", ratio=off, target="<= 1.053", spread=""
+        )
+
+    def int4(self) -> Iterator[Row]:
+        yield from self.stream("int4", 3)
+
+    def fp8(self) -> Iterator[Row]:
+        yield from self.stream("fp8", 6)
+
+    def q4_k(self) -> Iterator[Row]:
+        yield from self.stream("q4_k", 3)
+
+    def cpu(self) -> Iterator[Row]:
+        yield from self.stream("int4", 3)
+        yield from self.stream("lossless", 6)
+
+    def lossless(self) -> Iterator[Row]:
+        yield from self._beside("lossless", "bf16", "lossless", 6)
+
+    def lossless_ssd(self) -> Iterator[Row]:
+        """Both packed; DRAM so small that the drive binds."""
+        yield from self._beside("lossless, SSD", "packed", "lossless", 6, *(["hardware.dram_bytes=4GiB"] if self.card else []))
+
+    def _beside(self, case: str, plain: str, coded: str, gib: float, *more: str) -> Iterator[Row]:
+        """Tokens a second of ``coded`` over those of ``plain`` within the same budgets; whether the logits are the same bits."""
+        budget = self.budget(self.checkpoint(plain), gib) if not self.card else []
+        reports = [
+            self.run(f"{case}-{form}".replace(", ", "-"), form, gib, 512, self.new_tokens, *budget, *more) for form in (plain, coded)
+        ]
+        rates = [1 / step_s(report) for report in reports]
+        yield self._row(f"{case} beside BF16", gib, rates[1], rates[0], "tok/s", ">= 1.3", reports[1])
+        digests = [self.opened(f"{case}-{form}-logits".replace(", ", "-"), form, gib, *budget, *more)["digest"] for form in (plain, coded)]
+        same = float(digests[0] == digests[1])
+        yield self._row(f"{case}, logits bit-identical", gib, same, 1.0, "", "= 1", reports[1])
+
+    def resident(self) -> Iterator[Row]:
+        """Kernels of a step, and a step by the wall, over BF16's."""
+        base = self.opened("resident-bf16", "bf16", ENOUGH)
+        targets = {"int4": "<= 0.5", "fp8": "<= 0.75"}
+        for form in targets:
+            found = self.opened(f"resident-{form}", form, ENOUGH)
+            yield self._opened_row(f"{form} resident, kernels", found["kernel_s"], base["kernel_s"], targets[form], found)
+            yield self._opened_row(f"{form} resident, wall", found["wall_s"], base["wall_s"], "<= 1.0", found)
+
+    def lossless_resident(self) -> Iterator[Row]:
+        base = self.opened("resident-bf16", "bf16", ENOUGH)
+        for form, target in (("decoded", "<= 1.0"), ("stored", "<= 3")) if self.card else (("stored", "<= 3"),):
+            found = self.opened(f"lossless-{form}", "lossless", ENOUGH, f"force.attn_form={form}", f"force.ffn_form={form}")
+            yield self._opened_row(f"lossless residents, {form}, kernels", found["kernel_s"], base["kernel_s"], target, found)
+            same = float(found["digest"] == base["digest"])
+            yield self._opened_row(f"lossless residents, {form}, bit-identical", same, 1.0, "= 1", found)
+
+    def prefill(self) -> Iterator[Row]:
+        """Seconds over the larger of the stream's bound and what BF16 takes to compute with nothing on the way."""
+        plain = self.run("prefill-bf16", "bf16", 6, 2048, 2)
+        compute_s = limit_of(plain, "prefill_s")
+        for form in self.formats:
+            report = self.run(f"prefill-{form}", form, 6, 2048, 2)
+            stage = report["stages"]["prefill"].get(self.stage, {})
+            stream_s = stage.get("bytes", 0) / report["batches"] / 1e9 / link_limit(report, self.stage)[0]
+            seconds, bound = median(report["prefill_each_s"]), max(compute_s, stream_s)
+            yield self._row(f"prefill 2048, {form}", 6, seconds, bound, "s", "<= 1.2", report, "prefill_s", seconds)
+
+    def start(self) -> Iterator[Row]:
+        """From the process's start to the first token, the second of two runs each."""
+        totals, reports = [], []
+        for form in ("bf16", "int4"):
+            for _ in range(2):
+                report = self.run(f"start-{form}", form, 6, 512, 2, requests=1, limits=False)
+            totals.append(sum(report["start_s"].values()))
+            reports.append(report)
+        yield self._row("start of int4 beside BF16's, warm", 6, totals[1], totals[0], "s", "<= 1", reports[1])
+
+    # ---- rows
+
+    def opened(self, name: str, form: str, gib: float, *more: str) -> dict[str, Any]:
+        """What bench/step_kernels.py says of a plan for ``form``."""
+        checkpoint, plan = self.checkpoint(form), self.bench.work / f"{name}.yaml"
+        work = ["workload.prompt_tokens=128", "workload.new_tokens=64", "workload.context_tokens=0", "workload.requests=1"]
+        given = ["hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={plan}", *self.budget(checkpoint, gib), *work, *more]
+        self.bench.call("planner", "solve", *given)
+        command = [sys.executable, str(ROOT / "bench" / "step_kernels.py"), f"plan={plan}"]
+        done = subprocess.run(command, env=self.bench.env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{name}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def _row(
+        self,
+        case: str,
+        gib: float,
+        result: float,
+        limit: float,
+        unit: str,
+        target: str,
+        report: dict,
+        key: str = "decode_s_per_token",
+        seconds: float = 0.0,
+    ) -> Row:
+        vram, dram = (report["measured"][f"{tier}_bytes"] / 1e9 for tier in ("vram", "dram"))
+        predicted = report["predicted"][key] / (seconds or step_s(report))
+        return Row(case, self.where(gib), result, limit, unit, result / limit, target, predicted, vram, dram)
+
+    def _opened_row(self, case: str, result: float, limit: float, target: str, found: dict[str, Any]) -> Row:
+        return Row(case, f"{self.model}, all resident", result, limit, "s", result / limit, target, None, found["vram_bytes"] / 1e9, 0)
+
+
+CASES = ("int4", "fp8", "q4_k", "lossless", "lossless_ssd", "resident", "lossless_resident", "prefill", "start", "cpu")
+
+
+def main() -> None:
+    given = given_of(sys.argv[1:], KEYS)
+    bench = Bench(Path(given.get("work", "bench-work")).resolve())
+    profile = bench.probe()
+    known = (*FORMATS, "lossless")
+    formats = tuple(given.get("formats", ",".join(known)).split(","))
+    for form in formats:
+        if form not in known:
+            raise SystemExit(f"formats={form}: choose from {', '.join(known)}")
+    layers = int(given["layers"]) if "layers" in given else None
+    one = Formats(bench, bool(profile["gpu"]), given.get("model", "llama8b"), layers, int(given.get("new_tokens", 24)), formats)
+    methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
+    run_cases(chosen(given.get("cases", "int4,fp8"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
+
+
+if __name__ == "__main__":
+    main()
