@@ -1,4 +1,4 @@
-"""What can be bought for a machine, or asked of it: the next card, a second kit of DRAM, a second drive, a batch of 8."""
+"""What can be bought for a machine, or asked of it: the next card, more DRAM, a second drive, a batch of 8, fewer bits a weight."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve import hardware_from
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.explain.margins import NOTICEABLE
@@ -79,6 +80,24 @@ def offers(question: Question) -> Iterator[Offer]:
     if fitting:
         name = f"a batch of {fitting} (workload.batch={fitting})"
         yield Offer("batch", name, replace(q, workload=_together(q, fitting)), is_bought=False)
+    yield from _other_forms(q)
+
+
+FORMS = (
+    ("lossless", "lossless", "the same weights in 12 bits, to the bit (runtime pack format=lossless)"),
+    ("int4", "INT4-128", "a 4-bit checkpoint of the model, groups of 128: other weights, which answer otherwise"),
+)
+"""Key, format and words of what a model in BF16 could be had in."""
+
+
+def _other_forms(question: Question) -> Iterator[Offer]:
+    """The layers' weights in fewer bits, where they are in 16. KV and activations stay as they are."""
+    model = question.model
+    for key, form, words in FORMS:
+        other = model.stored_as(KNOWN_FORMATS[form])
+        if other.weight_bytes < model.weight_bytes and model.compute_dtype is Dtype.bfloat16:
+            size = f"{show_bytes(model.weight_bytes)} to {show_bytes(other.weight_bytes)}"
+            yield Offer(key, f"{words} ({size})", replace(question, model=other), is_bought=False)
 
 
 def _together(question: Question, batch: int) -> Workload:

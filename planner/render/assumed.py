@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.given.formats import Format
 from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.prices.decoding import decode_gelements, product_gbps
 
 
-def assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:
+def assumed(hardware: HardwareProfile, model: ModelSpec) -> Iterator[tuple[str, str, str]]:
     gpu, origin = hardware.gpu, hardware.origin
 
     def from_(path: str) -> str:
@@ -31,4 +34,15 @@ def assumed(hardware: HardwareProfile) -> Iterator[tuple[str, str, str]]:
     else:
         yield "weights", f"{hardware.cpu_matvec_gbps:.3g} GB/s from DRAM", from_("cpu.matvec_gbps")
         yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
+    for form in sorted({unit.format for unit in model.coded}, key=lambda form: form.name):
+        yield form.name, *_decoding(hardware, form, from_("gpu.decode" if gpu else "cpu.decode"))
     yield "locking", f"{hardware.pin_s_per_gb:.2g} s/GB", from_("dram.pin_s_per_gb")
+
+
+def _decoding(hardware: HardwareProfile, form: Format, origin: str) -> tuple[str, str]:
+    """How fast ``form`` is decoded, and multiplied as it is stored where that is done."""
+    measured = form.name in (hardware.gpu.decode if hardware.gpu else hardware.cpu_decode)
+    said = f"decoded at {decode_gelements(hardware, form):.3g} G/s"
+    if hardware.gpu and form.product_rows:
+        said += f", read at {product_gbps(hardware, form):.3g} GB/s"
+    return said, origin if measured else "derived: shares of the rate of weights; `planner probe` times decoders"

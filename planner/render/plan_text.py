@@ -21,7 +21,7 @@ from penstock.planner.render.tier_bars import print_tiers
 def print_plan(plan: Plan, console: Console) -> None:
     """Print ``plan`` for a person."""
     _print_title(plan, console)
-    print_table(console, "Assumed", assumed(plan.hardware))
+    print_table(console, "Assumed", assumed(plan.hardware, plan.model))
     _print_stages(plan, console)
     print_rows(console, "Decided", decided(plan))
     print_tiers(plan, console)

@@ -1,12 +1,38 @@
-"""What a plan says of weights in formats that only the planner knows."""
+"""What a plan says of weights that are stored coded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, parse_object, read_bytes
+from penstock.planner.contract.checkpoint.hf_config import text_config
+from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.published.hub_names import config_folder, hub_name
+from penstock.planner.contract.stored.activations import named_activations, names_kv
 
 
-def format_notes(model: ModelSpec) -> tuple[str, ...]:
-    """One note where the runtime does not stream ``model`` yet."""
-    names = ", ".join(model.planned_only)
-    said = f"not run yet: weights in {names} are planned for by their stored bytes, what decoding them costs is not counted"
-    return (said,) if names else ()
+def format_notes(model: ModelSpec, asked: ModelConfig) -> Iterator[str]:
+    """Where the runtime does not stream ``model`` yet, and what of its quantization_config runs do not follow."""
+    if model.planned_only:
+        yield f"not run yet: weights in {', '.join(model.planned_only)}, planned for by their stored bytes"
+    said = _said(asked)
+    computed = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[model.compute_dtype]
+    if named := named_activations(said):
+        yield f"activations stay {computed}: the checkpoint names {named} for them, and only weights are taken as it stores them"
+    if names_kv(said):
+        yield f"KV stays {model.kv_dtype.value}: the checkpoint names another dtype for it"
+
+
+def _said(asked: ModelConfig) -> Mapping[str, Any]:
+    """The quantization_config of what ``asked`` names; empty where there is none."""
+    config: Mapping[str, Any] = asked.config
+    if asked.checkpoint is not None:
+        name = hub_name(asked.checkpoint)
+        path = Path(asked.checkpoint).expanduser() if name is None else config_folder(name)
+        path = path if path.name == CONFIG else path / CONFIG
+        config = text_config(parse_object(path, read_bytes(path, f"{path}: no such file"))) if path.is_file() else {}
+    found = config.get("quantization_config")
+    return found if isinstance(found, Mapping) else {}

@@ -31,7 +31,13 @@ def make_plan(cfg: SolveConfig) -> Plan:
     model = asked.hits.in_slots(plan.decisions.experts)
     plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
     return replace(
-        plan, notes=(*format_notes(model), *plan.notes, *reuse_notes(plan, asked.question.force), *expert_notes(plan, asked.hits.source))
+        plan,
+        notes=(
+            *format_notes(model, cfg.model),
+            *plan.notes,
+            *reuse_notes(plan, asked.question.force),
+            *expert_notes(plan, asked.hits.source),
+        ),
     )
 
 

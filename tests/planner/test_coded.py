@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.decided.decisions import ResidentForms, Tier, WeightForm
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.figures import Figure
@@ -21,7 +22,12 @@ from penstock.planner.contract.prices.decoding import decode_gelements, product_
 from penstock.planner.contract.prices.memory_law import vram_use
 from penstock.planner.contract.prices.stages import weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.stored.activations import named_activations
+from penstock.planner.explain.purchases import offers
+from penstock.planner.render.assumed import assumed
+from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.program import search, solve
+from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, gpu, machine, model, with_units, work
 
 INT4 = QUANTISED["INT4-128"]
@@ -125,3 +131,39 @@ def test_a_plan_s_placement_knows_each_unit_s_form() -> None:
         decoded = lies is Tier.vram and unit.kind == "attn"
         assert placement.form(unit) is (WeightForm.decoded if decoded else WeightForm.stored)
         assert placement.kept_bytes(unit) == (placement.spec(unit).decoded_bytes if decoded else placement.unit_bytes(unit))
+
+
+def test_explain_offers_what_fewer_bits_of_a_bf16_model_would_give() -> None:
+    asked = Question(machine(700 * MB), model(8, 60 * MB, 240 * MB), work())
+    found = {offer.key: offer.question.model for offer in offers(asked) if not offer.is_bought and offer.key != "batch"}
+    layers = sum(asked.model.attn_bytes) + sum(asked.model.ffn_bytes)
+    for key, share in (("lossless", 12 / 16), ("int4", 4.125 / 16)):
+        assert asked.model.weight_bytes - found[key].weight_bytes == pytest.approx(layers * (1 - share), rel=1e-3)
+    assert not [offer for offer in offers(replace(asked, model=coded(asked.model))) if offer.key in found]
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "FP8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "FP4"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"input_activations": {"num_bits": 8, "type": "int"}}}}, "INT8"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"input_activations": None}}}, ""),
+        ({"quant_method": "gptq", "bits": 4}, ""),
+        ({"config_groups": [1]}, ""),
+    ],
+)
+def test_dtypes_that_a_checkpoint_names_for_activations_are_said(said: dict[str, object], named: str) -> None:
+    assert named_activations(said) == named
+    asked = ModelConfig(name="x", config={"quantization_config": said | {"kv_cache_scheme": {"num_bits": 8}}})
+    notes = list(format_notes(model(), asked))
+    assert (f"the checkpoint names {named} for them" in notes[0]) is bool(named)
+    assert notes[-1].startswith("KV stays bfloat16")
+
+
+def test_solve_says_how_fast_each_format_is_decoded_and_where_the_rate_is_from() -> None:
+    said = {name: (rate, origin) for name, rate, origin in assumed(machine(), coded(model()))}
+    assert "read at 560 GB/s" in said["INT4-128"][0] and said["INT4-128"][1].startswith("derived")
+    hardware = machine(gpu=gpu(decode={"INT4-128": 123.0}), origin={"gpu.decode": "measured today"})
+    assert ("INT4-128", "decoded at 123 G/s, read at 560 GB/s", "measured today") in assumed(hardware, coded(model()))
+    assert "INT4-128" not in {name for name, *_ in assumed(machine(), model())}

@@ -128,7 +128,7 @@ def _sort(geometry: HfGeometry, tensors: Mapping[str, TensorInfo]) -> _Sorted:
         if role.kind in ("attn", "ffn") and role.layer is not None:
             found.stacks.add(role.stack)
             found.dtypes[info.dtype] += info.nbytes
-            together = 1 if role.expert is None else 2
+            together = 1 if role.expert in (None, FUSED) else 2
             found.scratch_bytes = max(found.scratch_bytes, together * info.scratch_bytes)
             expert = FUSED if role.kind == "ffn" and _holds_experts(geometry, info) else role.expert
             if expert is not None and not geometry.whole_experts:

@@ -83,6 +83,7 @@ QUANTISED: Mapping[str, Format] = _named(
     *(_quantised(f"INT4-{g}", 4, (1, g), 16) for g in GROUPS),
     *(_quantised(f"AWQ-{g}", 4, (1, g), 16 + 4) for g in GROUPS),
     *(_quantised(f"GPTQ-{g}", 4, (1, g), 16 + 4, 32) for g in GROUPS),
+    Format("lossless", 12, Dtype.bfloat16, needs_scratch=True),
 )
 """Coded formats, by name; :attr:`Format.runs` says which of them the runtime computes with:
 
@@ -93,6 +94,7 @@ QUANTISED: Mapping[str, Format] = _named(
     NF4                 bitsandbytes, a F32 scale for 64 elements; -double: an 8-bit one, whose own scales, 1/2048 of it, are left out
     INT4-32, -64, -128  compressed-tensors: a 16-bit scale a group, no zero points
     AWQ-..., GPTQ-...   a 16-bit scale and a 4-bit zero point a group; GPTQ names each column's group in 32 bits
+    lossless            BF16 in 12 bits, to the bit: sign, mantissa and a code of the exponent; what has no code is left out
 """
 
 KNOWN_FORMATS: Mapping[str, Format] = MappingProxyType({**FORMATS, **QUANTISED})

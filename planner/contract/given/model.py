@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Annotated
 
 from penstock.planner.common.outside.bounds import COUNT_BYTES, Bounds
-from penstock.planner.contract.given.formats import Dtype
-from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+from penstock.planner.contract.given.formats import Dtype, Format
+from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind, UnitSpec
 
 _WIDTH = Bounds(0, 2**32)
 """Elements."""
@@ -173,6 +173,18 @@ class ModelSpec:
         if not kinds:
             return self
         return replace(self, units=tuple(unit.decoded if unit.kind in kinds else unit for unit in self.units))
+
+    def stored_as(self, form: Format) -> ModelSpec:
+        """The same with the layers' plain units stored in ``form``, as a checkpoint made so would be; it has no checkpoint."""
+
+        def stored(unit: UnitSpec) -> UnitSpec:
+            if unit.kind not in PER_LAYER or unit.is_coded or unit.stored_bytes < unit.elements:
+                return unit
+            return replace(unit, stored_bytes=min(unit.stored_bytes, form.stored_bytes(1, unit.elements)), format=form)
+
+        widest = max(self.attn_width, self.ffn_width // self.routers.top_k if self.routers else self.ffn_width)
+        scratch = max(self.scratch_bytes, 2 * self.hidden * widest * form.plain.nbytes)
+        return replace(self, units=tuple(map(stored, self.units)), checkpoint=None, digest=None, scratch_bytes=scratch)
 
     @property
     def attn_max(self) -> int:
