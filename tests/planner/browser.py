@@ -40,4 +40,4 @@ def ask(page: Path, profile: Path, script: str) -> str:
 
 def screenshot(page: Path, profile: Path, picture: Path) -> None:
     """Save what the page looks like."""
-    _call(page, profile, "--window-size=900,1600", f"--screenshot={picture}")
+    _call(page, profile, "--window-size=900,2000", f"--screenshot={picture}")
