@@ -83,7 +83,7 @@ QUANTISED: Mapping[str, Format] = _named(
     *(_quantised(f"INT4-{g}", 4, (1, g), 16) for g in GROUPS),
     *(_quantised(f"AWQ-{g}", 4, (1, g), 16 + 4) for g in GROUPS),
     *(_quantised(f"GPTQ-{g}", 4, (1, g), 16 + 4, 32) for g in GROUPS),
-    Format("lossless", 12, Dtype.bfloat16, needs_scratch=True),
+    Format("lossless", 12, Dtype.bfloat16, needs_scratch=True, runs=False),
 )
 """Coded formats, by name; :attr:`Format.runs` says which of them the runtime computes with:
 
