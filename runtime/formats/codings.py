@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from penstock.planner.contract.given.formats import BITS, GROUPS
+from penstock.runtime.formats.awq import Awq
 from penstock.runtime.formats.coding import Coding
 from penstock.runtime.formats.fp8 import Fp8
+from penstock.runtime.formats.gptq import Gptq
 from penstock.runtime.formats.mxfp4 import Mxfp4
 from penstock.runtime.formats.nvfp4 import Nvfp4
+from penstock.runtime.formats.pack_quantized import PackQuantized
+
+_SIZES = (0, *GROUPS)
 
 CODINGS: Mapping[str, Coding] = MappingProxyType(
     {
@@ -18,5 +24,9 @@ CODINGS: Mapping[str, Coding] = MappingProxyType(
         "MXFP4": Mxfp4(),
         "NVFP4": Nvfp4(),
     }
+    | {f"INT{b}-{g or 'row'}{kind}": PackQuantized(b) for b in BITS for g in _SIZES for kind in ("", "-asym")}
+    | {f"GPTQ{b}-{g or 'row'}": Gptq(b, g) for b in BITS for g in _SIZES}
+    | {f"GPTQ{b}-{g}-order": Gptq(b, g) for b in BITS for g in GROUPS}
+    | {f"AWQ-{g or 'row'}": Awq() for g in _SIZES}
 )
 """By the names of ``planner.contract.given.formats``, of all that run."""

@@ -93,10 +93,9 @@ def stored(name: str, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     if name == "AWQ-32":
         scales, zeros = torch.zeros(columns // 32, rows, dtype=torch.float16), torch.zeros(columns // 32, rows // 8, dtype=torch.int32)
         return {".qweight": torch.zeros(columns, rows // 8, dtype=torch.int32), ".scales": scales, ".qzeros": zeros}
-    if name == "GPTQ-32":
+    if name == "GPTQ4-32":
         scales, zeros = torch.zeros(columns // 32, rows, dtype=torch.float16), torch.zeros(columns // 32, rows // 8, dtype=torch.int32)
-        packed, index = torch.zeros(columns // 8, rows, dtype=torch.int32), torch.zeros(columns, dtype=torch.int32)
-        return {".qweight": packed, ".scales": scales, ".qzeros": zeros, ".g_idx": index}
+        return {".qweight": torch.zeros(columns // 8, rows, dtype=torch.int32), ".scales": scales, ".qzeros": zeros}
     assert name == "NF4"
     return {".weight": torch.zeros(rows * columns // 2, 1, dtype=torch.uint8), ".weight.absmax": torch.zeros(rows * columns // 64)}
 
@@ -106,11 +105,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "FP8-row": {"quant_method": "fbgemm_fp8"},
     "INT4-32": {
         "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
         "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}}},
         "ignore": ["lm_head", "re:.*self_attn.*"],
     },
     "AWQ-32": {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["down_proj"]},
-    "GPTQ-32": {"quant_method": "gptq", "bits": 4, "group_size": 32},
+    "GPTQ4-32": {"quant_method": "gptq", "bits": 4, "group_size": 32},
     "NF4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
 }
 EXCLUDED = {"INT4-32": "self_attn", "AWQ-32": "down_proj"}
@@ -152,7 +152,7 @@ def test_the_experts_of_mxfp4_are_blocks_and_scales(tmp_path: Path) -> None:
     assert spec_from_checkpoint(directory).units == before.units
 
 
-@pytest.mark.parametrize("said", [{"quant_method": "exl3"}, {"quant_method": "awq", "bits": 3, "group_size": 128}, {}, "yes", ["fp8"]])
+@pytest.mark.parametrize("said", [{"quant_method": "exl3"}, {"quant_method": "bitsandbytes"}, {}, "yes", ["fp8"]])
 def test_a_quantisation_whose_sizes_are_not_known_is_named(tmp_path: Path, said: Any) -> None:
     directory = write_config(tmp_path, small("llama", quantization_config=said or {"quant_method": None}))
     with pytest.raises(UserError, match=r"the sizes of this quantization_config \(.*\) are not known; known are fp8, mxfp4"):

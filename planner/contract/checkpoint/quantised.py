@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.tally import TensorInfo
-from penstock.planner.contract.given.formats import GROUPS, KNOWN_FORMATS, QUANTISED, Format
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, QUANTISED, Format
 from penstock.planner.contract.stored.scheme import Converted, Scheme, sort_tensors
 from penstock.planner.contract.stored.schemes import scheme_of
 from penstock.planner.contract.stored.stored_matrix import Leaf, StoredMatrix
 
-_SHAPES: Mapping[str, Callable[[tuple[int, ...], Format], tuple[int, ...]]] = MappingProxyType(
-    {
-        "_blocks": lambda shape, _: (*shape[:-2], 2 * shape[-2] * shape[-1]),
-        ".weight_packed": lambda shape, _: (*shape[:-1], shape[-1] * 8),
-        ".qweight": lambda shape, form: (shape[1] * 8, shape[0]) if form.name.startswith("AWQ") else (shape[1], shape[0] * 8),
-    }
-)
-"""Name of the packed elements -> the shape of the matrix that they are."""
-_BESIDE = re.compile(
-    r"(.+?)\.(weight_(?:packed|scale|scale_inv|scale_2|global_scale|zero_point|shape|g_idx)|input_(?:scale|global_scale)"
-    r"|qweight|qzeros|scales|g_idx|SCB|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)|weight)"
-)
-_MXFP4 = re.compile(r"(.+)_(blocks|scales)")
+_BESIDE = re.compile(r"(.+?)\.(SCB|weight_format|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)|weight)")
 
 
 @dataclass(frozen=True)
@@ -41,18 +28,15 @@ class Sizes:
     """Of a matrix that is stored flat, as bitsandbytes does: the width of the layers' input."""
 
     def part(self, tensor: str) -> tuple[str, str] | None:
-        found = (_MXFP4 if self.converted.experts_only else _BESIDE).fullmatch(tensor)
-        if found is None:
-            return None
-        return (found[1] if self.converted.experts_only else f"{found[1]}.weight"), found[2]
+        found = _BESIDE.fullmatch(tensor)
+        return None if found is None else (f"{found[1]}.weight", found[2])
 
     def matrix(self, name: str, leaves: Mapping[str, Leaf]) -> StoredMatrix | None:
-        main = next((leaf for leaf in leaves.values() if leaf.tensor == name or leaf.tensor.endswith(tuple(_SHAPES))), None)
-        if main is None or main.dtype in KNOWN_FORMATS or (len(leaves) == 1 and main.tensor == name):
+        main = leaves.get("weight")
+        if main is None or main.dtype in KNOWN_FORMATS or len(leaves) == 1:
             return None
-        shape = next((change(main.shape, self.format) for end, change in _SHAPES.items() if main.tensor.endswith(end)), main.shape)
-        if self.format.name.startswith("NF4") and main.dtype == "U8":
-            shape = (2 * main.shape[0] // self.columns, self.columns)
+        flat = self.format.name.startswith("NF4") and main.dtype == "U8"
+        shape = (2 * main.shape[0] // self.columns, self.columns) if flat else main.shape
         return StoredMatrix(name, shape, self.format, leaves)
 
     def planned(self, name: str, shape: tuple[int, ...]) -> Format | None:
@@ -93,33 +77,12 @@ def quantisation_of(config: Mapping[str, Any], where: str) -> Scheme | None:
         )
     hidden = config.get("hidden_size")
     columns = hidden if type(hidden) is int and hidden > 0 else 1
-    return Sizes(form, Converted.of(said, said.get("quant_method") == "mxfp4"), columns)
+    return Sizes(form, Converted.of(said), columns)
 
 
 def _format_of(said: Mapping[str, Any]) -> Format | None:
-    method, bits, group = said.get("quant_method"), said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
-    if method == "mxfp4":
-        return QUANTISED["MXFP4"]
-    if method in ("awq", "gptq") and bits == 4 and group in GROUPS:
-        return QUANTISED[f"{method.upper()}-{group}"]
-    if method == "bitsandbytes" and said.get("load_in_4bit"):
+    if said.get("quant_method") != "bitsandbytes":
+        return None
+    if said.get("load_in_4bit"):
         return QUANTISED["NF4-double" if said.get("bnb_4bit_use_double_quant") else "NF4"]
-    if method == "bitsandbytes" and said.get("load_in_8bit"):
-        return QUANTISED["INT8-row"]
-    return _compressed(said) if method == "compressed-tensors" else None
-
-
-def _compressed(said: Mapping[str, Any]) -> Format | None:
-    groups = said.get("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
-        return None
-    (one,) = groups.values()
-    weights = one.get("weights") if isinstance(one, Mapping) else None
-    if not isinstance(weights, Mapping):
-        return None
-    bits, kind, strategy, group = (weights.get(key) for key in ("num_bits", "type", "strategy", "group_size"))
-    if (bits, kind) == (4, "int") and group in GROUPS and weights.get("symmetric", True):
-        return QUANTISED[f"INT4-{group}"]
-    if (bits, kind, group) == (4, "float", 16):
-        return QUANTISED["NVFP4"]
-    return QUANTISED["INT8-row"] if (bits, kind, strategy) == (8, "int", "channel") else None
+    return QUANTISED["LLM.int8"] if said.get("load_in_8bit") else None

@@ -64,36 +64,48 @@ FORMATS: Mapping[str, Format] = _named(
 PRODUCT_ROWS = 8
 """Up to so many rows a product that reads 4 or 8 bits a weight waits for memory and not for arithmetic."""
 GROUPS = (32, 64, 128)
-"""Columns that share a scale in the grouped formats of 4 bits."""
+"""Columns that share a scale in formats of whole numbers; besides there is a scale for each row."""
+BITS = (4, 8)
+"""Of the whole numbers that are known."""
 
 
 def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0, runs: bool = False) -> Format:
     return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS, runs)
 
 
+def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: int = 0, product_rows: int = 0) -> Format:
+    """Whole numbers in groups of columns, or of whole rows where ``group`` is 0."""
+    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, product_rows, runs=True)
+
+
+_SIZES = {"row": 0} | {str(group): group for group in GROUPS}
+
 QUANTISED: Mapping[str, Format] = _named(
     _quantised("FP8", 8, (128, 128), 32, runs=True),
     _quantised("FP8-row", 8, (1, 0), 32, runs=True),
     _quantised("FP8-tensor", 8, (0, 0), 32, runs=True),
-    _quantised("INT8-row", 8, (1, 0), 32),
     _quantised("MXFP4", 4, (1, 32), 8, runs=True),
     _quantised("NVFP4", 4, (1, 16), 8, runs=True),
     _quantised("NF4", 4, (1, 64), 32),
     _quantised("NF4-double", 4, (1, 64), 8),
-    *(_quantised(f"INT4-{g}", 4, (1, g), 16) for g in GROUPS),
-    *(_quantised(f"AWQ-{g}", 4, (1, g), 16 + 4) for g in GROUPS),
-    *(_quantised(f"GPTQ-{g}", 4, (1, g), 16 + 4, 32) for g in GROUPS),
+    _quantised("LLM.int8", 8, (1, 0), 32),
+    *(_whole(f"INT{b}-{name}", b, group, product_rows=PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
+    *(_whole(f"INT{b}-{name}-asym", b, group, b, product_rows=PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
+    *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
+    *(_whole(f"GPTQ{b}-{group}-order", b, group, b, 32) for b in BITS for group in GROUPS),
+    *(_whole(f"AWQ-{name}", 4, group, 4) for name, group in _SIZES.items()),
     Format("lossless", 12, Dtype.bfloat16, needs_scratch=True, runs=False),
 )
 """Coded formats, by name; :attr:`Format.runs` says which of them the runtime computes with:
 
     FP8                 E4M3, a F32 scale for each block of 128 x 128 (DeepSeek-V3); -row, -tensor: for each row, for all
-    INT8-row            a F32 scale a row
     MXFP4               E2M1, an E8M0 scale for 32 columns (OCP Microscaling 1.0)
     NVFP4               E2M1, an E4M3 scale for 16 columns; the one scale of a tensor is left out
     NF4                 bitsandbytes, a F32 scale for 64 elements; -double: an 8-bit one, whose own scales, 1/2048 of it, are left out
-    INT4-32, -64, -128  compressed-tensors: a 16-bit scale a group, no zero points
-    AWQ-..., GPTQ-...   a 16-bit scale and a 4-bit zero point a group; GPTQ names each column's group in 32 bits
+    LLM.int8            bitsandbytes, a F32 scale a row
+    INT4-..., INT8-...  compressed-tensors: a 16-bit scale for a group of 32, 64 or 128 columns, or for a row; -asym: and a zero point
+    GPTQ4-, GPTQ8-...   a 16-bit scale and a zero point a group; -order: and each column's group in 32 bits
+    AWQ-...             4 bits, a 16-bit scale and a zero point a group
     lossless            BF16 in 12 bits, to the bit: sign, mantissa and a code of the exponent; what has no code is left out
 """
 

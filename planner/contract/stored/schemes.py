@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from penstock.planner.contract.stored.awq_stored import AwqStored
+from penstock.planner.contract.stored.compressed_stored import CompressedStored
 from penstock.planner.contract.stored.fp8_stored import Fp8Stored
+from penstock.planner.contract.stored.gptq_stored import GptqStored
 from penstock.planner.contract.stored.mxfp4_stored import Mxfp4Stored
 from penstock.planner.contract.stored.nvfp4_stored import Nvfp4Stored
 from penstock.planner.contract.stored.scheme import Scheme
@@ -17,6 +20,9 @@ SCHEMES: Mapping[str, Callable[[Mapping[str, Any], str], Scheme | None]] = Mappi
         "fbgemm_fp8": Fp8Stored.of_fbgemm,
         "modelopt": Nvfp4Stored.of_modelopt,
         "mxfp4": Mxfp4Stored.of_mxfp4,
+        "gptq": GptqStored.of,
+        "awq": AwqStored.of,
+        "auto-round": AwqStored.of_auto_round,
     }
 )
 """quant_method -> what reads the rest of its quantization_config; None for a variant that is not known."""
@@ -25,6 +31,8 @@ COMPRESSED: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], S
         "float-quantized": Fp8Stored.of_compressed,
         "mxfp4-pack-quantized": Mxfp4Stored.of_compressed,
         "nvfp4-pack-quantized": Nvfp4Stored.of_compressed,
+        "pack-quantized": CompressedStored.of,
+        "int-quantized": CompressedStored.of,
     }
 )
 """``format`` of compressed-tensors -> what reads its one group's ``weights`` and the whole quantization_config."""

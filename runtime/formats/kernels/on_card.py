@@ -10,6 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
+    from penstock.runtime.formats.kernels.int4_triton import WholeKernels
 
 
 @cache
@@ -26,3 +27,13 @@ def e2m1_kernels(device: torch.device) -> E2m1Kernels | None:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
 
     return E2m1Kernels()
+
+
+@cache
+def whole_kernels(device: torch.device) -> WholeKernels | None:
+    """Of whole numbers in 32-bit words; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.int4_triton import WholeKernels
+
+    return WholeKernels(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,3 +77,63 @@ def fp8_tensor(matrix: torch.Tensor) -> dict[str, torch.Tensor]:
     scale = matrix.float().abs().amax() / 448
     held = (matrix.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     return {"weight": held, "weight_scale": scale.reshape(1), "input_scale": torch.ones(1)}
+
+
+class Whole(NamedTuple):
+    """A matrix rounded to whole numbers."""
+
+    numbers: torch.Tensor
+    """[rows, columns], from 0."""
+    zero: torch.Tensor
+    """[rows, groups]."""
+    scale: torch.Tensor
+    """[rows, groups]."""
+
+    def decoded(self) -> torch.Tensor:
+        """In the scale's dtype."""
+        grid = self.numbers.view(len(self.zero), self.zero.shape[1], -1) - self.zero[..., None]
+        return (grid.to(self.scale.dtype) * self.scale[..., None]).view(self.numbers.shape)
+
+
+def whole(matrix: torch.Tensor, bits: int, group: int, dtype: torch.dtype, symmetric: bool = False) -> Whole:
+    """``matrix`` rounded to the nearest of ``bits`` in groups of columns, 0 for whole rows."""
+    grid, most = matrix.float().view(len(matrix), -1, group or matrix.shape[1]), 2**bits - 1
+    low, high = grid.amin(-1).clamp(max=0), grid.amax(-1).clamp(min=0)
+    if symmetric:
+        high = torch.maximum(high, -low)
+        low = -high
+    scale = ((high - low) / most).clamp(min=1e-6).to(dtype)
+    zero = torch.full_like(scale, 2 ** (bits - 1)) if symmetric else (-low / scale.float()).round().clamp(0, most)
+    numbers = (grid / scale.float()[..., None] + zero.float()[..., None]).round().clamp(0, most).view(matrix.shape)
+    return Whole(numbers.long(), zero.long(), scale)
+
+
+def in_words(numbers: torch.Tensor, bits: int, order: Sequence[int] | None = None) -> torch.Tensor:
+    """[..., n] -> I32 [..., n * bits / 32]: the number ``order[i]`` of each word's comes i-th from its lowest bits."""
+    per = 32 // bits
+    grid = numbers.unflatten(-1, (-1, per))[..., list(order or range(per))]
+    held = (grid << torch.arange(per) * bits).sum(-1)
+    return torch.where(held >= 2**31, held - 2**32, held).to(torch.int32)
+
+
+def packed(of: Whole, bits: int, symmetric: bool = True) -> dict[str, torch.Tensor]:
+    """As compressed-tensors' pack-quantized."""
+    parts = {"weight_packed": in_words(of.numbers, bits), "weight_scale": of.scale, "weight_shape": torch.tensor(of.numbers.shape)}
+    return parts if symmetric else parts | {"weight_zero_point": in_words(of.zero.t(), bits).t()}
+
+
+def gptq(of: Whole, bits: int) -> dict[str, torch.Tensor]:
+    """As GPTQ's first version, whose zero points are stored less one; columns in groups one after the other."""
+    group = of.numbers.shape[1] // of.zero.shape[1]
+    return {
+        "qweight": in_words(of.numbers, bits).t(),
+        "qzeros": in_words((of.zero.t() - 1) % 2**bits, bits),
+        "scales": of.scale.t(),
+        "g_idx": (torch.arange(of.numbers.shape[1]) // group).to(torch.int32),
+    }
+
+
+def awq(of: Whole) -> dict[str, torch.Tensor]:
+    """In the order of AWQ's GEMM."""
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    return {"qweight": in_words(of.numbers.t(), 4, order), "qzeros": in_words(of.zero.t(), 4, order), "scales": of.scale.t()}

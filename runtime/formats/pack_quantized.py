@@ -1,0 +1,69 @@
+"""Integers of compressed-tensors, in 4 or 8 bits with a scale for each group of columns: pack-quantized, and int-quantized in 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from penstock.runtime.formats.coding import Parts
+from penstock.runtime.formats.kernels.on_card import whole_kernels
+from penstock.runtime.formats.whole_numbers import codes, put, stretches
+
+
+@dataclass(frozen=True)
+class PackQuantized:
+    """Leaves, of a matrix [rows, columns] in groups of columns:
+
+        weight_packed      I32 [rows, columns * bits / 32]: number + 2^(bits - 1), the lowest bits first; or ``weight``, I8 [rows, columns]
+        weight_scale       [rows, groups], [rows] or [1], in any float
+        weight_zero_point  I32 [rows * bits / 32, groups], packed along rows as the numbers are; I8 [rows, groups] beside ``weight``
+        weight_g_idx       I32 [columns]: the group of each column, -1 where groups follow each other
+
+    As ``dequantize`` of compressed-tensors 0.20: (number - zero point) * scale in the scale's dtype. Decoding takes 8 bytes an element of a
+    stretch.
+    """
+
+    bits: int
+
+    def decode(self, parts: Parts, out: torch.Tensor) -> None:
+        rows, columns = out.shape
+        scale = parts["weight_scale"]
+        scale = scale.reshape(rows, -1) if scale.numel() >= rows else scale.reshape(1, 1).expand(rows, 1)
+        packed, plain = parts.get("weight_packed"), parts.get("weight")
+        middle = 0 if packed is None else 1 << self.bits - 1
+        kernels = whole_kernels(out.device)
+        if kernels is not None and packed is not None:
+            zeros = parts.get("weight_zero_point")
+            kernels.decode(packed, scale, zeros, parts.get("weight_g_idx"), out, bits=self.bits)
+            return
+        zero = self._zero(parts, scale.shape, middle)
+        order = parts.get("weight_g_idx")
+        if order is not None:
+            following = torch.arange(columns, device=out.device, dtype=order.dtype) // (columns // scale.shape[1])
+            order = torch.where(order < 0, following, order)
+        for stretch in stretches(rows, columns, out.device):
+            numbers = codes(packed[stretch], self.bits)[:, :columns] if packed is not None else plain[stretch]  # type: ignore[index]
+            put(numbers, zero if isinstance(zero, int) else zero[stretch], scale[stretch], order, out[stretch])
+
+    def _zero(self, parts: Parts, shape: torch.Size, middle: int) -> torch.Tensor | int:
+        """What is subtracted, of ``shape`` [rows, groups] and with the ``middle`` that packed numbers have added."""
+        stored = parts.get("weight_zero_point")
+        if stored is None:
+            return middle
+        if stored.dtype == torch.int32:
+            return codes(stored.t().contiguous(), self.bits)[:, : shape[0]].t()
+        return stored.reshape(shape).to(torch.int16) + middle
+
+    def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
+        kernels, scale = whole_kernels(x.device), parts["weight_scale"]
+        words, zeros = parts.get("weight_packed"), parts.get("weight_zero_point")
+        signed = words is None
+        if words is None and zeros is None and x.shape[1] % 4 == 0:
+            words = parts["weight"].view(torch.int32)
+        if kernels is None or words is None or scale.dtype != x.dtype or "weight_g_idx" in parts or scale.numel() < len(words):
+            return None
+        grid = scale.view(len(words), -1)
+        if words.shape[1] * 32 != x.shape[1] * self.bits or words.shape[1] % grid.shape[1]:
+            return None
+        return kernels.product(x.contiguous(), words, grid, zeros, bias, bits=self.bits, signed=signed)

@@ -1,0 +1,42 @@
+"""Whole numbers of 4 or 8 bits in 32-bit words, and the weights that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+STRETCH = 1 << 18
+"""Elements decoded at once on the CPU: each takes up to 8 bytes meanwhile, which stay in the core's own cache."""
+
+
+def codes(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """[..., n] in 32-bit words -> [..., n * 32 / bits] in bytes: the lowest bits of a word come first. ``words`` is contiguous."""
+    packed = words.reshape(-1).view(torch.uint8).view(*words.shape[:-1], -1)
+    return packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+
+
+def stretches(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
+    """Ranges of rows to decode one after the other, each but the last a multiple of 8 rows. A card takes 16 times as many at once."""
+    step = max(8, (STRETCH << (0 if device.type == "cpu" else 4)) // columns // 8 * 8)
+    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
+
+
+def put(numbers: torch.Tensor, zero: torch.Tensor | int, scale: torch.Tensor, group: torch.Tensor | None, out: torch.Tensor) -> None:
+    """``out[r, c] = (numbers[r, c] - zero[r, g]) * scale[r, g]``, rounded to the scale's dtype, then to that of ``out``.
+
+    ``numbers``, ``out``: [rows, columns]. ``zero``, ``scale``: [rows, groups]. g = ``group[c]``; groups follow each other where it is None.
+    The difference is exact in every dtype, since it has 9 bits at most; so is the product before it is rounded. A group that is not there
+    counts as the nearest: what a rehearsal decodes is whatever lay in memory.
+    """
+    value = out if out.dtype == scale.dtype else torch.empty(out.shape, dtype=scale.dtype, device=out.device)
+    value.copy_(numbers)
+    if group is None:
+        grid, factor, less = value.view(len(value), scale.shape[1], -1), scale[..., None], zero
+        less = less if isinstance(less, int) else less[..., None]
+    else:
+        member = group.clamp(0, scale.shape[1] - 1)
+        grid, factor, less = value, scale[:, member], zero if isinstance(zero, int) else zero[:, member]
+    grid.sub_(less).mul_(factor)
+    if value is not out:
+        out.copy_(value)
