@@ -13,14 +13,14 @@ class Scratch:
     """
 
     def __init__(self, elements: int):
-        self._elements = elements
+        self.elements = elements
         self._buffer = torch.empty(0)
 
     def of(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """[rows, columns], contiguous, with whatever lay there. ValueError for more elements than there is room for."""
-        if rows * columns > self._elements:
-            raise ValueError(f"a matrix of {rows} x {columns} in a scratch of {self._elements} elements")
+        if rows * columns > self.elements:
+            raise ValueError(f"a matrix of {rows} x {columns} in a scratch of {self.elements} elements")
         if self._buffer.dtype != dtype or self._buffer.device != device or not len(self._buffer):
             with torch.inference_mode(False):
-                self._buffer = torch.empty(self._elements, dtype=dtype, device=device)
+                self._buffer = torch.empty(self.elements, dtype=dtype, device=device)
         return self._buffer[: rows * columns].view(rows, columns)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from penstock.planner.contract.given.formats import Format
-from penstock.runtime.formats.coding import Coding
+from penstock.runtime.formats.coding import Coding, Parts
 from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.formats.stored_parameters import StoredParameter
 
@@ -17,16 +17,18 @@ from penstock.runtime.formats.stored_parameters import StoredParameter
 class StoredLinear(nn.Module):
     """In place of an ``nn.Linear``: its parameters are the stored tensors, by their leaves, and the ``bias`` where there is one.
 
-    ``parts`` are empty tensors of the leaves' shapes and dtypes, on the meta device until weights are bound; ``stored`` says what fills
-    them. Decoding takes no memory beside ``scratch``.
+    ``parts`` are empty, on the meta device until weights are bound; ``stored`` says what fills them. Decoding takes no memory beside
+    ``scratch``: a matrix with more elements, as an LM head is, is decoded and multiplied by some rows at a time.
     """
+
+    bias: nn.Parameter | None
 
     def __init__(
         self,
         replaced: nn.Linear,
         form: Format,
         coding: Coding,
-        parts: Mapping[str, torch.Tensor],
+        parts: Mapping[str, nn.Parameter],
         stored: Mapping[str, StoredParameter],
         scratch: Scratch,
     ):
@@ -37,17 +39,32 @@ class StoredLinear(nn.Module):
         self.stored_parameters = stored
         self._form, self._coding, self._scratch = form, coding, scratch
         for leaf, part in parts.items():
-            self.register_parameter(leaf, nn.Parameter(part, requires_grad=False))
+            self.register_parameter(leaf, part)
         self.register_parameter("bias", replaced.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
         held = self._parameters
         parts = {leaf: part for leaf in self.stored_parameters if (part := held[leaf]) is not None}
+        return self.product(x, parts, self.out_features, self.bias)
+
+    def product(self, x: torch.Tensor, parts: Parts, rows: int, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., in_features] -> [..., rows] by ``parts``: those of ``rows`` of the matrix."""
         if x.is_cuda and x.numel() <= self._form.product_rows * self.in_features:
-            made = self._coding.linear(x.reshape(-1, self.in_features), parts, self.bias)
+            made = self._coding.linear(x.reshape(-1, self.in_features), parts, bias)
             if made is not None:
-                return made.view(*x.shape[:-1], self.out_features)
-        weight = self._scratch.of(self.out_features, self.in_features, self.dtype, x.device)
+                return made.view(*x.shape[:-1], rows)
+        most = self._scratch.elements // self.in_features
+        if rows <= most:
+            return F.linear(x, self._decoded(parts, rows, x.device), bias)
+        out = x.new_empty(*x.shape[:-1], rows)
+        for first in range(0, rows, most):
+            some = {leaf: part[first : first + most] for leaf, part in parts.items()}
+            weight = self._decoded(some, min(most, rows - first), x.device)
+            out[..., first : first + most] = F.linear(x, weight)
+        return out if bias is None else out.add_(bias)
+
+    def _decoded(self, parts: Parts, rows: int, device: torch.device) -> torch.Tensor:
+        weight = self._scratch.of(rows, self.in_features, self.dtype, device)
         self._coding.decode(parts, weight)
-        return F.linear(x, weight, self.bias)
+        return weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.model.binding import Binder
 
 
@@ -31,6 +32,11 @@ class HeadInBlocks:
         model.set_output_embeddings(BlockedHead(head_rows(self.vocab, self.blocks), model.get_output_embeddings()))
 
 
+def _by_stored(linear: StoredLinear) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A product with rows of the one leaf in which ``linear`` is stored."""
+    return lambda hidden, weight: linear.product(hidden, {"weight": weight}, len(weight))
+
+
 class BlockedHead(nn.Module):
     """An LM head whose row blocks come one after the other: ``resident`` blocks lie in VRAM, the rest are streamed.
 
@@ -46,6 +52,9 @@ class BlockedHead(nn.Module):
         self._rows = rows
         self.register_parameter("weight", replaced.get_parameter("weight"))
         self.register_parameter("bias", getattr(replaced, "bias", None))
+        if isinstance(replaced, StoredLinear):
+            self.stored_parameters = replaced.stored_parameters
+        self._multiply = _by_stored(replaced) if isinstance(replaced, StoredLinear) else F.linear
 
     def feed(self, resident: Mapping[int, torch.Tensor], binder: Binder) -> None:
         """Compute with ``resident`` blocks by number, and with those of the ``binder``'s stream for the others."""
@@ -56,7 +65,7 @@ class BlockedHead(nn.Module):
         for j, (first, last) in enumerate(self._rows):
             block, unit = self._resident.get(j), Unit("head", j)
             weight = self._binder.stream.enter(unit)["weight"] if block is None else block
-            out[..., first:last] = F.linear(hidden, weight)
+            out[..., first:last] = self._multiply(hidden, weight)
             if block is None:
                 self._binder.stream.leave(unit)
         return out if self.bias is None else out + self.bias

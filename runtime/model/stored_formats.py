@@ -12,10 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.planner.contract.stored.stored_matrix import StoredMatrix
 from penstock.runtime.formats.coding import Coding
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.formats.scratch import Scratch
+from penstock.runtime.formats.stored_embedding import StoredEmbedding
 from penstock.runtime.formats.stored_experts import JOINT, ExpertMatrix
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.formats.stored_parameters import StoredParameter
@@ -42,12 +44,14 @@ class StoredFormats:
         linear: dict[str, StoredMatrix] = {}
         for name, place in places_of(model, self.matrices).items():
             matrix = self.matrices[name]
-            if hasattr(model.get_submodule(place.parameter.rpartition(".")[0]), "is_transposed"):
+            owner = model.get_submodule(place.parameter.rpartition(".")[0])
+            if hasattr(owner, "is_transposed"):
                 experts[place.parameter][place.source].append(matrix)
             else:
                 self._check(matrix, place, tuple(model.get_parameter(place.parameter).shape))
                 linear[place.parameter] = matrix
-        sizes = [matrix.elements for matrix in linear.values()]
+        in_layers = [name for name in linear if classify(name).layer is not None]
+        sizes = [linear[name].elements for name in in_layers]
         sizes += [sum(group[0].elements // _count(group) for group in sources.values()) for sources in experts.values()]
         scratch = Scratch(max(sizes, default=0))
         for parameter, matrix in linear.items():
@@ -58,14 +62,24 @@ class StoredFormats:
 
     def _replace(self, model: PreTrainedModel, name: str, matrix: StoredMatrix, scratch: Scratch) -> None:
         replaced, (owner, _, child) = model.get_submodule(name), name.rpartition(".")
+        coding, parts, stored = self._coding(matrix), {}, {}
+        for leaf, each in matrix.leaves.items():
+            parts[leaf] = nn.Parameter(_empty(each.shape, each.dtype), requires_grad=False)
+            stored[leaf] = StoredParameter(matrix.format.name, (each.tensor,))
+        if isinstance(replaced, nn.Embedding) or replaced is model.get_output_embeddings():
+            self._check_rows(matrix)
+        if isinstance(replaced, nn.Embedding):
+            head, tied = model.get_output_embeddings(), replaced.weight
+            setattr(model.get_submodule(owner), child, StoredEmbedding(replaced, coding, parts, stored))
+            if type(head) is nn.Linear and head.weight is tied:
+                model.set_output_embeddings(StoredLinear(head, matrix.format, coding, parts, stored, scratch))
+            return
         if type(replaced) is not nn.Linear:
             raise UserError(
                 f"{self.where}: {matrix.name} is stored in {matrix.format.name} and belongs to a {type(replaced).__name__}; coded are only "
                 f"linear layers and routed experts: use the model's BF16 checkpoint"
             )
-        parts = {leaf: _empty(stored.shape, stored.dtype) for leaf, stored in matrix.leaves.items()}
-        stored = {leaf: StoredParameter(matrix.format.name, (stored.tensor,)) for leaf, stored in matrix.leaves.items()}
-        setattr(model.get_submodule(owner), child, StoredLinear(replaced, matrix.format, self._coding(matrix), parts, stored, scratch))
+        setattr(model.get_submodule(owner), child, StoredLinear(replaced, matrix.format, coding, parts, stored, scratch))
 
     def _take_experts(self, module: Any, name: str, groups: Sequence[list[StoredMatrix]], scratch: Scratch) -> None:
         """Give ``module`` the leaves of the matrices that its parameter ``name`` would be made of."""
@@ -98,6 +112,14 @@ class StoredFormats:
         if coding is None:
             raise UserError(f"{self.where}: stored in {matrix.format.name}, which is not run yet; use its BF16, F16 or F32 checkpoint")
         return coding
+
+    def _check_rows(self, matrix: StoredMatrix) -> None:
+        """A table is looked up, and an LM head streamed, by its rows."""
+        if set(matrix.leaves) != {"weight"} or matrix.leaves["weight"].shape[0] != matrix.shape[0]:
+            raise UserError(
+                f"{self.where}: {matrix.name} is stored in {matrix.format.name}, of which single rows cannot be read; embedding tables and "
+                f"LM heads run in BF16, F16, F32 and the formats of GGUF: use the model's BF16 checkpoint"
+            )
 
     def _check(self, matrix: StoredMatrix, place: Place, shape: tuple[int, ...]) -> None:
         if matrix.shape != shape or place.source:

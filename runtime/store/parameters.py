@@ -91,7 +91,7 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
         units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
         taken |= routed
     others = tuple(
-        Slot(name, name, tuple(t.shape), t.dtype)
+        Slot(name, name, tuple(t.shape), t.dtype, coded=coded.get(name))
         for name, t in model.state_dict(keep_vars=True).items()
         if name not in taken and name not in tied and name.startswith(of_text)
     )
