@@ -12,6 +12,7 @@ from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
 from penstock.runtime.memory.vram import TENSOR_ALIGN, VramPool
+from penstock.runtime.model.decoded import DecodedUnit
 from penstock.runtime.model.fixtures import Fixture
 from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
 from penstock.runtime.moving.ring import VramRing
@@ -65,7 +66,12 @@ class CardSide:
 
 
 def _with_room(fixture: Fixture) -> DeviceLayout:
-    """How ``fixture`` lies in VRAM, with room for what it becomes once it has arrived."""
+    """How ``fixture`` lies in VRAM, with room for what it becomes once it has arrived: at its end, where it will be decoded."""
     found = device_layout(fixture.layout)
     ends = [align_up(t.offset + t.nbytes, TENSOR_ALIGN) for t in fixture.bound(found.tensors)]
-    return replace(found, nbytes=max([found.nbytes, *ends]))
+    nbytes = max([found.nbytes, *ends])
+    if not isinstance(fixture.cast, DecodedUnit):
+        return replace(found, nbytes=nbytes)
+    before = nbytes - found.nbytes
+    tensors = tuple(replace(t, offset=t.offset + before) for t in found.tensors)
+    return DeviceLayout(nbytes, tensors, tuple(replace(s, dst=s.dst + before) for s in found.segments))

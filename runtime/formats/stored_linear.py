@@ -13,6 +13,9 @@ from penstock.runtime.formats.coding import Coding, Parts
 from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.formats.stored_parameters import StoredParameter
 
+DECODED = "decoded"
+"""The parameter that holds the matrix of a layer that stays decoded."""
+
 
 class StoredLinear(nn.Module):
     """In place of an ``nn.Linear``: its parameters are the stored tensors, by their leaves, and the ``bias`` where there is one.
@@ -41,10 +44,14 @@ class StoredLinear(nn.Module):
         for leaf, part in parts.items():
             self.register_parameter(leaf, part)
         self.register_parameter("bias", replaced.bias)
+        self.register_parameter(DECODED, None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]."""
         held = self._parameters
+        plain = held[DECODED]
+        if plain is not None:
+            return F.linear(x, plain, self.bias)
         parts = {leaf: part for leaf in self.stored_parameters if (part := held[leaf]) is not None}
         return self.product(x, parts, self.out_features, self.bias)
 
@@ -63,6 +70,10 @@ class StoredLinear(nn.Module):
             weight = self._decoded(some, min(most, rows - first), x.device)
             out[..., first : first + most] = F.linear(x, weight)
         return out if bias is None else out.add_(bias)
+
+    def in_scratch(self, parts: Parts) -> torch.Tensor:
+        """The whole matrix, in the scratch."""
+        return self._decoded(parts, self.out_features, next(iter(parts.values())).device)
 
     def _decoded(self, parts: Parts, rows: int, device: torch.device) -> torch.Tensor:
         weight = self._scratch.of(rows, self.in_features, self.dtype, device)

@@ -10,10 +10,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from penstock.planner.common.measures import ALIGN, align_up
-from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.decisions import Tier, WeightForm
 from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.runtime.model.binding import bind
 from penstock.runtime.model.cast import Cast
+from penstock.runtime.model.decoded import DecodedUnit
 from penstock.runtime.model.head import head_rows
 from penstock.runtime.reading.layout import TensorLayout
 from penstock.runtime.store.base import Extent, Store, UnitLayout
@@ -34,8 +35,8 @@ class Fixture:
     tier: Tier
     bind: Bind | None
     unit: Unit | None = None
-    cast: Cast | None = None
-    """Where it is computed with in another type than it is stored in; ``layout`` has the room."""
+    cast: Cast | DecodedUnit | None = None
+    """Where it is computed with in another type or form than it is stored in. ``layout`` has the room for a cast."""
 
     def bound(self, tensors: Sequence[TensorLayout]) -> Sequence[TensorLayout]:
         """Its ``tensors`` after :meth:`settle`; before, they lie there as they are stored."""
@@ -89,7 +90,8 @@ def device_fixtures(placement: Placement, store: Store, model: PreTrainedModel, 
         fixtures.append(_cast(Fixture(f"{head}[{j}]", rows_of(head_table, *rows), tier, None, Unit("head", j)), wanted))
     for unit, tier in placement.units:
         if tier is Tier.vram and unit.kind != "head":
-            fixtures.append(Fixture(str(unit), store.unit(unit), tier, _to_block(layers, unit), unit))
+            decoded = DecodedUnit.of(layers, unit) if placement.form(unit) is WeightForm.decoded else None
+            fixtures.append(Fixture(str(unit), store.unit(unit), tier, _to_block(layers, unit), unit, decoded))
     return fixtures
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config
 from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.decisions import ResidentForms, WeightForm
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.unit_spec import UnitKind
@@ -17,6 +19,7 @@ from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.formats.codings import CODINGS
+from penstock.runtime.formats.stored_linear import DECODED
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
@@ -79,6 +82,20 @@ def test_streamed_and_packed_logits_are_those_of_transformers(checkpoint: Path, 
     assert spec_from_checkpoint(packed).units == spec_from_checkpoint(checkpoint).units
     with opened(plan_for(packed, decisions(gpu=True, resident=(1, 2, 1)), gpu=True), packed, HostCopier()) as session:
         assert same(run(session), want)
+
+
+@pytest.mark.parametrize("forms", [("decoded", "decoded"), ("stored", "decoded")], ids=" ".join)
+def test_residents_that_stay_decoded_give_the_same_logits(checkpoint: Path, forms: tuple[str, str]) -> None:
+    with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
+        want = run(session)
+    made = decisions(gpu=True, resident=(2, 2, 1))
+    made = replace(made, weights=replace(made.weights, forms=ResidentForms(*map(WeightForm, forms))))
+    with opened(plan_for(checkpoint, made, gpu=True), checkpoint, HostCopier()) as session:
+        assert same(run(session), want)
+        kept = [m for m in session.engine.model.modules() if getattr(m, DECODED, None) is not None]
+        assert len(kept) == 2 * (4 * (forms[0] == "decoded") + 3 * (forms[1] == "decoded")), (
+            "4 matrices of attention, 3 of an FFN, in 2 layers"
+        )
 
 
 def test_a_units_planned_bytes_are_those_that_the_runtime_moves(checkpoint: Path) -> None:
