@@ -83,21 +83,20 @@ def _one_row(
         high = (held >> (within * BITS)) & 0x7FFFFFFF
         part = tl.zeros([ROWS, WORDS], tl.float32)
         total = tl.zeros([WORDS], tl.float32)
-        for pair in tl.static_range(per // 2):
-            both = tl.load(x + word * (per // 2) + pair, word < width, 0)
-            for half in tl.static_range(2):
-                i: tl.constexpr = 2 * pair + half
-                value = ((both >> (16 * half)) & 0xFFFF).to(tl.int16).to(scales.dtype.element_ty, bitcast=True).to(tl.float32)
-                total += value
-                if i < within:
-                    bits = (held & (mask << (BITS * i))) | 0x4B000000
-                    value = value * (1.0 / (1 << (BITS * i)))
-                elif i < 2 * within:
-                    bits = (high & (mask << (BITS * (i - within)))) | 0x4B000000
-                    value = value * (1.0 / (1 << (BITS * (i - within))))
-                else:
-                    bits = ((held >> (BITS * i)) & mask) | 0x4B000000
-                part += value[None, :] * (bits.to(tl.float32, bitcast=True) - 8388608.0)
+        for i in tl.static_range(per):
+            if i % 2 == 0:
+                both = tl.load(x + word * (per // 2) + i // 2, word < width, 0)
+            value = ((both >> (16 * (i % 2))) & 0xFFFF).to(tl.int16).to(scales.dtype.element_ty, bitcast=True).to(tl.float32)
+            total += value
+            if i < within:
+                bits = (held & (mask << (BITS * i))) | 0x4B000000
+                value = value * (1.0 / (1 << (BITS * i)))
+            elif i < 2 * within:
+                bits = (high & (mask << (BITS * (i - within)))) | 0x4B000000
+                value = value * (1.0 / (1 << (BITS * (i - within))))
+            else:
+                bits = ((held >> (BITS * i)) & mask) | 0x4B000000
+            part += value[None, :] * (bits.to(tl.float32, bitcast=True) - 8388608.0)
         member = word // group_words
         scale = tl.load(scales + row[:, None] * s_row + member[None, :], valid, 0.0).to(tl.float32)
         if ZEROS:
