@@ -36,7 +36,7 @@ POOL_BYTES = 32 << 20
 DEVIATION = 0.02
 GROUP = 128
 SHARD_BYTES = 2**31
-Fill = Callable[[], bytes]
+Fill = Callable[[], bytes | memoryview]
 """Bytes that a tensor's are cut from, again and again."""
 
 
@@ -254,7 +254,7 @@ def write_coded(form: str, config: Mapping[str, Any], out: Path) -> None:
         shards[-1].append(_in_f16(one) if dtype == "float16" else one)
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(_write_shard, [out / name for name in names], shards))
+        list(threads.map(write_shard, [out / name for name in names], shards))
     index = {one.name: name for name, shard in zip(names, shards, strict=True) for one in shard}
     (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (out / "config.json").write_text(json.dumps({**config, "dtype": dtype, "quantization_config": recipe.said}, indent=1))
@@ -273,7 +273,8 @@ def normal_f16() -> bytes:
     return (_random().standard_normal(POOL_BYTES // 2, np.float32) * np.float32(DEVIATION)).astype(np.float16).tobytes()
 
 
-def _write_shard(path: Path, shard: Sequence[Tensor]) -> None:
+def write_shard(path: Path, shard: Sequence[Tensor]) -> None:
+    """One file of safetensors, laid out as the library does."""
     ordered, header, end = sorted(shard, key=lambda t: (-WIDTHS[t.dtype], t.name)), {}, 0
     for one in ordered:
         header[one.name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [end, end + one.nbytes]}

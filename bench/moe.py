@@ -118,11 +118,11 @@ class Cases:
         yield from self._rows(f"decode, {what}", f"VRAM {self._vram}", report, "<= 1.08")
 
     def _rows(self, case: str, what: str, report: dict, target: str) -> Iterator[Row]:
-        tiers = {name: facts for name, facts in report["experts"].items() if name != "missed" and facts}
+        tiers = {name: report["experts"][name] for name in ("vram", "dram") if report["experts"][name]}
         found = ", ".join(f"{name} {facts['hit_rate']:.1%}" for name, facts in tiers.items() if facts["hit_rate"] is not None)
         yield bound_row(case, f"{what}; hits: {found}", report, "decode_s_per_token", target, step=mean_s)
         yield self._step_by_step(report)
-        yield self._one_after_the_other(report)
+        yield one_after_the_other(report)
         policy_us, slots_us = (max(facts[f"{k}_s_per_visit"] for facts in tiers.values()) * 1e6 for k in ("policy", "decide"))
         decided = sum(facts["decide_s_per_visit"] for facts in tiers.values()) * len(self._experts.layers)
         what = f"the policy of a tier; with its slots {slots_us:.0f} us"
@@ -141,18 +141,6 @@ class Cases:
         what = f"{idle} of {steps} steps read nothing" if "ssd" in rates else ""
         total = fmean(bounds)
         return Row("  of each step's slowest stage", what, mean_s(report), total, "s", mean_s(report) / total, "", None, 0, 0)
-
-    def _one_after_the_other(self, report: dict) -> Row:
-        """What batch 1 allows without foresight: an expert is fetched when its router has spoken, and nothing else is done meanwhile; what
-        comes from the SSD crosses the link as it arrives."""
-        stages, steps, compute_s = report["stages"]["decode"], len(report["step_s"]), limit_of(report, "decode_s")
-        gb = {name: stages[name]["bytes"] / steps / 1e9 for name in ("ssd", "h2d") if stages.get(name, {}).get("bytes")}
-        read, copied = gb.get("ssd", 0.0), gb.get("h2d", 0.0)
-        read_s = read / link_limit(report, "ssd")[0] if read else 0.0
-        copy_s = max(0.0, copied - read) / link_limit(report, "h2d")[0] if copied else 0.0
-        total = compute_s + read_s + copy_s
-        what = f"computing {compute_s:.4f}, SSD {read_s:.4f}, from DRAM {copy_s:.4f} s"
-        return Row("  of their sum", what, mean_s(report), total, "s", mean_s(report) / total, "", None, 0, 0)
 
     def _bought(self, name: str, case: str) -> Iterator[Row]:
         """Seconds that ``name`` saved over those that its fewer bytes take at the link's rate; none where `none` did not run before."""
@@ -189,6 +177,19 @@ class Cases:
         work = [f"workload.prompt_tokens={prompt}", f"workload.new_tokens={new}", "workload.context_tokens=0"]
         budget = f"hardware.vram_bytes={self._vram}"
         return self._bench.run(f"moe-{name}", self.checkpoint, [budget, *work, *solve], ["temperature=1.0", "top_k=0", *run])
+
+
+def one_after_the_other(report: dict, case: str = "  of their sum", target: str = "") -> Row:
+    """What batch 1 allows without foresight: an expert is fetched when its router has spoken, and nothing else is done meanwhile; what
+    comes from the SSD crosses the link as it arrives."""
+    stages, steps, compute_s = report["stages"]["decode"], len(report["step_s"]), limit_of(report, "decode_s")
+    gb = {name: stages[name]["bytes"] / steps / 1e9 for name in ("ssd", "h2d") if stages.get(name, {}).get("bytes")}
+    read, copied = gb.get("ssd", 0.0), gb.get("h2d", 0.0)
+    read_s = read / link_limit(report, "ssd")[0] if read else 0.0
+    copy_s = max(0.0, copied - read) / link_limit(report, "h2d")[0] if copied else 0.0
+    total = compute_s + read_s + copy_s
+    what = f"computing {compute_s:.4f}, SSD {read_s:.4f}, from DRAM {copy_s:.4f} s"
+    return Row(case, what, mean_s(report), total, "s", mean_s(report) / total, target, None, 0, 0)
 
 
 def mean_s(report: dict) -> float:

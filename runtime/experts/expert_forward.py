@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
 from penstock.runtime.experts.expert_products import Parameters, product_of
+from penstock.runtime.experts.expert_stats import IssueTime
 from penstock.runtime.model.foreign_experts import is_routed_by_inputs
 from penstock.runtime.store.decoder import decoder_layers
 from penstock.runtime.store.expert_modules import ExpertsModule, expert_parameters, layers_with_experts
@@ -65,6 +67,7 @@ class LayerExperts:
     def __init__(self, module: ExpertsModule, layer: int):
         self.of_prompts = False
         """Whether the pass in progress computes prompts, or decodes."""
+        self.issued = IssueTime()
         self._module, self._layer = module, layer
         self._first = product_of(module, "gate_up_proj" if module.has_gate else "up_proj")
         self._last = product_of(module, "down_proj")
@@ -83,9 +86,14 @@ class LayerExperts:
         scores = None if ahead is None else ahead.mean(0).to("cpu", non_blocking=True)  # there when the choice is
         order = torch.sort(index.reshape(-1)).indices if tokens > 1 else None
         chosen = index.cpu().numpy()
+        begun_s = time.thread_time()
         routing = Routing(chosen, self.of_prompts, None if scores is None else scores.numpy())
         out = self._each(hidden, weights, routing) if order is None else self._grouped(hidden, order, weights, routing)
-        return out.to(hidden.dtype)
+        made = out.to(hidden.dtype)
+        if not self.of_prompts:
+            self.issued.visits += 1
+            self.issued.seconds += time.thread_time() - begun_s
+        return made
 
     def warm_up(self, tokens: int) -> None:
         """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""

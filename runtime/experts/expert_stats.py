@@ -42,8 +42,17 @@ class TierStats:
 
     def report(self) -> dict[str, float | None]:
         """The counters, and the shares that follow from them."""
-        spent = {"decide_s_per_visit": _share(self.decide_s, self.visits), "policy_s_per_visit": _share(self.policy_s, self.visits)}
+        spent = {f"{name}_s_per_visit": _share(getattr(self, f"{name}_s"), self.visits) for name in ("decide", "policy")}
         return vars(self) | {"hit_rate": self.hit_rate, "ahead_precision": _share(self.ahead_used, self.ahead)} | spent
+
+
+@dataclass
+class IssueTime:
+    """Of a layer's visits by decode steps: processor time from the routing until all that computes with the experts is issued; without a
+    card, until it is computed."""
+
+    visits: int = 0
+    seconds: float = 0.0
 
 
 class Deciding:

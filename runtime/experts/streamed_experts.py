@@ -15,6 +15,7 @@ from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.expert_forward import ExpertSource, layer_experts
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.experts.expert_room import ExpertHost
+from penstock.runtime.experts.expert_stats import IssueTime
 from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
 from penstock.runtime.experts.routing_record import RoutingRecorder
 from penstock.runtime.memory.device import CopyDevice
@@ -87,6 +88,7 @@ class Experts:
         """Compute from the tiers."""
         for layer in self._layers:
             layer.feed(self._tiers, self._ahead, self._recorder)
+            layer.issued = IssueTime()
 
     def begin_pass(self, step: Step) -> None:
         """``step`` comes next."""
@@ -96,12 +98,16 @@ class Experts:
             self._recorder.begin_pass(step)
 
     def facts(self) -> dict[str, Any]:
-        """Counters of both tiers, and the shares of a decode step's experts that VRAM missed (None without a GPU) and that both did."""
+        """Counters of both tiers; the shares of a decode step's experts that VRAM missed (None without a GPU) and that both did; the host's
+        time for a layer's visit by a decode step (None before the first)."""
         tiers = {"vram": self.card.stats if self.card else None, "dram": self.dram.stats}
         first = tiers["vram"] or tiers["dram"]
         asked = first.hits + first.misses
         missed = {name: stats.misses / asked if stats and asked else None for name, stats in tiers.items()}
-        return {name: stats and stats.report() for name, stats in tiers.items()} | {"missed": missed}
+        issued = [layer.issued for layer in self._layers]
+        visits = sum(layer.visits for layer in issued)
+        each_s = sum(layer.seconds for layer in issued) / visits if visits else None
+        return {name: stats and stats.report() for name, stats in tiers.items()} | {"missed": missed, "host_s_per_visit": each_s}
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""

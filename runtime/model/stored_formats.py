@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class StoredFormats:
                 linear[place.parameter] = matrix
         in_layers = [name for name in linear if classify(name).layer is not None]
         sizes = [linear[name].elements for name in in_layers]
-        sizes += [sum(group[0].elements // _count(group) for group in sources.values()) for sources in experts.values()]
+        sizes += [sum(math.prod(group[0].shape[-2:]) for group in sources.values()) for sources in experts.values()]
         scratch = Scratch(max(sizes, default=0))
         for parameter, matrix in linear.items():
             self._replace(model, parameter.removesuffix(".weight"), matrix, scratch)

@@ -38,9 +38,9 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         f"DRAM cache: {cache['hits']} hits, {cache['misses']} misses, {cache['loads']} loads,"
         f" {cache['evictions_out_of_window'] + cache['evictions_in_window']} evictions, waited {show_seconds(cache['wait_s'])}"
     )
-    for name, tier in (report["experts"] or {}).items():
-        if name != "missed" and tier:
-            console.print(_expert_line(name, tier))
+    for name in ("vram", "dram"):
+        if report["experts"] and report["experts"][name]:
+            console.print(_expert_line(name, report["experts"][name]))
     if report["kv_reuse"]:
         for line in told(report["kv_reuse"]):
             console.print(line, soft_wrap=True)

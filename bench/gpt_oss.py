@@ -1,0 +1,114 @@
+"""gpt-oss in MXFP4 beyond the card's memory: each case beside what its own process says that it must take.
+
+    python bench/gpt_oss.py work=/data/penstock out=gpt-oss.json [cases=resident,dram,half]
+        [model=gpt-oss-120b] [layers=20] [vram=8GiB] [new_tokens=96] [hidden=N] [experts=N] [vocab=N]
+    python bench/gpt_oss.py work=bench-work out=gpt-oss.json cases=cpu layers=8 hidden=512 experts=32 vocab=4000
+
+Random weights route at random, which nobody can read ahead: an expert that is missed is fetched when its router has spoken. So the limit of
+a step is the sum over layers of (missed bytes / rate of the link or the SSD + the layer's own time with its experts resident), all of them
+measured by the process that ran. `dram`: all experts in DRAM. `half`: half of them, the rest on the SSD. `cpu`: the same without a card.
+`resident`: as many layers as fit in VRAM with all their experts, which nothing is fetched for: what a layer costs the host. Tokens are
+sampled, since the greedy ones of random weights repeat; means over steps, which differ by what they miss.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.cases import Row, chosen, run_cases  # noqa: E402
+from bench.gpt_oss_synth import KEYS, gpt_oss_config, write_gpt_oss  # noqa: E402
+from bench.keys import given_of  # noqa: E402
+from bench.link import Bench, bound_row, limit_of, machine  # noqa: E402
+from bench.moe import mean_s, one_after_the_other  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.common.measures import parse_bytes  # noqa: E402
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
+
+PROMPT = 128
+HOST_US = 300
+"""What a MoE layer may take of the host."""
+
+
+class Cases:
+    """Runs over checkpoints that are made once under the bench's directory."""
+
+    def __init__(self, bench: Bench, given: Mapping[str, str]):
+        self._bench, self._given = bench, {"layers": "20", **given}
+        self._vram = given.get("vram", "8GiB")
+
+    def resident(self) -> Iterator[Row]:
+        """Layers for three quarters of the budget: the rest is for the head, the KV and the card's own."""
+        one = spec_from_checkpoint(self._checkpoint({"layers": "1"}))
+        whole = sum(unit.stored_bytes * unit.count for unit in one.units if unit.layer is not None)
+        room = 0.75 * (parse_bytes(self._vram) or 0) - one.embed_bytes - one.head_bytes
+        layers = max(1, min(int(self._given["layers"]), int(room // whole)))
+        report = self._run("resident", {"layers": str(layers)}, f"hardware.vram_bytes={self._vram}")
+        yield self._limited(f"{layers} layers, all in VRAM", report)
+        yield self._host(report, layers)
+
+    def dram(self) -> Iterator[Row]:
+        yield from self._streamed("dram", "all experts in DRAM", 1, f"hardware.vram_bytes={self._vram}")
+
+    def half(self) -> Iterator[Row]:
+        yield from self._streamed("half", "half of the experts in DRAM", 2, f"hardware.vram_bytes={self._vram}")
+
+    def cpu(self) -> Iterator[Row]:
+        yield from self._streamed("cpu", "half of the experts in DRAM", 2, "hardware.vram_bytes=0")
+
+    def _streamed(self, name: str, what: str, share: int, *solve: str) -> Iterator[Row]:
+        experts = spec_from_checkpoint(self._checkpoint({})).experts
+        assert experts is not None
+        report = self._run(name, {}, f"force.expert_dram_slots={experts.units // share}", *solve)
+        yield self._limited(what, report)
+        yield bound_row("  of the slowest stage", what, report, "decode_s_per_token", "", step=mean_s)
+        yield self._host(report, len(experts.layers))
+
+    def _limited(self, what: str, report: dict) -> Row:
+        tiers = {name: report["experts"][name] for name in ("vram", "dram") if report["experts"][name]}
+        found = ", ".join(f"{name} {facts['hit_rate']:.1%}" for name, facts in tiers.items() if facts["hit_rate"] is not None)
+        print(f"{what}; hits: {found}", flush=True)
+        return one_after_the_other(report, f"decode, {what}", "<= 1.1")
+
+    def _host(self, report: dict, layers: int) -> Row:
+        """Processor time of the thread that issues, from a layer's routing to its output; and of a whole layer with its attention, when
+        nothing moves."""
+        spent = report["experts"]["host_s_per_visit"] * 1e6
+        whole = limit_of(report, "decode_s") / layers * 1e6
+        what = f"a layer with its attention, nothing moved: {whole:.0f} us"
+        return Row("  host, a MoE layer", what, spent, HOST_US, "us", spent / HOST_US, "<= 1", None, 0, 0)
+
+    def _run(self, name: str, changed: Mapping[str, str], *solve: str) -> dict:
+        new = self._given.get("new_tokens", "96")
+        work = {"prompt_tokens": PROMPT, "new_tokens": new, "context_tokens": 0, "requests": 2}
+        asked = [f"workload.{key}={value}" for key, value in work.items()]
+        return self._bench.run(f"gpt-oss-{name}", self._checkpoint(changed), [*asked, *solve], ["temperature=1.0", "top_k=0"])
+
+    def _checkpoint(self, changed: Mapping[str, str]) -> Path:
+        given = {key: value for key, value in {**self._given, **changed}.items() if key in KEYS}
+        path = self._bench.work / "-".join(["gpt-oss", *(f"{key}{value}" for key, value in sorted(given.items()))])
+        if not path.exists():
+            write_gpt_oss(gpt_oss_config(given), path)
+            os.sync()
+        return path
+
+
+def main() -> None:
+    try:
+        given = given_of(sys.argv[1:], ("work", "out", "cases", "vram", "new_tokens", *KEYS))
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    bench = Bench(Path(given.get("work", "bench-work")).resolve())
+    where = machine(bench.probe())
+    cases = Cases(bench, given)
+    known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (cases.resident, cases.dram, cases.half, cases.cpu)}
+    run_cases(chosen(given.get("cases", "resident,dram,half"), known), where, Path(given["out"]) if "out" in given else None)
+
+
+if __name__ == "__main__":
+    main()
