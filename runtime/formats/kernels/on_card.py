@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
+    from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
 
 
 @cache
@@ -37,3 +38,10 @@ def whole_kernels(device: torch.device) -> WholeKernels | None:
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
 
     return WholeKernels(torch.cuda.get_device_properties(device).multi_processor_count)
+def lossless_kernels(device: torch.device) -> LosslessKernels | None:
+    """Of the lossless form of BF16; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
+
+    return LosslessKernels()
