@@ -24,7 +24,7 @@ RUNTIME = (
     "runtime.asked", "runtime.formats.kernels", "runtime.formats.native", "runtime.formats", "runtime.memory", "runtime.reading",
     "runtime.store", "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
-    "runtime.engine", "runtime.told", "runtime.tools", "runtime",
+    "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools", "runtime",
 )  # fmt: skip
 """The runtime's."""
 MOST_MODULES = 15

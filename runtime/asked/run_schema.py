@@ -200,6 +200,13 @@ class BenchConfig(SamplingKeys, Closing):
     """What was read from the environment."""
 
 
+class PackFormat(StrEnum):
+    """What a pack can make of a BF16 checkpoint's linear layers and routed experts."""
+
+    lossless = "lossless"
+    """12 bits a weight; every bit comes back."""
+
+
 @dataclass
 class PackConfig(Closing):
     """`runtime pack`"""
@@ -210,6 +217,9 @@ class PackConfig(Closing):
     """Directory of the packed store."""
     adapter: str | None = None
     """Directory of a LoRA adapter (PEFT) to merge into the weights, as PEFT's merge_and_unload does."""
+    format: PackFormat | None = None
+    """Store the linear layers and routed experts of a BF16 checkpoint otherwise; null: as they are. `lossless`: in 12 bits, of which every
+    bit comes back; embedding, head, norms and units whose exponents do not fit stay as they are."""
     device: str | None = None
     """Raw block device to write the weights to instead of a file in `out`; needs force=true."""
     force: bool = False

@@ -10,6 +10,7 @@ from penstock.runtime.formats.awq import Awq
 from penstock.runtime.formats.coding import Coding
 from penstock.runtime.formats.fp8 import Fp8
 from penstock.runtime.formats.gptq import Gptq
+from penstock.runtime.formats.lossless import Lossless
 from penstock.runtime.formats.mxfp4 import Mxfp4
 from penstock.runtime.formats.nvfp4 import Nvfp4
 from penstock.runtime.formats.pack_quantized import PackQuantized
@@ -22,6 +23,7 @@ CODINGS: Mapping[str, Coding] = MappingProxyType(
         "FP8-row": Fp8((1, 0)),
         "FP8-tensor": Fp8((0, 0)),
         "MXFP4": Mxfp4(),
+        "lossless": Lossless(),
         "NVFP4": Nvfp4(),
     }
     | {f"INT{b}-{g or 'row'}{kind}": PackQuantized(b) for b in BITS for g in _SIZES for kind in ("", "-asym")}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from penstock.planner.common.errors import UserError
 from penstock.runtime.formats.coding import Parts
 from penstock.runtime.formats.kernels.on_card import lossless_kernels
 from penstock.runtime.formats.native.compiled import compiled, compiled_for
@@ -28,11 +27,11 @@ class Lossless:
         at         int32 [escapes]               places of the escapes, at least one
         values     bfloat16 [escapes]            what is there
 
-    A place may be named twice, with the same number. Decoding gives back every bit; it takes no memory, and without a compiler 8 MiB.
+    A place may be named twice, with the same number. One that lies outside is left out: a store's are checked when it is opened, but a
+    rehearsal decodes whatever lies in memory. Decoding gives back every bit; it takes no memory, and without a compiler 8 MiB.
     """
 
     def decode(self, parts: Parts, out: torch.Tensor) -> None:
-        """UserError, on the CPU, where an escape's place lies outside; a card leaves it out."""
         kernels = lossless_kernels(out.device)
         if kernels is not None:
             kernels.decode(parts, out)
@@ -40,17 +39,11 @@ class Lossless:
         low, codes, exponents, at, values = (parts[leaf] for leaf in ("low", "codes", "exponents", "at", "values"))
         decode = compiled_for("lossless_decode", out, torch.bfloat16)
         if decode is not None:
-            outside = decode(low, codes, exponents, at, values, out, len(codes), len(at))
-        else:
-            _decode(low.view(-1, GROUP), codes, exponents, out.view(-1, GROUP))
-            inside = (at >= 0) & (at < out.numel())
-            outside = int((~inside).sum())
-            out.view(-1)[at[inside].long()] = values[inside]
-        if outside:
-            raise UserError(
-                f"a matrix of {' x '.join(map(str, out.shape))} in the lossless form has {outside} escapes outside of it: the store is "
-                "damaged; check it by `runtime verify`, then pack the checkpoint again"
-            )
+            decode(low, codes, exponents, at, values, out, len(codes), len(at))
+            return
+        _decode(low.view(-1, GROUP), codes, exponents, out.view(-1, GROUP))
+        inside = (at >= 0) & (at < out.numel())
+        out.view(-1)[at[inside].long()] = values[inside]
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
         return None

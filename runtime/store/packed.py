@@ -11,6 +11,7 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import UnitLayout
+from penstock.runtime.store.escapes import check_escapes
 from penstock.runtime.store.manifest import Manifest, read_manifest
 from penstock.runtime.store.parameters import CAST, Slot, model_slots
 from penstock.runtime.store.sections import Section
@@ -27,7 +28,8 @@ class PackedStore:
 
     @classmethod
     def open(cls, directory: Path, model: torch.nn.Module) -> PackedStore:
-        """Check manifest and superblock and hold the sections against ``model``. UserError names the first that differs."""
+        """Check manifest, superblock and the places of escapes, and hold the sections against ``model``. UserError names the first that
+        differs."""
         manifest = read_manifest(directory)
         sections = {s.name: s for s in (*manifest.units, *manifest.others)}
         slots = model_slots(model)
@@ -39,6 +41,7 @@ class PackedStore:
         for slot in others:
             _match(directory, slot.name, sections.get(slot.name), (slot,), CAST)
         weights = manifest.weights_path(directory)
+        check_escapes(weights, ((sections[str(unit)], group) for unit, group in slots.units.items()))
         return cls(
             directory,
             manifest,

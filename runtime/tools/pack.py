@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import xxhash
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, show_bytes
 from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
+from penstock.runtime.asked.run_schema import PackFormat
 from penstock.runtime.model.binding import views
 from penstock.runtime.reading.layout import UnitLayout, lay_packed
 from penstock.runtime.reading.reader import ReadPool
@@ -28,6 +30,8 @@ from penstock.runtime.store.inplace import Inventory
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, superblock
 from penstock.runtime.store.parameters import model_slots
 from penstock.runtime.store.sections import Section
+from penstock.runtime.tools.recoding.recoded import Recoded
+from penstock.runtime.tools.recoding.recoders import recoded
 
 READ_THREADS = 4
 """Reads in flight while packing: enough to keep the SSDs that we know busy while one thread writes."""
@@ -52,6 +56,8 @@ class _Job:
     names: Mapping[tuple[str, str], str]
     """(section, tensor in it) -> the parameter's full name."""
     adapter: Adapter | None = None
+    recoded: Recoded | None = None
+    """Makes the bytes; None: they are read from the checkpoint."""
 
     @property
     def digest(self) -> str:
@@ -82,20 +88,38 @@ class _Written:
 
 
 def pack_checkpoint(
-    checkpoint: Path, out: Path, device: Path | None, force: bool, progress: Progress, adapter: Path | None = None
+    checkpoint: Path,
+    out: Path,
+    device: Path | None,
+    force: bool,
+    progress: Progress,
+    adapter: Path | None = None,
+    form: PackFormat | None = None,
 ) -> dict[str, Any]:
     """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``, its weights in ``device`` when given, with the
-    LoRA adapter in the directory ``adapter`` merged into them.
+    LoRA adapter in the directory ``adapter`` merged into them, or its matrices in the format ``form``.
 
-    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging, with an adapter + 4 bytes an element of a matrix.
+    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging, with an adapter + 4 bytes an element of a matrix, with a
+    format + a matrix as it was and as it is coded.
     ``progress(done, total)`` counts bytes.
 
     An old store in ``out`` is replaced only with ``force``, and is invalid from the first moment. The manifest is written last, so an
     interrupted pack leaves nothing that opens. A failed pack removes what it wrote. UserError: the checkpoint is damaged, the adapter is
     another model's, ``out`` holds something else, the disk or device is too small or in use.
     """
-    job = _plan(checkpoint, adapter)
     _check_out(checkpoint, out, force)
+    if form is None:
+        return _pack(_plan(checkpoint, adapter), checkpoint, out, device, force, progress)
+    if adapter is not None:
+        raise UserError(f"format={form}: adapter={adapter} cannot be merged at the same time; merge it by PEFT, then pack what that saves")
+    _check_source(checkpoint)
+    with tempfile.TemporaryDirectory() as directory:
+        made = recoded(checkpoint, form, Path(directory), _small_files(checkpoint), progress)
+        return _pack(replace(_plan(made.directory, None), recoded=made), made.directory, out, device, force, progress)
+
+
+def _pack(job: _Job, beside: Path, out: Path, device: Path | None, force: bool, progress: Progress) -> dict[str, Any]:
+    """Write ``job``, and the small files that lie ``beside``."""
     target = out / WEIGHTS if device is None else device
     written = _Written(out, not out.exists(), [])
     fd = -1
@@ -122,7 +146,7 @@ def pack_checkpoint(
         os.fsync(fd)
         _write(fd, superblock(manifest.uuid), 0)
         os.fsync(fd)
-        for path in _small_files(checkpoint):
+        for path in _small_files(beside):
             written.files.append(out / path.name)
             shutil.copyfile(path, out / path.name)
         _write_manifest(out, manifest)
@@ -149,8 +173,7 @@ def pack_checkpoint(
 def _plan(checkpoint: Path, adapter: Path | None) -> _Job:
     from penstock.runtime.model.skeleton import build_skeleton
 
-    if (checkpoint / MANIFEST).exists():
-        raise UserError(f"{checkpoint}: already a packed store; give the Hugging Face checkpoint")
+    _check_source(checkpoint)
     tensors = read_checkpoint(checkpoint).tensors
     model = build_skeleton(checkpoint)
     inventory = Inventory.of(checkpoint, model)
@@ -170,6 +193,11 @@ def _plan(checkpoint: Path, adapter: Path | None) -> _Job:
         if stored not in (None, wanted):
             raise UserError(f"adapter={adapter}: {parameter} is stored in {stored} and computed with in {wanted}; merge it by PEFT")
     return replace(job, adapter=opened)
+
+
+def _check_source(checkpoint: Path) -> None:
+    if (checkpoint / MANIFEST).exists():
+        raise UserError(f"{checkpoint}: already a packed store; give the Hugging Face checkpoint")
 
 
 def _check_out(checkpoint: Path, out: Path, force: bool) -> None:
@@ -198,11 +226,12 @@ def _write_sections(job: _Job, fd: int, weights: Path, progress: Progress) -> Ma
     position = ALIGN
     progress(0, job.nbytes)
     with ReadPool(READ_THREADS, READ_BLOCK_BYTES) as pool:
+        read = pool.read_now if job.recoded is None else job.recoded.read
         for name, layout in job.layouts.items():
             piece = view[: layout.nbytes]
             for start, stop in _gaps(layout):
                 piece[start:stop] = bytes(stop - start)
-            pool.read_now(layout.extents, piece)
+            read(layout.extents, piece)
             if job.adapter is not None:
                 for tensor, weight in views(layout.tensors, torch.frombuffer(piece, dtype=torch.uint8)).items():
                     job.adapter.merge(job.names[name, tensor], weight)

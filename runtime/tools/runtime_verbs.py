@@ -104,7 +104,8 @@ def pack_verb(cfg: PackConfig) -> None:
     device = Path(cfg.device).expanduser() if cfg.device else None
     adapter = Path(cfg.adapter).expanduser() if cfg.adapter else None
     with bar("packing") as progress:
-        result = pack_checkpoint(Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser(), device, cfg.force, progress, adapter)
+        checkpoint, out = Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser()
+        result = pack_checkpoint(checkpoint, out, device, cfg.force, progress, adapter, cfg.format)
     say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result, cfg)
 
 

@@ -137,7 +137,7 @@ def test_explain_offers_what_fewer_bits_of_a_bf16_model_would_give() -> None:
     asked = Question(machine(700 * MB), model(8, 60 * MB, 240 * MB), work())
     found = {offer.key: offer.question.model for offer in offers(asked) if not offer.is_bought and offer.key != "batch"}
     layers = sum(asked.model.attn_bytes) + sum(asked.model.ffn_bytes)
-    for key, share in (("lossless", 12 / 16), ("int4", 4.125 / 16)):
+    for key, share in (("lossless", (12 + 48 / 4096) / 16), ("int4", 4.125 / 16)):
         assert asked.model.weight_bytes - found[key].weight_bytes == pytest.approx(layers * (1 - share), rel=1e-3)
     assert not [offer for offer in offers(replace(asked, model=coded(asked.model))) if offer.key in found]
 

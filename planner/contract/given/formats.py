@@ -68,6 +68,10 @@ GROUPS = (32, 64, 128)
 BITS = (4, 8)
 """Of the whole numbers that are known."""
 
+ESCAPES_APART = 4096
+"""Numbers of a trained matrix of which one has an exponent without a code in the lossless form, about: of normally distributed ones one in
+6600."""
+
 
 def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0, runs: bool = False) -> Format:
     return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS, runs)
@@ -94,7 +98,7 @@ QUANTISED: Mapping[str, Format] = _named(
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{group}-order", b, group, b, 32) for b in BITS for group in GROUPS),
     *(_whole(f"AWQ-{name}", 4, group, 4) for name, group in _SIZES.items()),
-    Format("lossless", 12, Dtype.bfloat16, needs_scratch=True, runs=False),
+    Format("lossless", 12, Dtype.bfloat16, needs_scratch=True, block=(1, ESCAPES_APART), block_bits=48),
 )
 """Coded formats, by name; :attr:`Format.runs` says which of them the runtime computes with:
 
@@ -106,7 +110,7 @@ QUANTISED: Mapping[str, Format] = _named(
     INT4-..., INT8-...  compressed-tensors: a 16-bit scale for a group of 32, 64 or 128 columns, or for a row; -asym: and a zero point
     GPTQ4-, GPTQ8-...   a 16-bit scale and a zero point a group; -order: and each column's group in 32 bits
     AWQ-...             4 bits, a 16-bit scale and a zero point a group
-    lossless            BF16 in 12 bits, to the bit: sign, mantissa and a code of the exponent; what has no code is left out
+    lossless            BF16 in 12 bits, to the bit: sign, mantissa and a code of the exponent; 48 bits for each number without a code
 """
 
 KNOWN_FORMATS: Mapping[str, Format] = MappingProxyType({**FORMATS, **QUANTISED})

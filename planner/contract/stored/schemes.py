@@ -10,6 +10,7 @@ from penstock.planner.contract.stored.awq_stored import AwqStored
 from penstock.planner.contract.stored.compressed_stored import CompressedStored
 from penstock.planner.contract.stored.fp8_stored import Fp8Stored
 from penstock.planner.contract.stored.gptq_stored import GptqStored
+from penstock.planner.contract.stored.lossless_stored import METHOD, LosslessStored
 from penstock.planner.contract.stored.mxfp4_stored import Mxfp4Stored
 from penstock.planner.contract.stored.nvfp4_stored import Nvfp4Stored
 from penstock.planner.contract.stored.scheme import Scheme
@@ -18,6 +19,7 @@ SCHEMES: Mapping[str, Callable[[Mapping[str, Any], str], Scheme | None]] = Mappi
     {
         "fp8": Fp8Stored.of_fp8,
         "fbgemm_fp8": Fp8Stored.of_fbgemm,
+        METHOD: LosslessStored.of_packed,
         "modelopt": Nvfp4Stored.of_modelopt,
         "mxfp4": Mxfp4Stored.of_mxfp4,
         "gptq": GptqStored.of,

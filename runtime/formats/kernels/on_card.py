@@ -38,6 +38,9 @@ def whole_kernels(device: torch.device) -> WholeKernels | None:
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
 
     return WholeKernels(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
 def lossless_kernels(device: torch.device) -> LosslessKernels | None:
     """Of the lossless form of BF16; None without a card or Triton."""
     if not has_kernels(device):

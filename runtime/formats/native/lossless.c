@@ -86,7 +86,7 @@ static rows_work lossless_wide(void)
 }
 
 /* out [groups, 128] BF16 of low [groups, 128] and codes [groups, 64] by the 16 exponents (the last is unused), then the escapes' numbers
- * [escapes] put where at [escapes] says. Returns how many of those places lie outside, which are left out. */
+ * [escapes] put where at [escapes] says; places outside are left out. */
 int64_t lossless_decode(const uint8_t *low, const uint8_t *codes, const uint8_t *exponents, const int32_t *at, const uint16_t *values,
                         uint16_t *out, int64_t groups, int64_t escapes, int64_t threads)
 {
@@ -96,14 +96,10 @@ int64_t lossless_decode(const uint8_t *low, const uint8_t *codes, const uint8_t 
         job.low_bits[i] = (uint8_t)(exponents[i] << 7);
     }
     over_rows(lossless_wide(), &job, groups, 16, threads);
-    int64_t outside = 0, numbers = groups * GROUP;
-    for (int64_t i = 0; i < escapes; i++) {
-        if (at[i] < 0 || at[i] >= numbers)
-            outside++;
-        else
+    for (int64_t i = 0; i < escapes; i++)
+        if (at[i] >= 0 && at[i] < groups * GROUP)
             out[at[i]] = values[i];
-    }
-    return outside;
+    return 0;
 }
 
 struct count_job {

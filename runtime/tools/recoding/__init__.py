@@ -1,0 +1,1 @@
+"""A checkpoint's matrices in another format, as `runtime pack format=` writes them."""
