@@ -10,10 +10,10 @@ from penstock.runtime.formats.awq import Awq
 from penstock.runtime.formats.coding import Coding
 from penstock.runtime.formats.fp8 import Fp8
 from penstock.runtime.formats.gptq import Gptq
-from penstock.runtime.formats.lossless import Lossless
 from penstock.runtime.formats.mxfp4 import Mxfp4
 from penstock.runtime.formats.nvfp4 import Nvfp4
 from penstock.runtime.formats.pack_quantized import PackQuantized
+from penstock.runtime.formats.twelve.lossless import Lossless
 
 _SIZES = (0, *GROUPS)
 

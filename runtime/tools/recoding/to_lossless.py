@@ -13,7 +13,7 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.stored.lossless_stored import METHOD, can_be_coded, leaf_shapes, tensor_name
-from penstock.runtime.formats.lossless import codebook, count_exponents, encode
+from penstock.runtime.formats.twelve.lossless_encoding import codebook, count_exponents, encode
 from penstock.runtime.tools.recoding.sources import Sources
 
 FITS = 1 / 64

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 
-from penstock.runtime.formats.lossless import Lossless, codebook, count_exponents, encode
 from penstock.runtime.formats.native import compiled as native
+from penstock.runtime.formats.twelve.lossless import Lossless
+from penstock.runtime.formats.twelve.lossless_encoding import codebook, count_exponents, encode
 
 
 def _forget() -> None:

@@ -1,0 +1,1 @@
+"""BF16 in 12 bits without loss."""
