@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from penstock.runtime.formats.stored_linear import DECODED
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, coded, compressed, fp8_blocks, fp8_rows, fp8_tensor
+from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, LINEAR, coded, compressed, edit, fp8_blocks, fp8_rows, fp8_tensor
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for, save_tiny
@@ -33,6 +34,8 @@ ROWS = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3] * 11], max_new_tokens=4
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "group_size": None}
 MLA = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_key_value_heads": 4}
+
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2}
 
 
 def blocks(directory: Path) -> Path:
@@ -96,6 +99,25 @@ def test_residents_that_stay_decoded_give_the_same_logits(checkpoint: Path, form
         assert len(kept) == 2 * (4 * (forms[0] == "decoded") + 3 * (forms[1] == "decoded")), (
             "4 matrices of attention, 3 of an FFN, in 2 layers"
         )
+
+
+def test_deepseeks_sizes_that_are_no_whole_blocks_are_those_of_its_decoded_checkpoint(tmp_path: Path) -> None:
+    """Latent attention, a dense layer, routed experts with scales of their own; transformers decodes whole blocks alone."""
+    sizes = {"hidden_size": 192, "intermediate_size": 200, "moe_intermediate_size": 136, "first_k_dense_replace": 1, **MLA, **ROUTED}
+    plain = save_tiny(tmp_path / "plain", "deepseek_v3", layers=2, **sizes)
+    checkpoint = coded(Path(copytree(plain, tmp_path / "coded")), fp8_blocks, FP8_BLOCKS)
+    edit(plain, lambda tensors: tensors.update({n: decoded(fp8_blocks(t)) for n, t in tensors.items() if LINEAR.search(n)}))
+    want = list(said(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16).eval(), ROWS).logits)
+    with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
+        got = run(session)
+    assert {unit.format.name for unit in spec_from_checkpoint(checkpoint).of_kind(UnitKind.expert)} == {"FP8"}
+    assert same(got, want)
+
+
+def decoded(stored: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Each element by the scale of its own block."""
+    rows, columns = (torch.arange(size) // 128 for size in stored["weight"].shape)
+    return (stored["weight"].float() * stored["weight_scale_inv"][rows[:, None], columns[None]]).to(torch.bfloat16)
 
 
 def test_a_units_planned_bytes_are_those_that_the_runtime_moves(checkpoint: Path) -> None:
