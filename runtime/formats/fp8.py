@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from penstock.runtime.formats.coding import Parts
+from penstock.runtime.formats.kernels.fp8_matrix import Fp8Matrix
+from penstock.runtime.formats.kernels.on_card import fp8_kernels
 from penstock.runtime.formats.native.compiled import compiled_for
 
 STRETCH = 1 << 20
@@ -25,6 +28,10 @@ class Fp8:
     """Rows and columns that share a scale; 0 is all of them."""
 
     def decode(self, parts: Parts, out: torch.Tensor) -> None:
+        kernels = fp8_kernels(out.device)
+        if kernels is not None:
+            kernels.decode(self.on_card(parts), out)
+            return
         weight, (rows, columns) = parts["weight"], out.shape
         tall, wide = self.block[0] or rows, self.block[1] or columns
         scale = parts["weight_scale"].reshape(-(-rows // tall), -(-columns // wide)).float()
@@ -39,4 +46,15 @@ class Fp8:
             out[stretch] = weight[stretch].float().mul_(across[stretch] if tall == 1 else across[first // tall])
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
-        return None
+        kernels = fp8_kernels(x.device)
+        return None if kernels is None else kernels.linear(x, self.on_card(parts), bias)
+
+    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
+        kernels = fp8_kernels(x.device)
+        if kernels is None or biases is not None:
+            return None
+        return kernels.experts(x, [self.on_card(parts) for parts in experts])
+
+    def on_card(self, parts: Parts) -> Fp8Matrix:
+        """As kernels take it."""
+        return Fp8Matrix(parts["weight"].view(torch.uint8), parts["weight_scale"], *self.block)

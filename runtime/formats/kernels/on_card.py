@@ -10,6 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
+    from penstock.runtime.formats.kernels.fp8_triton import Fp8Kernels
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
     from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
 
@@ -28,6 +29,16 @@ def e2m1_kernels(device: torch.device) -> E2m1Kernels | None:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
 
     return E2m1Kernels()
+
+
+@cache
+def fp8_kernels(device: torch.device) -> Fp8Kernels | None:
+    """Of FP8; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.fp8_triton import Fp8Kernels
+
+    return Fp8Kernels(hardware=torch.cuda.get_device_capability(device) >= (8, 9))
 
 
 @cache

@@ -1,0 +1,162 @@
+"""FP8 E4M3 in Triton: a matrix decoded, and products of few rows with one matrix, or with several experts' at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from penstock.runtime.formats.kernels.fp8_matrix import Fp8Matrix
+
+MOST_TOKENS = 16
+"""Rows of a product that reads the stored form; with more, the matrix is decoded once for all."""
+MOST_EXPERTS = 8
+"""Matrices of one launch."""
+_LINE = 16
+"""Bytes that a tensor's place in its expert is a multiple of."""
+_PLACE = 256
+"""Bytes that experts' places are multiples of."""
+_VARYING = ["at0", "at1", "at2", "at3", "at4", "at5", "at6", "at7", "scales_at"]
+
+
+@triton.jit
+def _number(code, HARDWARE: tl.constexpr):
+    """A stored byte as F16, exactly. Cards below 8.9 know no E4M3: as the upper bits of an F16 it is 2 ** 8 times smaller."""
+    if HARDWARE:
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    wide = code.to(tl.int32)
+    half = (((wide & 127) << 7) | ((wide & 128) << 8)).to(tl.int16).to(tl.float16, bitcast=True) * 256.0
+    return tl.where((wide & 127) == 127, float("nan"), half).to(tl.float16)
+
+
+@triton.jit
+def _decode(
+    codes, scales, out, rows, columns, across,
+    TALL: tl.constexpr, WIDE: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Some rows and columns of a matrix; 0 is all rows, or all columns, that share a scale."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    place = row[:, None] * columns + column[None, :]
+    number = _number(tl.load(codes + place, inside, 0), HARDWARE).to(tl.float32)
+    down = row // TALL if TALL else row * 0
+    right = column // WIDE if WIDE else column * 0
+    scale = tl.load(scales + down[:, None] * across + right[None, :], inside, 0.0).to(tl.float32)
+    tl.store(out + place, (number * scale).to(out.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _one_row(
+    codes, scales, inputs, bias, out, at0, at1, at2, at3, at4, at5, at6, at7, scales_at, rows, columns, across, inputs_stride,
+    TALL: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one expert's matrix times one row of input. Rows of one program share the scales of their blocks."""
+    expert = tl.program_id(1)
+    at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
+    more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
+    begin = codes + tl.where(expert < 4, at, more).to(tl.int64) * 256
+    known = (begin + scales_at.to(tl.int64) * 16).to(tl.pointer_type(scales.dtype.element_ty))
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    stays = row < rows
+    line = begin + row.to(tl.int64)[:, None] * columns
+    blocks = known + (tl.program_id(0) * ROWS // TALL if TALL else 0) * across
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, columns, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        here = column < columns
+        code = tl.load(line + column[None, :], stays[:, None] & here[None, :], 0)
+        given = tl.load(inputs + expert * inputs_stride + column, here, 0.0).to(tl.float32)
+        if WIDE:
+            given *= tl.load(blocks + column // WIDE, here, 0.0).to(tl.float32)
+        total += _number(code, HARDWARE).to(tl.float32) * given[None, :]
+    made = tl.sum(total, 1)
+    if WIDE == 0:
+        made *= tl.load(known + (row if TALL else row * 0), stays, 0.0).to(tl.float32)
+    if BIAS:
+        made += tl.load(bias + row, stays, 0.0).to(tl.float32)
+    tl.store(out + expert * rows + row, made.to(out.dtype.element_ty), stays)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _few_rows(
+    codes, scales, inputs, bias, out, tokens, rows, columns, across,
+    TALL: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Some rows of a matrix times all rows of the input. A stored number is exact in BF16 and in F16; sums are scaled by the block."""
+    row, token = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, TOKENS)
+    stays, given = row < rows, token < tokens
+    line = codes + row.to(tl.int64)[:, None] * columns
+    blocks = scales + (tl.program_id(0) * ROWS // TALL if TALL else 0) * across
+    total = tl.zeros([TOKENS, ROWS], tl.float32)
+    for first in range(0, columns, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        here = column < columns
+        number = _number(tl.load(line + column[None, :], stays[:, None] & here[None, :], 0), HARDWARE)
+        read = tl.load(inputs + token[:, None] * columns + column[None, :], given[:, None] & here[None, :], 0.0)
+        part = tl.dot(read, tl.trans(number.to(read.dtype)), input_precision="ieee")
+        if WIDE:
+            part *= tl.load(blocks + first // WIDE).to(tl.float32)
+        total += part
+    if WIDE == 0:
+        total *= tl.load(scales + (row if TALL else row * 0), stays, 0.0).to(tl.float32)[None, :]
+    if BIAS:
+        total += tl.load(bias + row, stays, 0.0).to(tl.float32)[None, :]
+    tl.store(out + token[:, None] * rows + row[None, :], total.to(out.dtype.element_ty), given[:, None] & stays[None, :])
+
+
+class Fp8Kernels:
+    """E4M3 times scales. Costs nothing beside the results. ``hardware``: whether the card converts E4M3 by itself."""
+
+    def __init__(self, hardware: bool):
+        self._hardware = hardware
+
+    def decode(self, matrix: Fp8Matrix, out: torch.Tensor) -> None:
+        """Into ``out`` [rows, columns], contiguous: bit for bit what the CPU decodes."""
+        rows, columns = out.shape
+        _decode[(triton.cdiv(rows, 8), triton.cdiv(columns, 512))](
+            matrix.codes, matrix.scales, out, rows, columns, matrix.across,
+            TALL=matrix.tall, WIDE=matrix.wide, HARDWARE=self._hardware, ROWS=8, COLUMNS=512, num_warps=4,
+        )  # fmt: skip
+
+    def linear(self, x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """``x`` [tokens, columns] -> [tokens, rows]; None for more than ``MOST_TOKENS`` and for F32."""
+        if not 0 < len(x) <= MOST_TOKENS or x.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        if len(x) == 1:
+            return self._rows_of(x, [matrix], bias)
+        rows, columns = matrix.codes.shape
+        out = x.new_empty(len(x), rows)
+        _few_rows[(triton.cdiv(rows, 32),)](
+            matrix.codes, matrix.scales, x.contiguous(), out if bias is None else bias, out, len(x), rows, columns, matrix.across,
+            TALL=matrix.tall, WIDE=matrix.wide, BIAS=bias is not None, HARDWARE=self._hardware,
+            TOKENS=16, ROWS=32, COLUMNS=128, num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def experts(self, x: torch.Tensor, matrices: Sequence[Fp8Matrix]) -> torch.Tensor | None:
+        """``x`` [1 or experts, columns] -> [experts, rows]: one row of input for each of ``matrices``, all alike in shapes and in how their
+        tensors lie to each other, at multiples of 256 bytes from the first. None for other places, and for F32."""
+        return self._rows_of(x, matrices, None) if x.dtype in (torch.bfloat16, torch.float16) else None
+
+    def _rows_of(self, x: torch.Tensor, matrices: Sequence[Fp8Matrix], bias: torch.Tensor | None) -> torch.Tensor | None:
+        first = matrices[0]
+        begin = first.codes.data_ptr()
+        starts = [matrix.codes.data_ptr() - begin for matrix in matrices]
+        scales_at = first.scales.data_ptr() - begin
+        if any(start % _PLACE for start in starts) or scales_at % _LINE:
+            return None
+        rows, columns = first.codes.shape
+        x = x.contiguous()
+        out, one = x.new_empty(len(matrices), rows), len(x) == 1
+        for lot in range(0, len(matrices), MOST_EXPERTS):
+            taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
+            _one_row[(triton.cdiv(rows, 8), len(taken))](
+                first.codes, first.scales, x if one else x[lot:], out if bias is None else bias, out[lot:],
+                *taken, *[0] * (MOST_EXPERTS - len(taken)), scales_at // _LINE, rows, columns, first.across, 0 if one else columns,
+                TALL=first.tall, WIDE=first.wide, BIAS=bias is not None, HARDWARE=self._hardware, ROWS=8, COLUMNS=512, num_warps=4,
+            )  # fmt: skip
+        return out
