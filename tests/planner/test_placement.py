@@ -105,3 +105,8 @@ def test_ring_slots_go_to_the_kinds_that_stream():
     assert both == {"attn": (3, 40 * MB), "ffn": (3, 120 * MB)}
     assert place(model(4), weights(attn=4, head=1, slots=6), gpu=True).ring_classes == {"ffn": (6, 120 * MB)}
     assert place(model(4), weights(attn=4, ffn=4, head=1), gpu=True).ring_classes == {}
+
+
+def test_models_of_one_name_and_other_units_are_placed_each_by_its_own():
+    sizes = [place(model(8, ffn=ffn), weights(cap=2, hwm=5), gpu=True).ssd_bytes_per_pass for ffn in (120 * MB, 240 * MB)]
+    assert sizes == [6 * 160 * MB, 6 * 280 * MB]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,8 @@ def known_types() -> frozenset[str]:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # with the mail parser behind it, for an error's sake
+
     try:
         return version("transformers")
     except PackageNotFoundError:

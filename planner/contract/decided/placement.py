@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier, WeightDecisions, WeightForm
 from penstock.planner.contract.given.model import ModelSpec
@@ -65,6 +66,16 @@ class Placement:
             order.append((Unit("ffn", i), self.ffn[i]))
         return tuple(order + [(Unit("head", j), tier) for j, tier in enumerate(self.head)])
 
+    @cached_property
+    def alike(self) -> Mapping[tuple[int, Tier], int]:
+        """(Stored bytes, tier) -> how many units are so, in the order of a forward pass."""
+        return Counter((self.unit_bytes(unit), tier) for unit, tier in self.units)
+
+    @cached_property
+    def resident_sizes(self) -> Mapping[int, int]:
+        """Bytes of a unit as VRAM keeps it -> how many units are so; none without a GPU."""
+        return Counter(self.kept_bytes(unit) for unit, tier in self.units if self.gpu and tier is Tier.vram)
+
     def unit_bytes(self, unit: Unit) -> int:
         """Stored bytes of ``unit``; LM-head blocks are equal, the last one may be smaller."""
         return self.head_block_bytes if unit.kind == "head" else self.spec(unit).stored_bytes
@@ -121,7 +132,7 @@ class Placement:
         """Slots that the cache really needs: HWM, or every layer when fewer."""
         return min(self.weights.dram.hwm_layers, len(self.dram_layers))
 
-    @property
+    @cached_property
     def ssd_bytes_per_pass(self) -> int:
         return sum(self.layer_dram_bytes(i) for i in self.ssd_layers)
 
@@ -130,7 +141,7 @@ class Placement:
         """Units that pass through the VRAM ring once a pass, in order; none without a GPU."""
         return tuple(u for u, tier in self.units if tier is not Tier.vram) if self.gpu else ()
 
-    @property
+    @cached_property
     def h2d_bytes_per_pass(self) -> int:
         return sum(self.unit_bytes(u) for u in self.streamed_units)
 
@@ -194,8 +205,10 @@ def ring_classes(slots: int, attn_slot: int, ffn_slot: int) -> dict[str, tuple[i
     return {kind: (slots, size) for kind, size in (("attn", attn_slot), ("ffn", ffn_slot)) if size}
 
 
+@lru_cache(maxsize=64)
 def place(model: ModelSpec, weights: WeightDecisions, gpu: bool) -> Placement:
-    """Spread the plan's counts over the layers so that no link waits for a run of the others.
+    """Spread the plan's counts over the layers so that no link waits for a run of the others. Kept for the next time: a plan is predicted
+    for many machines.
 
     The SSD's layers are placed first, since the SSD is the slowest link, then the VRAM's among the others. Layers that miss only
     one unit in VRAM are the first to be left to the SSD, since they need the fewest reads.

@@ -113,6 +113,10 @@ class ModelSpec:
     scratch_bytes: Annotated[int, COUNT_BYTES] = 0
     """Of the largest matrix that is stored coded, decoded: what products decode into; 0 where none is."""
 
+    def __hash__(self) -> int:
+        """Of what tells most models apart: to hash every unit takes longer than most of what is kept by model."""
+        return hash((self.name, self.digest, self.hidden, self.vocab, len(self.units)))
+
     def of_kind(self, kind: UnitKind) -> tuple[UnitSpec, ...]:
         """Its units of ``kind``, in the order of layers."""
         return self._by_kind.get(kind, ())

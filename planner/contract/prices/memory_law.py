@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -116,10 +115,9 @@ def held_by(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     kv, experts, gpu = decisions.kv, decisions.experts, hardware.gpu is not None
     placement = place(model, decisions.weights, gpu)
     page, layer = kv_page_bytes(model, kv.page_tokens), kv_layer_bytes(model, kv)
-    alike = Counter(placement.kept_bytes(unit) for unit, lies in placement.units if gpu and lies is Tier.vram)
     activations = card_activation_bytes if gpu else activation_bytes
     return Held(
-        residents=sum(unit_vram_bytes(nbytes) * count for nbytes, count in alike.items()),
+        residents=sum(unit_vram_bytes(nbytes) * count for nbytes, count in placement.resident_sizes.items()),
         ring=ring_bytes(placement),
         embedding=placement.embed_vram_bytes,
         layer_cache=placement.dram_slots * dram_slot_bytes(placement),

@@ -51,8 +51,7 @@ class Moved:
         for tier, count in layers.items():
             if count:
                 kv_price += table.kv(layer, tier) * count
-        alike = Counter((placement.unit_bytes(unit), lies) for unit, lies in placement.units)
-        units = total(table.unit(nbytes, lies, home(hardware, lies)) * count for (nbytes, lies), count in alike.items())
+        units = total(table.unit(nbytes, lies, home(hardware, lies)) * count for (nbytes, lies), count in placement.alike.items())
         read = copied = Price()
         if model.experts and decisions.experts:
             nbytes, chunk = model.experts.expert_bytes, decisions.experts.chunk_bytes
