@@ -191,13 +191,13 @@ def test_formats_are_told_apart_by_their_names() -> None:
 
 def test_a_plan_of_quantised_weights_says_so_and_a_run_refuses_it(tmp_path: Path) -> None:
     """And ``model=hf`` follows from a checkpoint."""
-    write_config(tmp_path / "tiny", small("gpt_oss", quantization_config={"quant_method": "mxfp4"}))
+    write_config(tmp_path / "tiny", small("llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}))
     done = command(
         "planner", "solve", "hardware=cpu", "model.checkpoint=tiny", "workload.prompt_tokens=16", "workload.new_tokens=4", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert "not run yet: weights in MXFP4" in done.stdout and "not run yet" in (tmp_path / "plan.yaml").read_text()
-    assert "tiny is stored in MXFP4, which is not run yet" in refusal("runtime", "run", "plan=plan.yaml", cwd=tmp_path)
+    assert "not run yet: weights in NF4" in done.stdout and "not run yet" in (tmp_path / "plan.yaml").read_text()
+    assert "tiny is stored in NF4, which is not run yet" in refusal("runtime", "run", "plan=plan.yaml", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
