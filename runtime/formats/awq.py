@@ -8,7 +8,7 @@ import torch
 
 from penstock.runtime.formats.coding import Parts
 from penstock.runtime.formats.kernels.on_card import whole_kernels
-from penstock.runtime.formats.whole_numbers import codes, put, stretches
+from penstock.runtime.formats.whole_numbers import Layout, Zeros, codes, decode_compiled, put, stretches
 
 LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Row of 8 -> which 4 bits of a word hold it, the lowest first."""
@@ -31,6 +31,9 @@ class Awq:
         if kernels is not None:
             words, scales, zeros = (parts[leaf].t() for leaf in ("qweight", "scales", "qzeros"))
             kernels.decode(words, scales, zeros, None, out, bits=4, by_rows=True, awq=True)
+            return
+        stored = (parts[leaf] for leaf in ("qweight", "scales", "qzeros"))
+        if columns % 8 == 0 and decode_compiled(*stored, None, out, bits=4, layout=Layout.awq, zero=Zeros.in_words):
             return
         scale, zero = parts["scales"].t().contiguous(), _rows(parts["qzeros"])
         for stretch in stretches(rows, columns, out.device):

@@ -8,7 +8,7 @@ import torch
 
 from penstock.runtime.formats.coding import Parts
 from penstock.runtime.formats.kernels.on_card import whole_kernels
-from penstock.runtime.formats.whole_numbers import codes, put, stretches
+from penstock.runtime.formats.whole_numbers import Layout, Zeros, codes, decode_compiled, put, stretches
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,15 @@ class Gptq:
         stored, order = parts.get("qzeros"), parts.get("g_idx")
         if order is None and self.group and columns % self.group:
             order = torch.arange(columns, device=out.device, dtype=torch.int32) // self.group
-        kernels = whole_kernels(out.device)
+        kernels, zeros = whole_kernels(out.device), parts["qzeros_less_one"] if stored is None else stored
         if kernels is not None:
-            zeros = parts["qzeros_less_one"] if stored is None else stored
             words, scales = parts["qweight"].t(), parts["scales"].t()
             kernels.decode(words, scales, zeros.t(), order, out, bits=self.bits, less_one=stored is None)
             return
-        scale = parts["scales"].t().contiguous()
-        zero = codes(stored if stored is not None else parts["qzeros_less_one"], self.bits).t()
+        kind = Zeros.less_one if stored is None else Zeros.in_words
+        if decode_compiled(parts["qweight"], parts["scales"], zeros, order, out, bits=self.bits, layout=Layout.down, zero=kind):
+            return
+        scale, zero = parts["scales"].t().contiguous(), codes(zeros, self.bits).t()
         if stored is None:
             zero = (zero.to(torch.int16) + 1) & (1 << self.bits) - 1
         for stretch in stretches(rows, columns, out.device):

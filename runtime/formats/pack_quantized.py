@@ -8,7 +8,7 @@ import torch
 
 from penstock.runtime.formats.coding import Parts
 from penstock.runtime.formats.kernels.on_card import whole_kernels
-from penstock.runtime.formats.whole_numbers import codes, put, stretches
+from penstock.runtime.formats.whole_numbers import Layout, Zeros, codes, decode_compiled, put, stretches
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class PackQuantized:
             zeros = parts.get("weight_zero_point")
             kernels.decode(packed, scale, zeros, parts.get("weight_g_idx"), out, bits=self.bits)
             return
+        if self._compiled(parts, out):
+            return
         zero = self._zero(parts, scale.shape, middle)
         order = parts.get("weight_g_idx")
         if order is not None:
@@ -45,6 +47,13 @@ class PackQuantized:
         for stretch in stretches(rows, columns, out.device):
             numbers = codes(packed[stretch], self.bits)[:, :columns] if packed is not None else plain[stretch]  # type: ignore[index]
             put(numbers, zero if isinstance(zero, int) else zero[stretch], scale[stretch], order, out[stretch])
+
+    def _compiled(self, parts: Parts, out: torch.Tensor) -> bool:
+        packed, zeros = parts.get("weight_packed"), parts.get("weight_zero_point")
+        zero = Zeros.middle if zeros is None else Zeros.in_words if zeros.dtype == torch.int32 else Zeros.signed
+        words, layout = (parts["weight"], Layout.signed) if packed is None else (packed, Layout.by_columns)
+        order = parts.get("weight_g_idx")
+        return decode_compiled(words, parts["weight_scale"], zeros, order, out, bits=self.bits, layout=layout, zero=zero)
 
     def _zero(self, parts: Parts, shape: torch.Size, middle: int) -> torch.Tensor | int:
         """What is subtracted, of ``shape`` [rows, groups] and with the ``middle`` that packed numbers have added."""

@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from types import MappingProxyType
 
 import torch
 
+from penstock.runtime.formats.native.compiled import compiled_for
+
 STRETCH = 1 << 18
 """Elements decoded at once on the CPU: each takes up to 8 bytes meanwhile, which stay in the core's own cache."""
+
+
+class Layout(IntEnum):
+    """How numbers lie, by the C decoder's numbers."""
+
+    by_columns = 0
+    """Words [rows, columns * bits / 32]."""
+    down = 1
+    """Words [columns * bits / 32, rows]."""
+    awq = 2
+    """Words [columns, rows / 8]."""
+    signed = 3
+    """Signed bytes [rows, columns]."""
+
+
+class Zeros(IntEnum):
+    """How zero points lie, by the C decoder's numbers."""
+
+    middle = 0
+    """None: half of all numbers is one."""
+    in_words = 1
+    less_one = 2
+    signed = 3
+
+
+_KINDS: Mapping[torch.dtype, int] = MappingProxyType({torch.bfloat16: 0, torch.float16: 1, torch.float32: 2})
+_MOST_GROUPS = 4096
+
+
+def decode_compiled(
+    words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, order: torch.Tensor | None, out: torch.Tensor, *,
+    bits: int, layout: Layout, zero: Zeros,
+) -> bool:  # fmt: skip
+    """Decode in C to the bits that :func:`put` gives, where ``out`` lies on the CPU, a compiler made the library, and it takes such parts:
+    what lies as the file has it, in groups of equal size. ``scales`` are [rows, groups], or [groups, rows] of ``down`` and ``awq``."""
+    decode = compiled_for("whole_decode", out, torch.bfloat16, torch.float16)
+    rows, columns = out.shape
+    groups = scales.numel() // rows
+    if decode is None or groups == 0 or columns % groups or (order is not None and groups > _MOST_GROUPS) or scales.dtype not in _KINDS:
+        return False
+    if not all(part is None or part.is_contiguous() for part in (words, scales, zeros, order, out)):
+        return False
+    decode(
+        words, scales, words if zeros is None else zeros, words if order is None else order, out, rows, columns, groups, bits, layout, zero,
+        order is not None, _KINDS[scales.dtype], _KINDS[out.dtype],
+    )  # fmt: skip
+    return True
 
 
 def codes(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -116,3 +116,55 @@ def test_long_matrices_are_decoded_in_stretches(monkeypatch: pytest.MonkeyPatch)
             patched.setattr(whole_numbers, "STRETCH", 1)
             CODINGS[name].decode(parts, stretched)
         assert torch.equal(whole, stretched)
+
+
+def parts_of_any_scale(dtype: torch.dtype) -> dict[str, dict[str, torch.Tensor]]:
+    """Name of a format -> parts of a matrix [40, 2304], whose scales are any bits, infinite and NaN among them."""
+    rows, columns, groups = 40, 2304, 18
+
+    def words(down: int, across: int) -> torch.Tensor:
+        return torch.randint(-(2**31), 2**31 - 1, (down, across), dtype=torch.int32)
+
+    def scales(down: int, across: int) -> torch.Tensor:
+        return torch.randint(-(2**15), 2**15 - 1, (down, across * dtype.itemsize // 2), dtype=torch.int16).view(dtype)
+
+    order = torch.randint(-2, groups + 2, (columns,), dtype=torch.int32)
+    return {
+        "INT4-128": {"weight_packed": words(rows, columns // 8), "weight_scale": scales(rows, groups)},
+        "INT4-128-asym": {
+            "weight_packed": words(rows, columns // 8),
+            "weight_scale": scales(rows, groups),
+            "weight_zero_point": words(rows // 8, groups),
+            "weight_g_idx": order,
+        },
+        "INT8-row-asym": {
+            "weight": words(rows, columns // 4).view(torch.int8),
+            "weight_scale": scales(rows, 1),
+            "weight_zero_point": words(rows, 1).to(torch.int8),
+        },
+        "GPTQ8-128-order": {
+            "qweight": words(columns // 4, rows),
+            "scales": scales(groups, rows),
+            "qzeros_less_one": words(groups, rows // 4),
+            "g_idx": order,
+        },
+        "GPTQ4-128": {"qweight": words(columns // 8, rows), "scales": scales(groups, rows), "qzeros": words(groups, rows // 8)},
+        "AWQ-128": {"qweight": words(columns, rows // 8), "scales": scales(groups, rows), "qzeros": words(groups, rows // 8)},
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_decoding_in_c_gives_what_torch_gives(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    from penstock.runtime.formats import awq, gptq, pack_quantized
+
+    torch.manual_seed(dtype.itemsize)
+    for name, parts in parts_of_any_scale(dtype).items():
+        for into in (torch.bfloat16, torch.float16):
+            by_c, by_torch = (torch.empty(40, 2304, dtype=into) for _ in range(2))
+            CODINGS[name].decode(parts, by_c)
+            with monkeypatch.context() as patched:
+                for module in (awq, gptq, pack_quantized):
+                    patched.setattr(module, "decode_compiled", lambda *_, **__: False)
+                CODINGS[name].decode(parts, by_torch)
+            same = (by_c.view(torch.int16) == by_torch.view(torch.int16)) | (by_c.isnan() & by_torch.isnan())
+            assert same.all(), (name, into)
