@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
+from penstock.runtime.formats.kernels.launching import Launcher
 
 MOST_TOKENS = 16
 """Rows of a product that reads the stored form; with more, the matrix is decoded once for all."""
@@ -139,11 +140,16 @@ def _few_rows(
 class E2m1Kernels:
     """Numbers of 4 bits with scales of 8. Costs nothing beside the results."""
 
+    def __init__(self) -> None:
+        self._decode = Launcher(_decode)
+        self._few_rows = Launcher(_few_rows)
+        self._one_row = Launcher(_one_row)
+
     def decode(self, matrix: E2m1Matrix, out: torch.Tensor) -> None:
         """Into ``out`` [rows, columns], contiguous: bit for bit what the CPU decodes."""
         rows, row_bytes = out.shape[0], out.shape[1] // 2
         height, width = 8, 256
-        _decode[(triton.cdiv(rows, height), triton.cdiv(row_bytes, width))](
+        self._decode((triton.cdiv(rows, height), triton.cdiv(row_bytes, width)),
             matrix.codes, matrix.bytes_of_scales, *_factors(matrix), out, rows, row_bytes, _joined(matrix),
             GROUP=matrix.group, E8M0=matrix.factors is None, DIVIDES=matrix.divides, ROWS=height, BYTES=width, num_warps=4,
         )  # fmt: skip
@@ -157,7 +163,7 @@ class E2m1Kernels:
         rows, row_bytes = 2 * matrix.codes.numel() // x.shape[1], x.shape[1] // 2
         out = x.new_empty(len(x), rows)
         bias = matrix.bias
-        _few_rows[(triton.cdiv(rows, 32),)](
+        self._few_rows((triton.cdiv(rows, 32),),
             matrix.codes, matrix.bytes_of_scales, *_factors(matrix), x.contiguous(), out if bias is None else bias, out,
             len(x), _joined(matrix), rows, row_bytes,
             GROUP=matrix.group, E8M0=matrix.factors is None, DIVIDES=matrix.divides, BIAS=bias is not None,
@@ -180,7 +186,7 @@ class E2m1Kernels:
         for lot in range(0, len(matrices), MOST_EXPERTS):
             taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
             one = len(x) == 1
-            _one_row[(triton.cdiv(rows, 8), len(taken))](
+            self._one_row((triton.cdiv(rows, 8), len(taken)),
                 first.codes, (x if one else x[lot:]).view(torch.int32), out[lot:], *taken, *[0] * (MOST_EXPERTS - len(taken)),
                 0, *(place // _LINE for place in within), _joined(first), rows, row_bytes, 0 if one else row_bytes,
                 GROUP=first.group, E8M0=first.factors is None, DIVIDES=first.divides, BIAS=first.bias is not None,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from penstock.runtime.formats.kernels.fp8_matrix import Fp8Matrix
+from penstock.runtime.formats.kernels.launching import Launcher
 
 MOST_TOKENS = 16
 """Rows of a product that reads the stored form; with more, the matrix is decoded once for all."""
@@ -112,12 +113,15 @@ class Fp8Kernels:
     """E4M3 times scales. Costs nothing beside the results. ``hardware``: whether the card converts E4M3 by itself."""
 
     def __init__(self, hardware: bool):
+        self._decode = Launcher(_decode)
+        self._few_rows = Launcher(_few_rows)
+        self._one_row = Launcher(_one_row)
         self._hardware = hardware
 
     def decode(self, matrix: Fp8Matrix, out: torch.Tensor) -> None:
         """Into ``out`` [rows, columns], contiguous: bit for bit what the CPU decodes."""
         rows, columns = out.shape
-        _decode[(triton.cdiv(rows, 8), triton.cdiv(columns, 512))](
+        self._decode((triton.cdiv(rows, 8), triton.cdiv(columns, 512)),
             matrix.codes, matrix.scales, out, rows, columns, matrix.across,
             TALL=matrix.tall, WIDE=matrix.wide, HARDWARE=self._hardware, ROWS=8, COLUMNS=512, num_warps=4,
         )  # fmt: skip
@@ -130,7 +134,7 @@ class Fp8Kernels:
             return self._rows_of(x, [matrix], bias)
         rows, columns = matrix.codes.shape
         out = x.new_empty(len(x), rows)
-        _few_rows[(triton.cdiv(rows, 32),)](
+        self._few_rows((triton.cdiv(rows, 32),),
             matrix.codes, matrix.scales, x.contiguous(), out if bias is None else bias, out, len(x), rows, columns, matrix.across,
             TALL=matrix.tall, WIDE=matrix.wide, BIAS=bias is not None, HARDWARE=self._hardware,
             TOKENS=16, ROWS=32, COLUMNS=128, num_warps=4,
@@ -154,7 +158,7 @@ class Fp8Kernels:
         out, one = x.new_empty(len(matrices), rows), len(x) == 1
         for lot in range(0, len(matrices), MOST_EXPERTS):
             taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
-            _one_row[(triton.cdiv(rows, 8), len(taken))](
+            self._one_row((triton.cdiv(rows, 8), len(taken)),
                 first.codes, first.scales, x if one else x[lot:], out if bias is None else bias, out[lot:],
                 *taken, *[0] * (MOST_EXPERTS - len(taken)), scales_at // _LINE, rows, columns, first.across, 0 if one else columns,
                 TALL=first.tall, WIDE=first.wide, BIAS=bias is not None, HARDWARE=self._hardware, ROWS=8, COLUMNS=512, num_warps=4,

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.runtime.formats.kernels.launching import Launcher
+
 MOST_TOKENS = 16
 """Of a product from the stored form."""
 _SHARES_EACH = 4
@@ -163,6 +165,10 @@ class WholeKernels:
     """For a card with so many ``processors``."""
 
     def __init__(self, processors: int):
+        self._decode = Launcher(_decode)
+        self._few_rows = Launcher(_few_rows)
+        self._merge = Launcher(_merge)
+        self._one_row = Launcher(_one_row)
         self._processors = processors
 
     def decode(
@@ -176,7 +182,7 @@ class WholeKernels:
         """
         (rows, columns), groups = out.shape, scales.shape[1]
         tile, steps = (64, 64) if by_rows else (32, 128), (0, 0) if zeros is None else zeros.stride()
-        _decode[(triton.cdiv(columns, tile[1]), triton.cdiv(rows, tile[0]))](
+        self._decode((triton.cdiv(columns, tile[1]), triton.cdiv(rows, tile[0])),
             words, scales, scales if zeros is None else zeros, scales if order is None else order, out, rows, columns,
             -(-columns // groups), groups, *words.stride(), *scales.stride(), *steps,
             BITS=bits, BY_ROWS=by_rows, AWQ=awq, ZEROS=zeros is not None, LESS_ONE=less_one, ORDER=order is not None,
@@ -198,7 +204,7 @@ class WholeKernels:
         held, added = scales if zeros is None else zeros, out if bias is None else bias
         if tokens == 1:
             tall, wide, warps = shape_of_one(rows, width)
-            _one_row[(triton.cdiv(rows, tall),)](
+            self._one_row((triton.cdiv(rows, tall),),
                 x.view(torch.int32), words, scales, held, added, out, rows, width, group, scales.shape[1], *zero_strides,
                 BITS=bits, SIGNED=signed, ZEROS=zeros is not None, BIAS=bias is not None, ROWS=tall, WORDS=wide, num_warps=warps,
             )  # fmt: skip
@@ -209,11 +215,11 @@ class WholeKernels:
         share = triton.cdiv(triton.cdiv(width, wide), shares) * wide
         shares = triton.cdiv(width, share)
         parts = torch.empty(shares, tokens, rows, dtype=torch.float32, device=x.device)
-        _few_rows[(blocks, shares)](
+        self._few_rows((blocks, shares),
             x, words, scales, held, parts, tokens, rows, width, group, share, scales.shape[1], *zero_strides,
             BITS=bits, SIGNED=signed, ZEROS=zeros is not None, TOKENS=MOST_TOKENS, ROWS=tall, WORDS=wide, num_warps=4,
         )  # fmt: skip
-        _merge[(triton.cdiv(rows, 1024), tokens)](parts, added, out, tokens, rows, shares, BIAS=bias is not None, ROWS=1024)
+        self._merge((triton.cdiv(rows, 1024), tokens), parts, added, out, tokens, rows, shares, BIAS=bias is not None, ROWS=1024)
         return out
 
 

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.runtime.formats.kernels.launching import Launcher
+
 _GROUPS = 32
 """Of 128 numbers, in one program."""
 _ESCAPES = 1024
@@ -42,10 +44,21 @@ def _put(at, values, out, escapes, numbers, ESCAPES: tl.constexpr):
 class LosslessKernels:
     """Decoding on a card. Costs nothing beside the result."""
 
+    def __init__(self) -> None:
+        self._decode = Launcher(_decode)
+        self._put = Launcher(_put)
+
     def decode(self, parts: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
         """``out`` is BF16 and contiguous; leaves begin at multiples of 16 bytes."""
         codes, at, bits = parts["codes"], parts["at"], out.view(torch.int16)
-        _decode[(triton.cdiv(len(codes), _GROUPS),)](
-            parts["low"], codes, parts["exponents"].view(torch.int32), bits, len(codes), GROUPS=_GROUPS, num_warps=4
+        self._decode(
+            (triton.cdiv(len(codes), _GROUPS),),
+            parts["low"],
+            codes,
+            parts["exponents"].view(torch.int32),
+            bits,
+            len(codes),
+            GROUPS=_GROUPS,
+            num_warps=4,
         )
-        _put[(triton.cdiv(len(at), _ESCAPES),)](at, parts["values"].view(torch.int16), bits, len(at), out.numel(), ESCAPES=_ESCAPES)
+        self._put((triton.cdiv(len(at), _ESCAPES),), at, parts["values"].view(torch.int16), bits, len(at), out.numel(), ESCAPES=_ESCAPES)

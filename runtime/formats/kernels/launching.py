@@ -1,0 +1,39 @@
+"""A Triton kernel launched again and again. Triton looks at every argument each time: on the host that takes longer than a small kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+_LINE = 16
+"""What Triton asks of integers and addresses: whether they are multiples of it."""
+
+
+class Launcher:
+    """Keeps what Triton compiled, by all that it compiles for: constants, dtypes, and of each address and integer whether it is a multiple
+    of 16, 1, or beyond 32 bits."""
+
+    def __init__(self, kernel: Any):
+        self._kernel = kernel
+        self._names = tuple(kernel.arg_names)
+        self._compiled: dict[Hashable, Any] = {}
+
+    def __call__(self, blocks: tuple[int, ...], *given: torch.Tensor | int | None, num_warps: int = 4, **constants: Any) -> None:
+        """``given`` are the kernel's arguments in order, ``constants`` all of its constants, which come last."""
+        grid = (*blocks, 1, 1)[:3]
+        key = (num_warps, *constants.values(), *[_kind(one) for one in given])
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._kernel[grid](*given, num_warps=num_warps, **constants)
+            if compiled is not None and hasattr(compiled, "packed_metadata"):  # an interpreter compiles nothing
+                self._compiled[key] = compiled
+            return
+        compiled[grid](*given, *[constants[name] for name in self._names[len(given) :]])
+
+
+def _kind(one: torch.Tensor | int | None) -> Hashable:
+    if isinstance(one, torch.Tensor):
+        return one.dtype, one.data_ptr() % _LINE == 0
+    return one is None or (one == 1, one % _LINE == 0, one >= 2**31)
