@@ -41,9 +41,6 @@ class PackQuantized:
             return
         zero = self._zero(parts, scale.shape, middle)
         order = parts.get("weight_g_idx")
-        if order is not None:
-            following = torch.arange(columns, device=out.device, dtype=order.dtype) // (columns // scale.shape[1])
-            order = torch.where(order < 0, following, order)
         for stretch in stretches(rows, columns, out.device):
             numbers = codes(packed[stretch], self.bits)[:, :columns] if packed is not None else plain[stretch]  # type: ignore[index]
             put(numbers, zero if isinstance(zero, int) else zero[stretch], scale[stretch], order, out[stretch])

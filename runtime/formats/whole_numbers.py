@@ -77,8 +77,8 @@ def put(numbers: torch.Tensor, zero: torch.Tensor | int, scale: torch.Tensor, gr
     """``out[r, c] = (numbers[r, c] - zero[r, g]) * scale[r, g]``, rounded to the scale's dtype, then to that of ``out``.
 
     ``numbers``, ``out``: [rows, columns]. ``zero``, ``scale``: [rows, groups]. g = ``group[c]``; groups follow each other where it is None.
-    The difference is exact in every dtype, since it has 9 bits at most; so is the product before it is rounded. A group that is not there
-    counts as the nearest: what a rehearsal decodes is whatever lay in memory.
+    The difference is exact in every dtype, since it has 9 bits at most; so is the product before it is rounded. A negative group
+    follows its neighbours; one that is not there counts as the last, since a rehearsal decodes whatever lay in memory.
     """
     value = out if out.dtype == scale.dtype else torch.empty(out.shape, dtype=scale.dtype, device=out.device)
     value.copy_(numbers)
@@ -86,7 +86,8 @@ def put(numbers: torch.Tensor, zero: torch.Tensor | int, scale: torch.Tensor, gr
         grid, factor, less = value.view(len(value), scale.shape[1], -1), scale[..., None], zero
         less = less if isinstance(less, int) else less[..., None]
     else:
-        member = group.clamp(0, scale.shape[1] - 1)
+        following = torch.arange(len(group), device=out.device, dtype=group.dtype) // -(-len(group) // scale.shape[1])
+        member = torch.where(group < 0, following, group.clamp(max=scale.shape[1] - 1))
         grid, factor, less = value, scale[:, member], zero if isinstance(zero, int) else zero[:, member]
     grid.sub_(less).mul_(factor)
     if value is not out:

@@ -152,7 +152,7 @@ ALONE void columns_of(const struct whole_job *job, int64_t row, const uint8_t *c
     (void)wide;
 }
 
-/* The same where each column names its group; a group that is not there counts as the nearest. */
+/* The same where each column names its group; one that is negative follows its neighbours, one that is not there counts as the last. */
 static void ordered_columns(const struct whole_job *job, int64_t row, const uint8_t *codes, int64_t first, int64_t last)
 {
     float scale[MOST_GROUPS], zero[MOST_GROUPS];
