@@ -78,8 +78,8 @@ class HostSide:
             self.fixtures = host_fixtures(skeleton.store, skeleton.model)
         else:
             self.fixtures = device_fixtures(self.placement, skeleton.store, skeleton.model, skeleton.layers)
-            heads = {f.unit: f for f in self.fixtures if f.unit and f.unit.kind == "head"}
-            self.layouts |= {unit: replace(f.layout, tensors=tuple(f.bound(f.layout.tensors))) for unit, f in heads.items()}
+            rows = {f.unit: f for f in self.fixtures if f.unit and f.unit.kind == "head"}
+            self.layouts |= {unit: replace(f.layout, tensors=tuple(f.bound(f.layout.tensors))) for unit, f in rows.items()}
         self._reads: list[tuple[Arrival, int]] | None = None
         self._stack = ExitStack()
         ssd = placement.weights.ssd

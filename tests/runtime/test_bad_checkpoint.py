@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.running import Desk, desk
@@ -130,3 +134,12 @@ def test_a_missing_manifest_or_weights_file_is_refused(here: Desk, packed: Path)
 def test_truncated_packed_weights_are_refused(here: Desk, packed: Path) -> None:
     os.truncate(packed / WEIGHTS, (packed / WEIGHTS).stat().st_size - 4096)
     assert "truncated" in here.refusal(checkpoint=str(packed))
+
+
+@pytest.mark.parametrize("prefix", ["language_model.", "model.language_model."])
+def test_a_text_models_config_beside_a_wrappers_tensors_is_refused_when_it_is_planned(own_checkpoint: Path, prefix: str) -> None:
+    """transformers fills none of them: every weight would be random."""
+    tensors = load_file(own_checkpoint / SHARD)
+    save_file({prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}, own_checkpoint / SHARD)
+    with pytest.raises(UserError, match=rf"the text model 'llama' alone, and the tensors lie under {re.escape(prefix[:-1])}, as a multi"):
+        spec_from_checkpoint(own_checkpoint)

@@ -148,3 +148,30 @@ def test_rotary_frequencies_come_from_a_rows_own_length(tmp_path: Path, kind: st
     for step in steps:
         want = torch.cat([alone[r.sequence].run(Step((r,))) for r in step.rows])
         assert torch.allclose(stepper.run(step), want, atol=1e-5)
+
+
+class Attribute(nn.Module):
+    """A running mean whose state lies in the module, as RecurrentGemma's does: one for all sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean_state: torch.Tensor | None = None
+
+    def _setup_cache(self) -> None: ...
+
+    def forward(self, hidden: torch.Tensor, **_: object) -> torch.Tensor:
+        states = {} if self.mean_state is None else {"held": self.mean_state}
+        out = Recurrent()(hidden, states)
+        self.mean_state = states["held"]
+        return out
+
+
+def test_a_state_that_lies_in_the_module_is_each_sequences_own() -> None:
+    packed = Packed(Attribute())
+    assert packed.differs()
+    RowByRow(packed.module, lambda: packed.step, dict)
+    want = Packed(Recurrent())
+    for packed.step in STEPS:
+        hidden = torch.cat([packed._inputs[r.sequence][:, r.start : r.end] for r in packed.step.rows], 1)
+        alone = {k: Recurrent()(x, {}) for k, x in want._inputs.items()}
+        assert torch.equal(packed.module(hidden), torch.cat([alone[r.sequence][:, r.start : r.end] for r in packed.step.rows], 1))

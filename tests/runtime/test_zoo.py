@@ -38,6 +38,12 @@ ZOO: dict[str, dict[str, Any]] = {
     | dict(layer_types=MIXED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16),
     "falcon_h1": BASE | dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=8, head_dim=8),
     "jamba": BASE | dict(num_experts=1, attn_layer_period=3, attn_layer_offset=1, mamba_d_state=4, use_mamba_kernels=False),
+    "mamba": MAMBA | dict(state_size=8, time_step_rank=4, use_mambapy=False),
+    "recurrent_gemma": BASE
+    | dict(lru_width=32, attention_window_size=8, head_dim=8, block_types=["recurrent", "attention"], num_hidden_layers=3),
+    "minimax": BASE
+    | dict(layer_types=["linear_attention", "full_attention", "linear_attention"], num_local_experts=4, num_experts_per_tok=2, head_dim=8,
+           block_size=4, rms_norm_eps=1e-5),
     "mamba2": MAMBA | dict(num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=8),
     "gemma4_text": BASE
     | dict(
@@ -120,6 +126,9 @@ def test_planner_and_store_divide_the_layers_alike(directory: Path) -> None:
     spec, model = spec_from_checkpoint(directory), load(directory)
     slots = model_slots(model).units
     sizes = {unit: sum(4 * torch.Size(slot.shape).numel() for slot in group) for unit, group in slots.items()}
+    for name, buffer in model.state_dict().items():
+        if name.endswith(("slope_rate", "query_decay", "key_decay", "diagonal_decay")):  # buffers, which are never a unit's
+            sizes[Unit("attn", int(name.split(".")[2]))] += buffer.nbytes
     assert [sizes.get(Unit("ffn", i), 0) for i in range(3)] == list(spec.ffn_bytes)
     assert [sizes.get(Unit("attn", i), 0) for i in range(3)] == list(spec.attn_bytes)
     assert len(decoder_layers(model)) == spec.layers == 3

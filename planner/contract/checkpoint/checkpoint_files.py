@@ -16,7 +16,7 @@ from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
 from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
 from penstock.planner.contract.checkpoint.hf_config import text_config
-from penstock.planner.contract.checkpoint.known_types import refuse_unknown_type
+from penstock.planner.contract.checkpoint.known_types import refuse_foreign_prefix, refuse_unknown_type
 from penstock.planner.contract.checkpoint.quantised import quantisation_of
 from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry, is_counts, read_header
 from penstock.planner.contract.checkpoint.tally import TensorInfo
@@ -80,6 +80,7 @@ def spec_from_checkpoint(path: Path) -> ModelSpec:
         return _spec_from_packed(directory)
     found = read_checkpoint(directory)
     refuse_unknown_type(found.whole_config, str(directory / CONFIG))
+    refuse_foreign_prefix(found.whole_config, found.tensors, str(directory / CONFIG))
     return spec_from_tensors(found.config, found.infos(), directory.name, str(directory), found.digest)
 
 

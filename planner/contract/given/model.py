@@ -14,7 +14,7 @@ from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind, UnitS
 
 _WIDTH = Bounds(0, 2**32)
 """Elements."""
-OWN_ATTENTION = frozenset({"bloom", "codegen", "falcon", "gptj", "mpt"})
+OWN_ATTENTION = frozenset({"bloom", "codegen", "falcon", "gptj", "minimax", "mpt"})
 """Model types whose classes in `transformers` do not attend through its interface: they keep K and V in caches of their own."""
 
 SECOND_TIER = 0.5

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
@@ -19,10 +20,10 @@ STATE = "past_key_values"
 """The argument by which a module is given the state that it reads and writes, where it was given no cache by another name."""
 
 
-_TRIED = 8
-"""Tokens by which is found out how a module goes on from a state."""
-_ALIKE = 2.0**-4
-"""Of the norm: what rounding may make of the same result by another way. One that forgets its state is off by half or more."""
+_TRIED = 3
+"""Tokens by which is found out how a module goes on from a state: few, since states decay."""
+_ROUNDINGS, _LEAST = 2, 1e-4
+"""Of a norm: how many roundings of its dtype the same result by another way may be off, and what is allowed in any dtype."""
 
 
 class _Held(NamedTuple):
@@ -41,7 +42,8 @@ class RowByRow:
     """
 
     def __init__(self, module: nn.Module, step: Callable[[], Step], fresh: Callable[[], Any]):
-        self.inner, self._step, self._fresh = own_forward(module), step, fresh
+        self.inner = KeptInside(module) if keeps_inside(module) else own_forward(module)
+        self._step, self._fresh = step, fresh
         self._held: dict[int, _Held] = {}
         self._goes_on: bool | None = None
         """Whether the module goes on from a state by several tokens as it does one by one; None until it had to."""
@@ -77,14 +79,14 @@ class RowByRow:
         return self._call(held.state, args, kwargs)
 
     def _takes_several(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> bool:
-        """Some modules take a state for one token alone, and begin anew where there are several. Found out once, with copies of ``state``:
-        costs a few tokens one by one."""
+        """Some modules take a state for one token alone, and begin anew, or forget a part, where there are several. Found out once, by what
+        they answer and by the state that they leave, with copies of ``state``: costs a few tokens one by one."""
         if self._goes_on is None:
-            tried = min(count, _TRIED)
-            several = self._call(deepcopy(state), cut(args, 0, tried, count), {n: cut(v, 0, tried, count) for n, v in kwargs.items()})
-            each = self._one_by_one(deepcopy(state), args, kwargs, tried, count)
-            got, want = (out[0] if isinstance(out, tuple) else out for out in (several, each))
-            self._goes_on = bool((got - want).float().norm() <= _ALIKE * want.float().norm())
+            tried, once, often = min(count, _TRIED), deepcopy(state), deepcopy(state)
+            several = self._call(once, cut(args, 0, tried, count), {n: cut(v, 0, tried, count) for n, v in kwargs.items()})
+            each = self._one_by_one(often, args, kwargs, tried, count)
+            pairs = zip([*tensors_in(several), *tensors_in(once)], [*tensors_in(each), *tensors_in(often)], strict=False)
+            self._goes_on = all(_alike(got, want, each) for got, want in pairs)
         return self._goes_on
 
     def _one_by_one(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: int, count: int) -> Any:
@@ -97,6 +99,46 @@ class RowByRow:
         if not any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
             given[STATE] = state
         return self.inner(*(state if isinstance(value, Cache) else value for value in args), **given)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Those that ``value`` holds: a tensor, a container of such, or a cache of transformers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    many = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else vars(value).values()
+    for held in many:
+        if isinstance(held, torch.Tensor | list | tuple | Mapping) or type(held).__module__ == Cache.__module__:
+            yield from tensors_in(held)
+
+
+def _alike(got: torch.Tensor, want: torch.Tensor, computed: Any) -> bool:
+    """Whether both are the same but for rounding in the dtype of what was ``computed``."""
+    if got.shape != want.shape or not want.is_floating_point():
+        return got.shape == want.shape
+    dtype = next(tensors_in(computed)).dtype
+    return bool((got - want).float().norm() <= max(_LEAST, _ROUNDINGS * torch.finfo(dtype).eps) * want.float().norm())
+
+
+class KeptInside:
+    """The forward of a ``module`` that keeps its state in attributes of its own, where it lies for all sequences: given and taken as by
+    modules that keep it in a cache. A state is a dict, empty when a sequence begins."""
+
+    def __init__(self, module: nn.Module):
+        self._forward = own_forward(module)
+        self._places = [(owner, name) for owner in module.modules() for name in vars(owner) if name.endswith(("_state", "_states"))]
+
+    def __call__(self, *args: Any, past_key_values: dict[int, Any], **kwargs: Any) -> Any:
+        for number, (owner, name) in enumerate(self._places):
+            setattr(owner, name, past_key_values.get(number))
+        out = self._forward(*args, **kwargs)
+        past_key_values |= {number: getattr(owner, name) for number, (owner, name) in enumerate(self._places)}
+        return out
+
+
+def keeps_inside(module: nn.Module) -> bool:
+    """Whether ``module`` is one of a layer's that has attributes for its state, as RecurrentGemma's blocks have."""
+    return hasattr(module, "_setup_cache") and not isinstance(module, PreTrainedModel)
 
 
 def attends(module: nn.Module) -> bool:
@@ -112,7 +154,9 @@ class RowStates:
         numbered = [m for m in model.modules() if getattr(m, "layer_idx", None) is not None]
         inmost = [m for m in numbered if not any(inner is not m and inner in numbered for inner in m.modules())]
         modules = [m for m in inmost if m.layer_idx in with_state and not (m.layer_idx in with_pages and attends(m))]
+        inside = [m for m in model.modules() if keeps_inside(m)]
         self._layers = [RowByRow(module, lambda: pool.step, lambda: DynamicCache(config=model.config)) for module in modules]
+        self._layers += [RowByRow(module, lambda: pool.step, dict) for module in inside]
 
     @property
     def any(self) -> bool:
