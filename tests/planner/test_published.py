@@ -93,11 +93,9 @@ def stored(name: str, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     if name == "AWQ-32":
         scales, zeros = torch.zeros(columns // 32, rows, dtype=torch.float16), torch.zeros(columns // 32, rows // 8, dtype=torch.int32)
         return {".qweight": torch.zeros(columns, rows // 8, dtype=torch.int32), ".scales": scales, ".qzeros": zeros}
-    if name == "GPTQ4-32":
-        scales, zeros = torch.zeros(columns // 32, rows, dtype=torch.float16), torch.zeros(columns // 32, rows // 8, dtype=torch.int32)
-        return {".qweight": torch.zeros(columns // 8, rows, dtype=torch.int32), ".scales": scales, ".qzeros": zeros}
-    assert name == "NF4"
-    return {".weight": torch.zeros(rows * columns // 2, 1, dtype=torch.uint8), ".weight.absmax": torch.zeros(rows * columns // 64)}
+    assert name == "GPTQ4-32"
+    scales, zeros = torch.zeros(columns // 32, rows, dtype=torch.float16), torch.zeros(columns // 32, rows // 8, dtype=torch.int32)
+    return {".qweight": torch.zeros(columns // 8, rows, dtype=torch.int32), ".scales": scales, ".qzeros": zeros}
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -111,7 +109,6 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "AWQ-32": {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["down_proj"]},
     "GPTQ4-32": {"quant_method": "gptq", "bits": 4, "group_size": 32},
-    "NF4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
 }
 EXCLUDED = {"INT4-32": "self_attn", "AWQ-32": "down_proj"}
 
@@ -152,11 +149,26 @@ def test_the_experts_of_mxfp4_are_blocks_and_scales(tmp_path: Path) -> None:
     assert spec_from_checkpoint(directory).units == before.units
 
 
-@pytest.mark.parametrize("said", [{"quant_method": "exl3"}, {"quant_method": "bitsandbytes"}, {}, "yes", ["fp8"]])
-def test_a_quantisation_whose_sizes_are_not_known_is_named(tmp_path: Path, said: Any) -> None:
-    directory = write_config(tmp_path, small("llama", quantization_config=said or {"quant_method": None}))
-    with pytest.raises(UserError, match=r"the sizes of this quantization_config \(.*\) are not known; known are fp8, mxfp4"):
+REFUSED: dict[str, Any] = {
+    "quant_method 'exl3' with bits 4.0, version 0.0.1": {"quant_method": "exl3", "version": "0.0.1", "bits": 4.0},
+    "quant_method 'bitsandbytes'": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "quant_method 'torchao'": {"quant_method": "torchao", "quant_type": {"default": {}}},
+    "quant_method 'quanto'": {"quant_method": "quanto", "weights": "int8"},
+    "a quantization_config without quant_method, as MLX writes it, with bits 4, group_size 64": {"group_size": 64, "bits": 4},
+    "quant_method 'fp8' with weight_block_size [64, 64]": {"quant_method": "fp8", "weight_block_size": [64, 64]},
+    "quantization_config 'yes'": "yes",
+    """quantization_config "['fp8']" """.strip(): ["fp8"],
+}
+"""What is said of a config -> its quantization_config."""
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_a_quantisation_that_is_not_read_is_named_in_one_line_with_those_that_are(tmp_path: Path, said: str) -> None:
+    directory = write_config(tmp_path, small("llama", quantization_config=REFUSED[said]))
+    with pytest.raises(UserError) as told:
         spec_from_source(str(directory))
+    text = str(told.value)
+    assert said in text and "is not read; read are fp8 in blocks of 128 x 128" in text and "\n" not in text
 
 
 def test_a_config_json_may_be_named_itself(tmp_path: Path) -> None:
@@ -189,15 +201,13 @@ def test_formats_are_told_apart_by_their_names() -> None:
     assert all(form.name == name and form.stored_bytes(256, 256) < 2 * 256 * 256 for name, form in QUANTISED.items())
 
 
-def test_a_plan_of_quantised_weights_says_so_and_a_run_refuses_it(tmp_path: Path) -> None:
-    """And ``model=hf`` follows from a checkpoint."""
-    write_config(tmp_path / "tiny", small("llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}))
+def test_model_hf_follows_from_a_coded_checkpoint_and_its_plan_has_no_note(tmp_path: Path) -> None:
+    write_config(tmp_path / "tiny", small("gpt_oss", quantization_config={"quant_method": "mxfp4"}))
     done = command(
         "planner", "solve", "hardware=cpu", "model.checkpoint=tiny", "workload.prompt_tokens=16", "workload.new_tokens=4", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert "not run yet: weights in NF4" in done.stdout and "not run yet" in (tmp_path / "plan.yaml").read_text()
-    assert "tiny is stored in NF4, which is not run yet" in refusal("runtime", "run", "plan=plan.yaml", cwd=tmp_path)
+    assert "not run yet" not in done.stdout and "format: MXFP4" in (tmp_path / "plan.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.tally import TensorInfo
-from penstock.planner.contract.given.formats import KNOWN_FORMATS, QUANTISED, Format
-from penstock.planner.contract.stored.scheme import Converted, Scheme, sort_tensors
-from penstock.planner.contract.stored.schemes import scheme_of
-from penstock.planner.contract.stored.stored_matrix import Leaf, StoredMatrix
+from penstock.planner.contract.stored.scheme import Scheme, sort_tensors
+from penstock.planner.contract.stored.schemes import READ, scheme_of
 
-_BESIDE = re.compile(r"(.+?)\.(SCB|weight_format|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)|weight)")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A scheme whose sizes alone are known: no run reads it."""
-
-    format: Format
-    """Of every matrix that is converted."""
-    converted: Converted = Converted()
-    columns: int = 1
-    """Of a matrix that is stored flat, as bitsandbytes does: the width of the layers' input."""
-
-    def part(self, tensor: str) -> tuple[str, str] | None:
-        found = _BESIDE.fullmatch(tensor)
-        return None if found is None else (f"{found[1]}.weight", found[2])
-
-    def matrix(self, name: str, leaves: Mapping[str, Leaf]) -> StoredMatrix | None:
-        main = leaves.get("weight")
-        if main is None or main.dtype in KNOWN_FORMATS or len(leaves) == 1:
-            return None
-        flat = self.format.name.startswith("NF4") and main.dtype == "U8"
-        shape = (2 * main.shape[0] // self.columns, self.columns) if flat else main.shape
-        return StoredMatrix(name, shape, self.format, leaves)
-
-    def planned(self, name: str, shape: tuple[int, ...]) -> Format | None:
-        return self.format if self.converted.holds(name, shape) else None
+_TELLING = ("bits", "w_bit", "group_size", "sym", "desc_act", "version", "format", "packing_format", "weight_block_size", "quant_algo")
+"""Keys of a quantization_config by which a variant of a method is known."""
 
 
 def quantise(tensors: Mapping[str, TensorInfo], by: Scheme | None) -> Mapping[str, TensorInfo]:
@@ -60,29 +31,34 @@ def as_matrices(tensors: Mapping[str, tuple[int, tuple[int, ...], str]], by: Sch
 
 
 def quantisation_of(config: Mapping[str, Any], where: str) -> Scheme | None:
-    """What ``config`` (unwrapped) says; None for weights as they were trained. UserError names a method whose sizes are not known."""
-    said = config.get("quantization_config")
+    """What ``config`` (unwrapped) says; None for weights as they were trained. UserError names a method, or a variant of one, that is not
+    read."""
+    said = config.get("quantization_config") or config.get("quantization")
     if not said:
         return None
-    if isinstance(said, Mapping):
-        found = scheme_of(said, where)
-        if found is not None:
-            return found
-    form = _format_of(said) if isinstance(said, Mapping) else None
-    if form is None or not isinstance(said, Mapping):
-        method = str(said.get("quant_method", "unknown") if isinstance(said, Mapping) else said)[:40]
+    found = scheme_of(said, where) if isinstance(said, Mapping) else None
+    if found is None:
         raise UserError(
-            f"{where}: the sizes of this quantization_config ({method!r}) are not known; known are fp8, mxfp4, and awq, gptq, "
-            "compressed-tensors and bitsandbytes of 4 or 8 bits; use another quantisation of the model, or its BF16 checkpoint"
+            f"{where}: {_told(said)} is not read; read are {READ}: use another quantisation of the model, or its BF16 checkpoint"
         )
-    hidden = config.get("hidden_size")
-    columns = hidden if type(hidden) is int and hidden > 0 else 1
-    return Sizes(form, Converted.of(said), columns)
+    return found
 
 
-def _format_of(said: Mapping[str, Any]) -> Format | None:
-    if said.get("quant_method") != "bitsandbytes":
-        return None
-    if said.get("load_in_4bit"):
-        return QUANTISED["NF4-double" if said.get("bnb_4bit_use_double_quant") else "NF4"]
-    return QUANTISED["LLM.int8"] if said.get("load_in_8bit") else None
+def _told(said: Any) -> str:
+    """What a quantization_config says, in a few words."""
+    if not isinstance(said, Mapping):
+        return f"quantization_config {str(said)[:40]!r}"
+    method = said.get("quant_method")
+    known = [f"{key} {str(said[key])[:40]}" for key in _TELLING if said.get(key) is not None]
+    known += [
+        f"{key} {weights[key]}" for weights in _weights(said) for key in ("num_bits", "type", "strategy", "group_size") if weights.get(key)
+    ]
+    named = f"quant_method {str(method)[:40]!r}" if method else "a quantization_config without quant_method, as MLX writes it,"
+    return f"{named} with {', '.join(known)}" if known else named
+
+
+def _weights(said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What each group of compressed-tensors says of weights."""
+    groups = said.get("config_groups")
+    found = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    return [weights for weights in found if isinstance(weights, Mapping)]

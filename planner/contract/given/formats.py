@@ -90,9 +90,6 @@ QUANTISED: Mapping[str, Format] = _named(
     _quantised("FP8-tensor", 8, (0, 0), 32, runs=True),
     _quantised("MXFP4", 4, (1, 32), 8, runs=True),
     _quantised("NVFP4", 4, (1, 16), 8, runs=True),
-    _quantised("NF4", 4, (1, 64), 32),
-    _quantised("NF4-double", 4, (1, 64), 8),
-    _quantised("LLM.int8", 8, (1, 0), 32),
     *(_whole(f"INT{b}-{name}", b, group, product_rows=PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"INT{b}-{name}-asym", b, group, b, product_rows=PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
@@ -105,8 +102,6 @@ QUANTISED: Mapping[str, Format] = _named(
     FP8                 E4M3, a F32 scale for each block of 128 x 128 (DeepSeek-V3); -row, -tensor: for each row, for all
     MXFP4               E2M1, an E8M0 scale for 32 columns (OCP Microscaling 1.0)
     NVFP4               E2M1, an E4M3 scale for 16 columns; the one scale of a tensor is left out
-    NF4                 bitsandbytes, a F32 scale for 64 elements; -double: an 8-bit one, whose own scales, 1/2048 of it, are left out
-    LLM.int8            bitsandbytes, a F32 scale a row
     INT4-..., INT8-...  compressed-tensors: a 16-bit scale for a group of 32, 64 or 128 columns, or for a row; -asym: and a zero point
     GPTQ4-, GPTQ8-...   a 16-bit scale and a zero point a group; -order: and each column's group in 32 bits
     AWQ-...             4 bits, a 16-bit scale and a zero point a group

@@ -39,6 +39,12 @@ COMPRESSED: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], S
 )
 """``format`` of compressed-tensors -> what reads its one group's ``weights`` and the whole quantization_config."""
 
+READ = (
+    "fp8 in blocks of 128 x 128 or with one scale, fbgemm_fp8, mxfp4, modelopt's NVFP4, gptq and auto-round of 4 and 8 bits, awq of 4, and "
+    "compressed-tensors with one group of weights: " + ", ".join(COMPRESSED)
+)
+"""Methods that are read, for messages."""
+
 
 def scheme_of(said: Mapping[str, Any], where: str) -> Scheme | None:
     """The scheme of the quantization_config ``said``; None for a method or variant that is not run."""
