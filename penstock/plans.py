@@ -56,7 +56,8 @@ def typed(keys: Mapping[str, Value], overrides: Sequence[str] = ()) -> list[str]
 
 
 def _model(model: str | os.PathLike[str] | None) -> dict[str, str | None]:
-    if model is None or (isinstance(model, str) and not Path(model).expanduser().is_dir() and os.sep not in model):
+    named = isinstance(model, str) and os.sep not in model and not model.lower().endswith(".gguf")
+    if model is None or (named and not Path(model).expanduser().is_dir()):
         return {"model": model}
     return {"model": "hf", "model.checkpoint": os.fspath(model)}
 

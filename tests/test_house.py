@@ -12,8 +12,8 @@ from tests.cli import ROOT, docs_script
 PLANNER = (
     "planner.common", "planner.common.outside", "planner.common.timeline", "planner.common.command",
     "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.experts.policies",
-    "planner.contract.experts", "planner.contract.stored", "planner.contract.checkpoint", "planner.contract.published",
-    "planner.contract.config", "planner.contract.prices",
+    "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored", "planner.contract.checkpoint",
+    "planner.contract.published", "planner.contract.config", "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan",
     "planner.asked", "planner.probe", "planner.replay", "planner.solver.terms", "planner.solver",
     "planner.render", "planner.simulate", "planner.explain",
@@ -21,8 +21,8 @@ PLANNER = (
 )  # fmt: skip
 """The planner's rooms from the bottom up. A room imports from itself and from those before it."""
 RUNTIME = (
-    "runtime.asked", "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats",
-    "runtime.memory", "runtime.reading", "runtime.store", "runtime.model", "runtime.moving", "runtime.experts",
+    "runtime.asked", "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats.gguf",
+    "runtime.formats", "runtime.memory", "runtime.reading", "runtime.store", "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
     "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools", "runtime",
 )  # fmt: skip

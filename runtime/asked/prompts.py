@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, TokenizersBackend
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config
+from penstock.planner.contract.checkpoint.gguf_checkpoint import files_beside, vocabulary_file
+from penstock.planner.contract.gguf.gguf_config import FAMILIES
+from penstock.planner.contract.gguf.gguf_header import read_gguf
 from penstock.runtime.asked.chat_template import ChatTemplate
 from penstock.runtime.asked.requests import Asked
 
@@ -44,22 +49,35 @@ class Vocabulary:
 
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     """Tokenizer and stop tokens of a checkpoint directory, the latter from config.json where there is no generation_config.json."""
-    tokenizer = None
-    if any((directory / name).exists() for name in TOKENIZERS):
+    path, directory = directory, files_beside(directory)
+    tokenizer, file = None, vocabulary_file(path)
+    if file is not None or any((directory / name).exists() for name in TOKENIZERS):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+            tokenizer = _tokenizer(directory, file)
         except Exception as error:  # the tokenizers library raises nothing narrower
             raise UserError(f"{directory}: the tokenizer cannot be read ({_first_line(error)}); {_remedy(error)}") from error
     try:
         if (directory / GENERATION).exists():
             generation = GenerationConfig.from_pretrained(directory)
         else:
-            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(directory, trust_remote_code=False))
+            said = gguf_config(path)
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=False) if said is None else AutoConfig.for_model(**said)
+            generation = GenerationConfig.from_model_config(config)
         eos = generation.eos_token_id
         stop = frozenset([eos] if isinstance(eos, int) else eos or ())
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{directory}: {GENERATION} cannot be read ({_first_line(error)}); download it again, or remove it") from error
     return Vocabulary(tokenizer, stop, vocab_size, generation)
+
+
+def _tokenizer(directory: Path, file: Path | None) -> PreTrainedTokenizerBase:
+    """Of the files in ``directory``; where there are none, of the GGUF ``file``, by the class that transformers has for its model."""
+    if file is None or any((directory / name).exists() for name in TOKENIZERS):
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    families = {architecture: model_type for architecture, (model_type, _) in FAMILIES.items()}
+    model_type = families.get(str(read_gguf(file).metadata.get("general.architecture")), "")
+    found = tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(model_type) or "TokenizersBackend") or TokenizersBackend
+    return found.from_pretrained(file.parent, gguf_file=file.name)
 
 
 def ids_of(asked: Sequence[Asked], vocabulary: Vocabulary, template: ChatTemplate | None = None) -> list[tuple[int, ...]]:

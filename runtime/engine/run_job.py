@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.gguf_checkpoint import weight_files
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s
 from penstock.runtime.asked.chat_template import ChatTemplate, find_template
@@ -176,6 +177,6 @@ def said_how(order: Order, cfg: RunConfig, template: ChatTemplate | None) -> tup
 
 def _knowing_the_page_cache(plan: Plan, checkpoint: Path) -> Plan:
     with closing(PageCache()) as cache:
-        cached = cache.share(p for p in checkpoint.iterdir() if p.suffix in (".safetensors", ".bin"))
+        cached = cache.share(weight_files(checkpoint))
     again = load_s(plan.hardware, plan.model, plan.workload, plan.decisions, cached)
     return replace(plan, prediction=replace(plan.prediction, load_s=again))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from penstock.planner.common.measures import ALIGN
-from penstock.planner.contract.checkpoint.checkpoint_files import stored_matrices
+from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, stored_matrices
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.generate import Batch, Generation
@@ -69,7 +69,7 @@ def broken_at_run_time(plan: Plan, stats: CacheStats, peak_dram: int, peak_vram:
 
 def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
     """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store or where matrices are coded."""
-    if not (checkpoint / MANIFEST).exists() and not stored_matrices(checkpoint):
+    if not (checkpoint / MANIFEST).exists() and gguf_config(checkpoint) is None and not stored_matrices(checkpoint):
         config = read_config(checkpoint)
         dtype = compute_dtype(checkpoint, config)
         model = text_class(config).from_pretrained(checkpoint, config=config, dtype=dtype, trust_remote_code=False)

@@ -9,6 +9,8 @@ from penstock.planner.contract.given.formats import BITS, GROUPS
 from penstock.runtime.formats.awq import Awq
 from penstock.runtime.formats.coding import Coding
 from penstock.runtime.formats.fp8 import Fp8
+from penstock.runtime.formats.gguf.gguf_blocks import UNPACK, GgufBlocks
+from penstock.runtime.formats.gguf.plain_rows import PlainRows
 from penstock.runtime.formats.gptq import Gptq
 from penstock.runtime.formats.mxfp4 import Mxfp4
 from penstock.runtime.formats.nvfp4 import Nvfp4
@@ -25,6 +27,8 @@ CODINGS: Mapping[str, Coding] = MappingProxyType(
         "MXFP4": Mxfp4(),
         "lossless": Lossless(),
         "NVFP4": Nvfp4(),
+        **{name: GgufBlocks(name) for name in UNPACK},
+        **dict.fromkeys(("BF16", "F16", "F32"), PlainRows()),
     }
     | {f"INT{b}-{g or 'row'}{kind}": PackQuantized(b) for b in BITS for g in _SIZES for kind in ("", "-asym")}
     | {f"GPTQ{b}-{g or 'row'}": Gptq(b, g) for b in BITS for g in _SIZES}

@@ -14,10 +14,11 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.initialization import no_init_weights
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint, stored_infos, stored_matrices
+from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, spec_from_checkpoint, stored_infos, stored_matrices
 from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.model.foreign_experts import name_experts, take_shape
+from penstock.runtime.model.router_cast import RoutersAsStored
 from penstock.runtime.model.stored_formats import StoredFormats
 from penstock.runtime.store.base import Store, open_store
 from penstock.runtime.store.decoder import decoder_layers, module_name
@@ -63,7 +64,8 @@ def read_config(directory: Path) -> PreTrainedConfig:
     What it says of the code to compute attention and experts with is dropped: that is ours to choose, and may name a kernel on the Hub.
     """
     with _told(directory):
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        said = gguf_config(directory)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False) if said is None else AutoConfig.for_model(**said)
         config._attn_implementation = config._experts_implementation = None
         return config
 
@@ -100,7 +102,8 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
         take_shape(model, stored_infos(directory))
     _keep_dtypes(model, dtype)
     matrices = stored_matrices(directory)
-    for converter in [StoredFormats(matrices, str(directory)), *converters] if matrices else converters:
+    own = [RoutersAsStored(stored_infos(directory)), StoredFormats(matrices, str(directory))] if matrices else []
+    for converter in [*own, *converters]:
         converter.convert(model)
     return model.eval()
 

@@ -22,6 +22,7 @@ from penstock.runtime.formats.stored_embedding import StoredEmbedding
 from penstock.runtime.formats.stored_experts import JOINT, ExpertMatrix
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.formats.stored_parameters import StoredParameter
+from penstock.runtime.model.interleaved import Interleaved
 from penstock.runtime.store.parameters import DTYPES
 from penstock.runtime.store.tensor_parts import Place, places_of
 
@@ -112,7 +113,7 @@ class StoredFormats:
         coding = CODINGS.get(matrix.format.name)
         if coding is None:
             raise UserError(f"{self.where}: stored in {matrix.format.name}, which is not run yet; use its BF16, F16 or F32 checkpoint")
-        return coding
+        return Interleaved(coding, matrix.heads) if matrix.heads else coding
 
     def _check_rows(self, matrix: StoredMatrix) -> None:
         """A table is looked up, and an LM head streamed, by its rows."""

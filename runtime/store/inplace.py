@@ -13,6 +13,7 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import TensorEntry, read_checkpoint
+from penstock.planner.contract.checkpoint.gguf_checkpoint import files_beside
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import Parameter, Piece, Source, UnitLayout, lay_in_place
 from penstock.runtime.store.parameters import CAST, DTYPES, Slot, model_slots, tied_names
@@ -127,7 +128,7 @@ class InPlaceStore:
         """Match ``directory`` with ``model`` and lay every unit out. UserError as ``Inventory.of``."""
         inventory = Inventory.of(directory, model)
         return cls(
-            directory,
+            files_beside(directory),
             inventory.digest,
             {unit: lay_in_place(group, inventory.sources) for unit, group in inventory.units.items()},
             {p.name: lay_in_place([p], inventory.sources) for p in inventory.others},

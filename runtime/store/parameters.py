@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.gguf.gguf_types import CODED
 from penstock.runtime.formats.stored_parameters import StoredParameter, stored_parameters
 from penstock.runtime.store.decoder import decoder_layers, module_name, unit_modules
 from penstock.runtime.store.expert_modules import expert_parameters, experts_module
@@ -29,12 +30,13 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "I32": torch.int32,
         "I64": torch.int64,
         "BOOL": torch.bool,
+        **{block.name: torch.uint8 for block in CODED.values()},
     }
 )
-"""safetensors' dtype names that a store can serve."""
+"""Dtypes that a store can serve, by safetensors' names; blocks of GGUF files are bytes."""
 CAST = (torch.bfloat16, torch.float16, torch.float32)
 """Of these, what never moves may be stored in one and computed with in another, as transformers casts what it loads."""
-DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
+DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in reversed(DTYPES.items())})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import mmap
 import os
 import shutil
@@ -19,7 +20,9 @@ import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, show_bytes
-from penstock.planner.contract.checkpoint.checkpoint_files import read_checkpoint
+from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, gguf_config, read_checkpoint
+from penstock.planner.contract.checkpoint.gguf_checkpoint import VOCABULARY, files_beside, vocabulary_file
+from penstock.planner.contract.gguf.gguf_header import without_tensors
 from penstock.runtime.asked.run_schema import PackFormat
 from penstock.runtime.model.binding import views
 from penstock.runtime.reading.layout import UnitLayout, lay_packed
@@ -113,6 +116,8 @@ def pack_checkpoint(
     if adapter is not None:
         raise UserError(f"format={form}: adapter={adapter} cannot be merged at the same time; merge it by PEFT, then pack what that saves")
     _check_source(checkpoint)
+    if gguf_config(checkpoint) is not None:
+        raise UserError(f"format={form}: {checkpoint} is a GGUF file, which is packed as it is; leave format out")
     with tempfile.TemporaryDirectory() as directory:
         made = recoded(checkpoint, form, Path(directory), _small_files(checkpoint), progress)
         return _pack(replace(_plan(made.directory, None), recoded=made), made.directory, out, device, force, progress)
@@ -149,6 +154,9 @@ def _pack(job: _Job, beside: Path, out: Path, device: Path | None, force: bool, 
         for path in _small_files(beside):
             written.files.append(out / path.name)
             shutil.copyfile(path, out / path.name)
+        for name, content in _of_gguf(beside).items():
+            written.files.append(out / name)
+            (out / name).write_bytes(content)
         _write_manifest(out, manifest)
     except BaseException as error:
         written.remove()
@@ -271,7 +279,18 @@ def _write(fd: int, data: bytes | memoryview, position: int) -> None:
     os.posix_fadvise(fd, position, len(view), os.POSIX_FADV_DONTNEED)
 
 
-def _small_files(directory: Path) -> list[Path]:
+def _of_gguf(checkpoint: Path) -> dict[str, bytes]:
+    """What a GGUF file says in place of small files; nothing of another checkpoint."""
+    config, file = gguf_config(checkpoint), vocabulary_file(checkpoint)
+    if config is None or file is None:
+        return {}
+    return {CONFIG: json.dumps(config, indent=2).encode(), VOCABULARY: without_tensors(file)}
+
+
+def _small_files(checkpoint: Path) -> list[Path]:
+    directory = files_beside(checkpoint)
+    if directory != checkpoint and not (directory / CONFIG).exists():
+        return []  # a file among others, whatever these are
     return sorted({p for pattern in COPIED for p in directory.glob(pattern) if p.is_file() and p.name not in NOT_COPIED})
 
 

@@ -20,15 +20,6 @@ def refusal(path: Path) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("config", [False, True])
-def test_gguf_is_named_as_coming(tmp_path: Path, config: bool) -> None:
-    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    if config:
-        (tmp_path / "config.json").write_text("{}")
-    assert "holds model-Q4_K_M.gguf; GGUF is coming and not read yet" in refusal(tmp_path)
-    assert "GGUF is coming and not read yet" in refusal(tmp_path / "model-Q4_K_M.gguf")
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.pth"])
 def test_pickled_weights_are_told_how_to_convert(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}")

@@ -15,6 +15,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
 from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
+from penstock.planner.contract.checkpoint.gguf_checkpoint import GgufCheckpoint, gguf_source, read_gguf_checkpoint
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.checkpoint.known_types import refuse_foreign_prefix, refuse_unknown_type
 from penstock.planner.contract.checkpoint.quantised import quantisation_of
@@ -53,11 +54,14 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read config.json and the header of every shard of the checkpoint in the directory ``path``.
+    """Read config.json and the header of every shard of the checkpoint in the directory ``path``, or the headers of the GGUF files there.
 
     Reads headers only: kilobytes a shard. Raises UserError naming the file and the remedy when something is missing,
     truncated, corrupt or unreadable.
     """
+    source = gguf_source(path)
+    if source is not None:
+        return _of_gguf(read_gguf_checkpoint(source))
     directory = _directory(path)
     needed = f"{directory}: a checkpoint needs {CONFIG}; set model.checkpoint to a Hugging Face one"
     config_bytes = read_bytes(directory / CONFIG, foreign_directory(directory) or needed)
@@ -70,13 +74,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def spec_from_checkpoint(path: Path) -> ModelSpec:
-    """The spec of the checkpoint, or of the packed store, in the directory ``path``.
+    """The spec of the checkpoint, or of the packed store, in the directory ``path``, or of the GGUF file ``path``.
 
     A packed store has the spec and digest of the checkpoint that it was made from, ``name`` and ``checkpoint`` apart.
     Raises UserError as ``read_checkpoint`` and ``spec_from_tensors`` do.
     """
-    directory = _directory(path)
-    if os.path.lexists(directory / PACK_MANIFEST):
+    source = gguf_source(path)
+    directory = Path(os.path.abspath(path.expanduser())) if source is not None else _directory(path)
+    if source is None and os.path.lexists(directory / PACK_MANIFEST):
         return _spec_from_packed(directory)
     found = read_checkpoint(directory)
     refuse_unknown_type(found.whole_config, str(directory / CONFIG))
@@ -87,6 +92,8 @@ def spec_from_checkpoint(path: Path) -> ModelSpec:
 def stored_infos(path: Path) -> dict[str, TensorInfo]:
     """What the checkpoint, or the packed store, in the directory ``path`` holds, by the checkpoint's names; nothing where there is only a
     config. Raises UserError as ``read_checkpoint`` does."""
+    if gguf_source(path) is not None:
+        return read_checkpoint(path).infos()
     directory = _directory(path)
     if os.path.lexists(directory / PACK_MANIFEST):
         return _packed_tensors(directory)[0]
@@ -95,12 +102,26 @@ def stored_infos(path: Path) -> dict[str, TensorInfo]:
 
 
 def stored_matrices(path: Path) -> Mapping[str, StoredMatrix]:
-    """The matrices that the checkpoint, or the packed store, in the directory ``path`` holds coded, by the names that their tensors would
-    have; none where there is only a config. Reads headers. UserError as ``read_checkpoint`` and ``Scheme.matrix`` do."""
+    """The matrices that the checkpoint, or the packed store, at ``path`` holds coded, by the names that their tensors would have; none
+    where there is only a config. Reads headers. UserError as ``read_checkpoint`` and ``Scheme.matrix`` do."""
+    if gguf_source(path) is not None:
+        found = read_checkpoint(path)
+        return sort_tensors(found.infos(), quantisation_of(found.config, str(path))).matrices
     config_path = _directory(path) / CONFIG
     config = text_config(parse_object(config_path, read_bytes(config_path, f"{config_path}: no such file")))
     scheme = quantisation_of(config, str(config_path))
     return {} if scheme is None else sort_tensors(stored_infos(path), scheme).matrices
+
+
+def gguf_config(path: Path) -> Mapping[str, Any] | None:
+    """config.json's content as GGUF files at ``path`` say or complete it; None where there are none. UserError as ``read_checkpoint``."""
+    source = gguf_source(path)
+    return None if source is None else read_gguf_checkpoint(source).config
+
+
+def _of_gguf(found: GgufCheckpoint) -> Checkpoint:
+    said = json.dumps(found.config, sort_keys=True).encode()
+    return Checkpoint(found.source.directory, text_config(found.config), found.config, found.tensors, _digest(said, found.tensors))
 
 
 def _directory(path: Path) -> Path:

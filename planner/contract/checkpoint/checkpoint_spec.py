@@ -200,13 +200,14 @@ def _check_layers(geometry: HfGeometry, found: _Sorted, tensors: Mapping[str, ob
 
 
 def _units(geometry: HfGeometry, found: _Sorted, stored: Format, computed: Dtype) -> tuple[UnitSpec, ...]:
-    """A table that is stored narrower than it is computed with takes the room of the latter: it is cast where it lies."""
+    """A table in a float type narrower than it is computed with takes the room of the latter: it is cast where it lies."""
     layers = range(geometry.layers)
     units = [found.attn[i].unit(UnitKind.attn, i, stored) for i in layers] + [found.ffn[i].unit(UnitKind.ffn, i, stored) for i in layers]
     units += [whole.unit(UnitKind.expert, i, stored, geometry.experts) for i, whole in sorted(found.routed.items())]
     units += [found.norm.unit(UnitKind.norm, None, stored)] if found.norm else []
     tables = [tally.unit(kind, None, stored) for kind, tally in ((UnitKind.embed, found.embed), (UnitKind.head, found.head)) if tally]
-    return tuple(units + [replace(table, stored_bytes=max(table.stored_bytes, table.elements * computed.nbytes)) for table in tables])
+    wide = [replace(table, stored_bytes=max(table.stored_bytes, table.elements * computed.nbytes)) for table in tables]
+    return tuple(units + [table if table.format.needs_scratch else cast for table, cast in zip(tables, wide, strict=True)])
 
 
 def _routers(geometry: HfGeometry, found: _Sorted) -> Routers | None:

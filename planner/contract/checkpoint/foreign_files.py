@@ -18,13 +18,10 @@ _CONVERT = (
 )
 """transformers reads pickled weights with torch's loader of tensors alone, which runs no code."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_GGUF = "GGUF is coming and not read yet; use the model's safetensors checkpoint"
 
 
 def foreign_file(path: Path) -> str | None:
     """What the file ``path`` is, given where a directory of a checkpoint was wanted; None where nothing is known of it."""
-    if path.suffix.lower() == ".gguf":
-        return f"{path}: {_GGUF}"
     if path.suffix.lower() in (*_PICKLED, ".safetensors"):
         return f"{path}: one file of a checkpoint; name the directory that holds it and config.json"
     return None
@@ -39,9 +36,6 @@ def foreign_directory(directory: Path) -> str | None:
             f"{directory}: this is a LoRA adapter of {base}, not a model; solve for model.checkpoint= {base}, "
             f"then `runtime pack checkpoint=... adapter={directory} out=...`"
         )
-    gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
-    if gguf is not None:
-        return f"{directory}: holds {gguf}; {_GGUF}"
     pickled = next((name for name in names if name.endswith(_PICKLED) and name != "training_args.bin"), None)
     if pickled is not None:
         here, there = shlex.quote(str(directory)), shlex.quote(f"{str(directory).rstrip('/')}-safetensors")

@@ -95,6 +95,11 @@ QUANTISED: Mapping[str, Format] = _named(
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{group}-order", b, group, b, 32) for b in BITS for group in GROUPS),
     *(_whole(f"AWQ-{name}", 4, group, 4) for name, group in _SIZES.items()),
+    _quantised("Q4_0", 4, (1, 32), 16, runs=True),
+    _quantised("Q8_0", 8, (1, 32), 16, runs=True),
+    _quantised("Q4_K", 4, (1, 256), 128, runs=True),
+    _quantised("Q5_K", 5, (1, 256), 128, runs=True),
+    _quantised("Q6_K", 6, (1, 256), 144, runs=True),
     Format("lossless", 12, Dtype.bfloat16, needs_scratch=True, block=(1, ESCAPES_APART), block_bits=48),
 )
 """Coded formats, by name; :attr:`Format.runs` says which of them the runtime computes with:
@@ -105,6 +110,8 @@ QUANTISED: Mapping[str, Format] = _named(
     INT4-..., INT8-...  compressed-tensors: a 16-bit scale for a group of 32, 64 or 128 columns, or for a row; -asym: and a zero point
     GPTQ4-, GPTQ8-...   a 16-bit scale and a zero point a group; -order: and each column's group in 32 bits
     AWQ-...             4 bits, a 16-bit scale and a zero point a group
+    Q4_0, Q8_0          GGUF, an F16 scale for 32 columns
+    Q4_K, Q5_K, Q6_K    GGUF, for 256 columns F16 scales, and of each 32 or 16 of them scales of 6 or 8 bits
     lossless            BF16 in 12 bits, to the bit: sign, mantissa and a code of the exponent; 48 bits for each number without a code
 """
 

@@ -36,7 +36,9 @@ def config_folder(name: str) -> Path:
         about = HfApi().model_info(name, timeout=TIMEOUT_S)
         there = {entry.rfilename for entry in about.siblings or ()}
         if CONFIG not in there:
-            raise UserError(f"{name}: the repository has no {CONFIG}; choose one with safetensors weights (GGUF files are not read yet)")
+            raise UserError(
+                f"{name}: the repository has no {CONFIG}; choose one with safetensors weights, or download a GGUF file and give its path"
+            )
         found = Path(hf_hub_download(name, CONFIG, revision=about.sha)).parent
         for beside in there.intersection(BESIDE):
             hf_hub_download(name, beside, revision=about.sha)

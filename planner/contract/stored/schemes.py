@@ -9,6 +9,7 @@ from typing import Any
 from penstock.planner.contract.stored.awq_stored import AwqStored
 from penstock.planner.contract.stored.compressed_stored import CompressedStored
 from penstock.planner.contract.stored.fp8_stored import Fp8Stored
+from penstock.planner.contract.stored.gguf_stored import GgufStored
 from penstock.planner.contract.stored.gptq_stored import GptqStored
 from penstock.planner.contract.stored.lossless_stored import METHOD, LosslessStored
 from penstock.planner.contract.stored.mxfp4_stored import Mxfp4Stored
@@ -25,6 +26,7 @@ SCHEMES: Mapping[str, Callable[[Mapping[str, Any], str], Scheme | None]] = Mappi
         "gptq": GptqStored.of,
         "awq": AwqStored.of,
         "auto-round": AwqStored.of_auto_round,
+        "gguf": GgufStored.of_gguf,
     }
 )
 """quant_method -> what reads the rest of its quantization_config; None for a variant that is not known."""

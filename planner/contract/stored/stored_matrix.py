@@ -32,6 +32,8 @@ class StoredMatrix:
     format: Format
     leaves: Mapping[str, Leaf]
     """By the names that the format's decoder knows them by. What decoding does not need is left out, and never read."""
+    heads: int = 0
+    """Of queries or keys whose rows lie in turn: of each head one of its first half, one of its second. 0: rows are in order."""
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,1 @@
+"""Blocks of GGUF files: how each type is decoded."""
