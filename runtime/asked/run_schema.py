@@ -34,6 +34,8 @@ class EngineConfig:
     1: strictly in forward order; null: as many as are copied ahead."""
     keep_finished_units: int = 0
     """Later units that must have computed before a finished one's VRAM slot is given to another."""
+    graphs: bool = True
+    """Where nothing streams, record a decode step as one CUDA graph and launch that; false: launch kernel after kernel."""
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
+from penstock.runtime.engine.graph_steps import GraphSteps
 from penstock.runtime.engine.host_side import HostSide
-from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
+from penstock.runtime.engine.rehearsal import longest_step, meet_loose_rows, rehearse
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.experts.streamed_experts import Experts
@@ -67,7 +69,10 @@ class Engine:
             self._bind_fixtures()
             slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
-            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), open_kernel(device), self._binder)
+            kernel = open_kernel(device)
+            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), kernel, self._binder)
+            self._graphs = GraphSteps(self.stepper, self._nothing_moves, self.stream) if kernel and self._may_record() else None
+            self._recorded = 0, 0
         except BaseException:
             self.close()
             raise
@@ -140,6 +145,7 @@ class Engine:
         longest = max(map(len, batch.prompts))
         for tokens in (1, longest) if self.copier else (1,):
             self.rehearse(replace(batch, prompts=[[0] * tokens] * len(batch.prompts)))
+        self._recorded = len(batch.prompts), self._most_tokens(batch)
         if self.copier:
             meet_loose_rows(self.stepper, len(batch.prompts), self._most_tokens(batch))
         if self.copier and self.experts is not None:
@@ -177,6 +183,22 @@ class Engine:
         if self.experts is not None:
             self.experts.start()
             self.experts.stream()
+        if self._graphs is not None:
+            longest_step(self.stepper, *self._recorded, self._graphs.capture)
+            self.stepper.graphs = self._graphs
+
+    def _may_record(self) -> bool:
+        """Whether steps could be one graph: nothing moves, and the host decides nothing in between."""
+        still = self.experts is None and not self.outside.layers and not self._placement.streamed_units
+        return still and self.host.options.graphs and isinstance(self.stream, RingStream)
+
+    @contextmanager
+    def _nothing_moves(self) -> Iterator[None]:
+        before, self._binder.stream = self._binder.stream, self._rehearsal
+        try:
+            yield
+        finally:
+            self._binder.stream = before
 
     def loaded(self) -> dict[str, tuple[float, int]]:
         """What arrived on other threads so far, each with its busy seconds and bytes."""
@@ -238,6 +260,7 @@ class Engine:
             "cache": asdict(self.dram.cache.stats),
             "ring": asdict(self.card.ring.stats) if self.card else None,
             "experts": self.experts.facts() if self.experts else None,
+            "graphs": self._graphs and {"rows": self._recorded[0] * (self._graphs.refused is None), "refused": self._graphs.refused},
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
             "stalls": self.pool.stalls.facts(),
             "ssd": {

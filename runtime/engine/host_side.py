@@ -43,6 +43,7 @@ class EngineOptions:
     warmup_layers: int | None = None
     balance_units: int | None = 1
     keep_finished_units: int = 0
+    graphs: bool = True
     kv_scratch_dir: Path | None = None
     record: Path | None = None
     """File for what every token is routed to."""

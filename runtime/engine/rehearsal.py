@@ -47,6 +47,18 @@ def meet_loose_rows(stepper: Stepper, rows: int, most_tokens: int) -> None:
         _release(stepper, sequences)
 
 
+def longest_step(stepper: Stepper, rows: int, most_tokens: int, use: Callable[[Step], None]) -> None:
+    """Have ``use`` see the last decode step before ``most_tokens`` of ``rows`` sequences, whose pages are held meanwhile."""
+    sequences, pool = [KvSequence.of(number, [0] * most_tokens) for number in range(rows)], stepper.pool.pages
+    try:
+        for sequence in sequences:
+            sequence.hold(pool, most_tokens)
+            sequence.cached = most_tokens - 1
+        use(Step(tuple(sequence.row(1, RowKind.decode) for sequence in sequences)))
+    finally:
+        _release(stepper, sequences)
+
+
 def _prefill(stepper: Stepper, sequences: Sequence[KvSequence], chunk_tokens: int) -> torch.Tensor:
     logits = torch.empty(0)
     while any(sequence.left for sequence in sequences):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from itertools import chain
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
-from penstock.runtime.kv.attention.page_tables import PagedKernel
+from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention, attends_over_pages
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.row_cache import row_cache
@@ -18,6 +19,16 @@ from penstock.runtime.kv.batch.row_positions import positions_by_row
 from penstock.runtime.kv.batch.row_states import RowStates
 from penstock.runtime.kv.batch.rows_alone import Gates, RowsAlone
 from penstock.runtime.model.rows import Step
+
+
+class WholeSteps(Protocol):
+    """Computes steps without this class's calls of the model."""
+
+    def serves(self, step: Step) -> bool:
+        """Whether :meth:`run` can compute ``step``."""
+
+    def run(self, step: Step) -> torch.Tensor:
+        """The wanted logits [step.wanted, vocab] on the device."""
 
 
 class Stepper:
@@ -46,14 +57,23 @@ class Stepper:
             self._states = RowStates(model, pool)
             positions_by_row(model, lambda: pool.step)
             self._cache = row_cache(model.config)
+        self.graphs: WholeSteps | None = None
+        """What computes some steps as a whole; nothing until somebody says so."""
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
         """Compute ``step`` -> the wanted logits [step.wanted, vocab] on the device, in the order of its rows."""
+        if self.graphs is not None and self.graphs.serves(step):
+            return self.graphs.run(step)
         logits = self.compute(*self.begin(step))
         self.pool.end_pass()
         return logits
+
+    @property
+    def put(self) -> Put:
+        """Brings numbers to the device, as int64."""
+        return self._inputs.put
 
     def begin(self, step: Step) -> tuple[torch.Tensor, ...]:
         """All that the host does before a pass -> its token ids, positions and indices of wanted tokens, on the device."""
@@ -69,6 +89,18 @@ class Stepper:
             self.attention.begin_pass(step, self._inputs.put)
         self._begin_pass(step)
         return numbers.split([len(ids), len(positions), len(wanted)])
+
+    def compute_tabled(self, step: Step, tables: PageTables, numbers: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """The logits of ``step`` by numbers [ids, positions, slots of the pool] that lie on the device alone: what a graph can record.
+        RuntimeError where the model asks the host."""
+        if self._alone is not None or self._states.any:
+            raise RuntimeError("rows are computed one by one")
+        self.pool.begin_pass(step)
+        self._begin_pass(step)
+        self.attention.begin_tables(tables, numbers[2])
+        logits = self.compute(numbers[0], numbers[1], wanted)
+        self.pool.end_pass()
+        return logits
 
     def compute(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """What the device does in the pass that was begun -> the wanted logits."""

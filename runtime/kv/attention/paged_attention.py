@@ -109,6 +109,11 @@ class PagedAttention:
         self._tabled = self._for_kernel(step) if self._kernel is not None else []
         self._tables = PageTables.of(self._tabled, page_tokens, put) if self._tabled else None
 
+    def begin_tables(self, tables: PageTables, slots: torch.Tensor) -> None:
+        """A pass comes next whose rows are all in ``tables``, and whose tokens are written to ``slots``: no number of it is the host's."""
+        self._masks.clear()
+        self._groups, self._tabled, self._tables, self._slots = (), (), tables, slots
+
     def _for_kernel(self, step: Step) -> list[Loose]:
         """Rows that a kernel over page tables computes sooner than calls of their own: those whose pages are not adjacent, and short ones,
         where they are of several groups."""
@@ -163,6 +168,8 @@ class PagedAttention:
             self._kernel.attend(queries, held, self._tables, traits, out)
             tabled = {at.first for at in self._tabled}
             groups = [group for group in groups if group.first not in tabled]
+        elif not groups:
+            raise RuntimeError(f"layer {layer} attends in a way that page tables do not serve")
         out = query.new_empty(len(queries), queries.shape[1], shape.values[1]) if out is None else out
         for group in groups:
             count = group.rows * group.tokens if isinstance(group, Rect) else len(group.row.tokens)

@@ -1,0 +1,119 @@
+"""Decode steps of a model that stays where it is, as one CUDA graph: the host issues one launch in place of a thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.attention.page_tables import PageTables
+from penstock.runtime.model.rows import RowKind, Step
+
+WARMED = 2
+"""Passes before a capture: the first loads kernels and takes memory."""
+
+
+@dataclass
+class _Captured:
+    """A graph with the numbers that it reads, all int64 on the card."""
+
+    graph: torch.cuda.CUDAGraph
+    numbers: torch.Tensor
+    """[3, rows]: ids, positions, slots of the pool."""
+    pages: torch.Tensor
+    """[rows, most pages]"""
+    held: list[tuple[int, ...]]
+    """The pages of each row, as ``pages`` has them."""
+    logits: torch.Tensor
+
+
+class PassWatch(Protocol):
+    """Books when a pass computes."""
+
+    def begin_pass(self) -> None: ...
+    def end_pass(self) -> None: ...
+    def settle(self) -> None: ...
+
+
+class GraphSteps:
+    """Runs those steps of ``stepper`` of which every row decodes one token, once :meth:`capture` has recorded such a step. Attention goes
+    by page tables. ``quiet`` keeps whatever moves weights out of the recording; ``watch`` is told of every pass.
+
+    Costs the activations of one step in memory of its own, and 8 bytes for each page of a row.
+    """
+
+    def __init__(self, stepper: Stepper, quiet: Callable[[], AbstractContextManager[object]], watch: PassWatch):
+        self._stepper, self._quiet, self._watch = stepper, quiet, watch
+        self._captured: _Captured | None = None
+        self.refused: str | None = None
+        """Why steps are launched one kernel after the other; None where they are not."""
+
+    def serves(self, step: Step) -> bool:
+        """Whether :meth:`run` can compute ``step``."""
+        made = self._captured
+        if made is None or len(step.rows) > made.pages.shape[0]:
+            return False
+        return all(
+            row.kind is RowKind.decode and len(row.tokens) == row.wanted == 1 and len(row.pages) <= made.pages.shape[1] for row in step.rows
+        )
+
+    @torch.inference_mode()
+    def capture(self, step: Step) -> None:
+        """Record ``step``, whose rows have as many pages as any will: later ones may be fewer, never more. What cannot be recorded, since
+        the host takes part in it or memory is short, is told by :attr:`refused`."""
+        rows, width = len(step.rows), max(len(row.pages) for row in step.rows)
+        device, stepper = self._stepper.device, self._stepper
+        numbers = torch.zeros(3, rows, dtype=torch.long, device=device)
+        pages = torch.zeros(rows, width, dtype=torch.long, device=device)
+        made = _Captured(torch.cuda.CUDAGraph(), numbers, pages, [()] * rows, torch.empty(0))
+        self._fill(made, step)
+        page_tokens = stepper.pool.page_tokens
+        every, one = torch.arange(rows, device=device), torch.ones(rows, dtype=torch.long, device=device)
+        tables = PageTables(every, numbers[1], one, pages, page_tokens, 1, width * page_tokens)
+        try:
+            with self._quiet():
+                aside = torch.cuda.Stream(device)
+                aside.wait_stream(torch.cuda.current_stream(device))
+                with torch.cuda.stream(aside):
+                    for _ in range(WARMED):
+                        stepper.compute_tabled(step, tables, numbers, every)
+                torch.cuda.current_stream(device).wait_stream(aside)
+                with torch.cuda.graph(made.graph, capture_error_mode="thread_local"):
+                    made.logits = stepper.compute_tabled(step, tables, numbers, every)
+        except RuntimeError as error:
+            torch.cuda.synchronize(device)
+            self.refused = str(error).strip().partition("\n")[0][:200]
+            return
+        self._captured = made
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> torch.Tensor:
+        """Compute ``step``, which :meth:`serves` -> logits [rows, vocab] on the device."""
+        made = self._captured
+        assert made is not None
+        self._watch.begin_pass()
+        self._fill(made, step)
+        made.graph.replay()
+        logits = made.logits[: len(step.rows)].clone()
+        self._watch.end_pass()
+        self._watch.settle()
+        return logits
+
+    def _fill(self, made: _Captured, step: Step) -> None:
+        """The numbers of ``step``. Rows that are recorded and not there repeat the last one, and write what it writes."""
+        missing = made.pages.shape[0] - len(step.rows)
+        rows = [*step.rows, *[step.rows[-1]] * missing]
+        page = self._stepper.pool.page_tokens
+        ids, positions = [row.tokens[0] for row in rows], [row.start for row in rows]
+        slots = [row.pages[row.start // page] * page + row.start % page for row in rows]
+        put = self._stepper.put
+        made.numbers.copy_(put([*ids, *positions, *slots]).view(3, -1))
+        held = [row.pages for row in rows]
+        if held != made.held:
+            width = made.pages.shape[1]
+            made.pages.copy_(put([number for one in held for number in (*one, *[0] * (width - len(one)))]).view(-1, width))
+            made.held = held
