@@ -207,6 +207,8 @@ class PackFormat(StrEnum):
 
     lossless = "lossless"
     """12 bits a weight; every bit comes back."""
+    int4 = "int4"
+    """4 bits a weight, rounded to the nearest in groups of 128."""
 
 
 @dataclass
@@ -221,7 +223,8 @@ class PackConfig(Closing):
     """Directory of a LoRA adapter (PEFT) to merge into the weights, as PEFT's merge_and_unload does."""
     format: PackFormat | None = None
     """Store the linear layers and routed experts of a BF16 checkpoint otherwise; null: as they are. `lossless`: in 12 bits, of which every
-    bit comes back; embedding, head, norms and units whose exponents do not fit stay as they are."""
+    bit comes back; embedding, head, norms and units whose exponents do not fit stay as they are. `int4`: rounded to the nearest of 4 bits
+    in groups of 128 columns; for quality take a quantiser's checkpoint."""
     device: str | None = None
     """Raw block device to write the weights to instead of a file in `out`; needs force=true."""
     force: bool = False

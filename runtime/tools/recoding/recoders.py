@@ -12,11 +12,14 @@ from penstock.runtime.model.skeleton import build_skeleton
 from penstock.runtime.tools.recoding.recoded import Recoded
 from penstock.runtime.tools.recoding.recoder import Recoder
 from penstock.runtime.tools.recoding.sources import Sources
+from penstock.runtime.tools.recoding.to_int4 import ToInt4
 from penstock.runtime.tools.recoding.to_lossless import ToLossless
 
 Progress = Callable[[int, int], None]
 
-RECODERS: Mapping[PackFormat, Callable[[Sources, Progress], Recoder]] = MappingProxyType({PackFormat.lossless: ToLossless.of})
+RECODERS: Mapping[PackFormat, Callable[[Sources, Progress], Recoder]] = MappingProxyType(
+    {PackFormat.lossless: ToLossless.of, PackFormat.int4: ToInt4.of}
+)
 
 
 def recoded(checkpoint: Path, form: PackFormat, directory: Path, beside: list[Path], progress: Progress) -> Recoded:
