@@ -28,6 +28,8 @@ class _Captured:
     """[rows, most pages]"""
     held: list[tuple[int, ...]]
     """The pages of each row, as ``pages`` has them."""
+    constants: tuple[torch.Tensor, ...]
+    """What it reads besides and nobody changes."""
     logits: torch.Tensor
 
 
@@ -69,10 +71,10 @@ class GraphSteps:
         device, stepper = self._stepper.device, self._stepper
         numbers = torch.zeros(3, rows, dtype=torch.long, device=device)
         pages = torch.zeros(rows, width, dtype=torch.long, device=device)
-        made = _Captured(torch.cuda.CUDAGraph(), numbers, pages, [()] * rows, torch.empty(0))
+        every, one = torch.arange(rows, device=device), torch.ones(rows, dtype=torch.long, device=device)
+        made = _Captured(torch.cuda.CUDAGraph(), numbers, pages, [()] * rows, (every, one), torch.empty(0))
         self._fill(made, step)
         page_tokens = stepper.pool.page_tokens
-        every, one = torch.arange(rows, device=device), torch.ones(rows, dtype=torch.long, device=device)
         tables = PageTables(every, numbers[1], one, pages, page_tokens, 1, width * page_tokens)
         try:
             with self._quiet():

