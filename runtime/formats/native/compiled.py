@@ -17,7 +17,8 @@ VERSION = 1
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
 Function = Callable[..., int]
-"""Gets tensors, whose first bytes' addresses the C function gets, and ints; returns what the C function does, 0 where that is nothing."""
+"""Gets tensors, whose first bytes' addresses the C function gets, ints, and None for no address; returns what the C function does, 0 where
+that is nothing."""
 
 
 def library_file() -> Path:
@@ -63,7 +64,7 @@ def compiled(name: str) -> Function | None:
         raise UserError(f"{library_file()} has no {name}, so it was built from other sources: {REMEDY}") from None
     function.restype = ctypes.c_int64
 
-    def call(*given: torch.Tensor | int) -> int:
+    def call(*given: torch.Tensor | int | None) -> int:
         return function(*(_argument(one) for one in given), ctypes.c_int64(torch.get_num_threads()))
 
     return call
@@ -74,7 +75,9 @@ def compiled_for(name: str, out: torch.Tensor, *dtypes: torch.dtype) -> Function
     return compiled(name) if out.device.type == "cpu" and out.dtype in dtypes else None
 
 
-def _argument(given: torch.Tensor | int) -> ctypes.c_void_p | ctypes.c_int64:
+def _argument(given: torch.Tensor | int | None) -> ctypes.c_void_p | ctypes.c_int64:
+    if given is None:
+        return ctypes.c_void_p()
     if isinstance(given, int):
         return ctypes.c_int64(given)
     if not given.is_contiguous() or given.device.type != "cpu":

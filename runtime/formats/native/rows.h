@@ -38,6 +38,31 @@ static inline uint16_t to_bf16(float value)
     return (uint16_t)(nan ? (bits >> 16) | 0x40u : even);
 }
 
+/* The nearest F16, ties to even. */
+static inline uint16_t to_f16(float value)
+{
+    uint32_t bits, below;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    float small = as_float(size) + 0.5f; /* its last place is that of the smallest F16 */
+    memcpy(&below, &small, sizeof below);
+    uint32_t normal = (size - (112u << 23) + 0xfffu + (size >> 13 & 1u)) >> 13;
+    normal = size >= 0x477ff000u ? 0x7c00u : normal;
+    normal = size < 0x38800000u ? below - 0x3f000000u : normal;
+    return (uint16_t)(sign | (size > 0x7f800000u ? 0x7e00u : normal));
+}
+
+/* An F16 number's float. */
+static inline float from_f16(uint16_t bits)
+{
+    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, size = bits & 0x7fffu, small;
+    float below = as_float(size << 13 | 113u << 23) - 0x1p-14f; /* without the leading 1 of a normal number */
+    memcpy(&small, &below, sizeof small);
+    uint32_t normal = (size << 13) + (112u << 23);
+    normal = size >= 0x7c00u ? (size << 13) | 0x7f800000u : normal;
+    return as_float(sign | (size < 0x400u ? small : normal));
+}
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAS_INTRINSICS 1
 #define FOR_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))

@@ -23,31 +23,6 @@ struct whole_job {
     int64_t layout, zero_kind, scale_kind, out_kind;
 };
 
-/* The nearest F16, ties to even. */
-ALONE uint16_t to_f16(float value)
-{
-    uint32_t bits, sign, small, odd, normal;
-    memcpy(&bits, &value, sizeof bits);
-    sign = bits >> 16 & 0x8000u;
-    bits &= 0x7fffffffu;
-    float below = as_float(bits) + 0.5f;
-    memcpy(&small, &below, sizeof small);
-    small -= 0x3f000000u;
-    odd = bits >> 13 & 1u;
-    normal = (bits - 0x38000000u + 0xfffu + odd) >> 13;
-    normal = bits >= 0x477ff000u ? (bits > 0x7f800000u ? 0x7e00u : 0x7c00u) : normal;
-    return (uint16_t)(sign | (bits < 0x38800000u ? small : normal));
-}
-
-ALONE float from_f16(uint16_t half)
-{
-    uint32_t bits = (uint32_t)(half & 0x7fffu) << 13;
-    float value = as_float(bits + 0x38000000u), small = as_float(bits + 0x38800000u) - as_float(0x38800000u);
-    value = bits < 0x00800000u ? small : bits >= 0x0f800000u ? as_float(bits | 0x7f800000u) : value;
-    memcpy(&bits, &value, sizeof bits);
-    return as_float(bits | (uint32_t)(half & 0x8000u) << 16);
-}
-
 ALONE uint16_t rounded(float value, int64_t scale_kind, int64_t out_kind)
 {
     if (scale_kind == F16 && out_kind != F16)
