@@ -37,6 +37,7 @@ from penstock.runtime.memory.ground import Ground
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
+from penstock.runtime.store.scales import check_scales
 
 KEEPING = "keeping"
 """The phase in which pages of KV are waited for."""
@@ -207,6 +208,7 @@ def open_session(
         if plan.hardware.gpu is None:
             stack.enter_context(_multiplying(plan.hardware.cpu_threads))
         skeleton = open_skeleton(checkpoint, converters(plan))
+        check_scales(skeleton.store.scales)
         mark("skeleton")
         options, kept = options or EngineOptions(), None
         if reuse is not None:

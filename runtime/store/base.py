@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout
 from penstock.runtime.reading.store_errors import StoreError
 from penstock.runtime.store.manifest import MANIFEST
+from penstock.runtime.store.scales import Scale
 
 __all__ = ["Extent", "Store", "StoreError", "TensorLayout", "UnitLayout", "open_store"]
 
@@ -26,6 +27,11 @@ class Store(Protocol):
     @property
     def digest(self) -> str:
         """Identity of the weights; a packed store has its checkpoint's."""
+
+    @property
+    def scales(self) -> Sequence[Scale]:
+        """What a run checks before it loads anything: scales of the linear layers. None of a packed store, whose scales were checked when
+        it was packed."""
 
     def unit(self, unit: Unit) -> UnitLayout:
         """The layout of an ``attn`` or ``ffn`` unit. KeyError for another."""

@@ -17,6 +17,7 @@ from penstock.planner.contract.checkpoint.gguf_checkpoint import files_beside
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.reading.layout import Parameter, Piece, Source, UnitLayout, lay_in_place
 from penstock.runtime.store.parameters import CAST, DTYPES, Slot, model_slots, tied_names
+from penstock.runtime.store.scales import Scale, scales_of
 from penstock.runtime.store.tensor_parts import part_of, pieces_of
 
 
@@ -27,6 +28,8 @@ class Inventory:
     units: Mapping[Unit, tuple[Parameter, ...]]
     others: tuple[Parameter, ...]
     sources: Mapping[str, Source]
+    scales: tuple[Scale, ...]
+    """Of coded matrices."""
     digest: str
 
     @classmethod
@@ -79,6 +82,7 @@ class Inventory:
             units={unit: tuple(parameter(slot) for slot in group) for unit, group in units.items()},
             others=tuple(parameter(slot, loose=True) for slot in others),
             sources={name: Source(entry.file, entry.offset) for name, entry in checkpoint.tensors.items()},
+            scales=tuple(scales_of(slots.all, checkpoint.tensors)),
             digest=checkpoint.digest,
         )
 
@@ -120,6 +124,7 @@ class InPlaceStore:
 
     directory: Path
     digest: str
+    scales: tuple[Scale, ...]
     _units: Mapping[Unit, UnitLayout]
     _others: Mapping[str, UnitLayout]
 
@@ -130,6 +135,7 @@ class InPlaceStore:
         return cls(
             files_beside(directory),
             inventory.digest,
+            tuple(scale for scale in inventory.scales if not scale.of_expert),
             {unit: lay_in_place(group, inventory.sources) for unit, group in inventory.units.items()},
             {p.name: lay_in_place([p], inventory.sources) for p in inventory.others},
         )

@@ -14,6 +14,7 @@ from penstock.runtime.reading.layout import UnitLayout
 from penstock.runtime.store.escapes import check_escapes
 from penstock.runtime.store.manifest import Manifest, read_manifest
 from penstock.runtime.store.parameters import CAST, Slot, model_slots
+from penstock.runtime.store.scales import Scale
 from penstock.runtime.store.sections import Section
 
 
@@ -52,6 +53,10 @@ class PackedStore:
     @property
     def digest(self) -> str:
         return self.manifest.digest
+
+    @property
+    def scales(self) -> tuple[Scale, ...]:
+        return ()
 
     def unit(self, unit: Unit) -> UnitLayout:
         return self._units[str(unit)]

@@ -32,6 +32,7 @@ from penstock.runtime.store.blockdev import open_device
 from penstock.runtime.store.inplace import Inventory
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, superblock
 from penstock.runtime.store.parameters import model_slots
+from penstock.runtime.store.scales import check_scales
 from penstock.runtime.store.sections import Section
 from penstock.runtime.tools.recoding.recoded import Recoded
 from penstock.runtime.tools.recoding.recoders import recoded
@@ -112,7 +113,9 @@ def pack_checkpoint(
     """
     _check_out(checkpoint, out, force)
     if form is None:
-        return _pack(_plan(checkpoint, adapter), checkpoint, out, device, force, progress)
+        job = _plan(checkpoint, adapter)
+        check_scales(job.inventory.scales)
+        return _pack(job, checkpoint, out, device, force, progress)
     if adapter is not None:
         raise UserError(f"format={form}: adapter={adapter} cannot be merged at the same time; merge it by PEFT, then pack what that saves")
     _check_source(checkpoint)
@@ -194,6 +197,12 @@ def _plan(checkpoint: Path, adapter: Path | None) -> _Job:
     job = _Job(inventory, layouts, len(inventory.units), described, names)
     if adapter is None:
         return job
+    coded = next((slot.coded.format for slot in slots.all if slot.coded is not None), None)
+    if coded is not None:
+        raise UserError(
+            f"adapter={adapter}: {checkpoint} is stored in {coded}, and an adapter is merged into plain weights; merge it into the model's "
+            f"BF16 checkpoint, then pack that, or quantise it"
+        )
     opened = Adapter.open(adapter, model)
     for (section, name), parameter in names.items():
         stored = next((t.dtype for t in layouts[section].tensors if t.name == name), None)
