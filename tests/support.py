@@ -197,7 +197,7 @@ class HostCopier:
         assert getattr(self.copiers, "inside", False), "a copy outside copying() would go to the compute stream"
         dst.copy_(src)
 
-    def copy_event(self, again: float | None = None) -> float:
+    def copy_event(self) -> float:
         return time.perf_counter()
 
     def compute_event(self) -> float:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from penstock.runtime.memory.card_events import CardEvent, CardEvents
+
 _MAPPED = 2  # cudaHostRegisterMapped: kernels may read it in place
 
 
@@ -52,9 +54,8 @@ class CopyDevice(Protocol):
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a host-to-device copy on the copy stream."""
 
-    def copy_event(self, again: Event | None = None) -> Event:
-        """The point in the copy stream after everything queued so far. ``again`` is an earlier one that nobody will ask about any more: to
-        use it once more costs the host less than a new one."""
+    def copy_event(self) -> Event:
+        """The point in the copy stream after everything queued so far."""
 
     def compute_event(self) -> Event:
         """The point in the compute stream after everything issued so far."""
@@ -85,8 +86,9 @@ class CudaDevice:
         self.device = torch.device("cuda", index)
         self._copies = torch.cuda.Stream(self.device, priority=-1)
         self._compute = torch.cuda.current_stream(self.device)
-        self._base = record(self._compute)
-        self._base.synchronize()
+        self.events = CardEvents()
+        self._base = self.events.record(self._compute)
+        self._base.wait()
         self._base_s = time.perf_counter()
         self.borders: list[int] = []
         """Ascending addresses where page-locked memory begins and ends."""
@@ -118,7 +120,8 @@ class CudaDevice:
 
     def twin(self) -> CudaDevice:
         twin = CudaDevice(self.device.index)
-        twin.borders = self.borders
+        twin.borders, twin.events = self.borders, self.events
+        twin._base, twin._base_s = self._base, self._base_s  # an event's time is kept: whoever asks, it is of one clock
         return twin
 
     def copying(self) -> AbstractContextManager[object]:
@@ -128,32 +131,29 @@ class CudaDevice:
         for to, from_ in split_copy(dst, src, self.borders):
             to.copy_(from_, non_blocking=True)
 
-    def copy_event(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
-        if again is None:
-            return record(self._copies)
-        again.record(self._copies)
-        return again
+    def copy_event(self) -> CardEvent:
+        return self.events.record(self._copies)
 
-    def compute_event(self) -> torch.cuda.Event:
-        return record(self._compute)
+    def compute_event(self) -> CardEvent:
+        return self.events.record(self._compute)
 
-    def copy_waits(self, event: torch.cuda.Event) -> None:
-        self._copies.wait_event(event)
+    def copy_waits(self, event: CardEvent) -> None:
+        event.before(self._copies)
 
-    def compute_waits(self, event: torch.cuda.Event) -> None:
-        self._compute.wait_event(event)
+    def compute_waits(self, event: CardEvent) -> None:
+        event.before(self._compute)
 
-    def host_waits(self, event: torch.cuda.Event) -> None:
-        event.synchronize()
+    def host_waits(self, event: CardEvent) -> None:
+        event.wait()
 
     def alias(self, host: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(_HostBytes(host), device=self.device)
 
-    def done(self, event: torch.cuda.Event) -> bool:
-        return event.query()
+    def done(self, event: CardEvent) -> bool:
+        return event.done()
 
-    def time_of(self, event: torch.cuda.Event) -> float:
-        return self._base_s + self._base.elapsed_time(event) / 1e3
+    def time_of(self, event: CardEvent) -> float:
+        return self._base_s + event.seconds_after(self._base)
 
 
 class CudaLane:
@@ -169,18 +169,11 @@ class CudaLane:
                 for to, from_ in split_copy(dst, src, self._card.borders):
                     to.copy_(from_, non_blocking=True)
 
-    def event(self) -> torch.cuda.Event:
-        return record(self._stream)
+    def event(self) -> CardEvent:
+        return self._card.events.record(self._stream)
 
-    def waits(self, event: torch.cuda.Event) -> None:
-        self._stream.wait_event(event)
-
-
-def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """The point in ``stream`` after everything queued so far."""
-    event = torch.cuda.Event(enable_timing=True, blocking=True)
-    event.record(stream)
-    return event
+    def waits(self, event: CardEvent) -> None:
+        event.before(self._stream)
 
 
 def split_copy(dst: torch.Tensor, src: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.ledger import Ledger
 
 
-@dataclass(frozen=True)
-class Cleared:
+class Cleared(NamedTuple):
     """What a unit's first copy waited for: the host times at which the window reached the unit and at which DRAM held it, and the kernels
     that read its slot last."""
 
@@ -19,8 +18,7 @@ class Cleared:
     left: Event | None
 
 
-@dataclass(frozen=True)
-class Queued:
+class Queued(NamedTuple):
     """A copy on its way, given to the device at ``issued_s`` of the host. ``cleared`` is set on a unit's first one."""
 
     issued_s: float

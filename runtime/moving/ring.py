@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -44,8 +44,7 @@ class _Slot:
     """Behind the kernels that read the slot's last unit."""
 
 
-@dataclass(frozen=True)
-class _Fetched:
+class _Fetched(NamedTuple):
     """A unit in DRAM, and the host times at which the window reached it and DRAM held it."""
 
     slot: int
@@ -113,8 +112,6 @@ class VramRing:
         self._fetched: dict[int, _Fetched] = {}
         self._arrived: dict[int, Event] = {}
         self._queued: deque[Queued] = deque()
-        self._past: deque[Event] = deque()
-        """Ends of copies that were booked and that nobody else asks about, to be recorded anew."""
         self.entered_after: Event | None = None
         """What compute waits for before it uses the unit that was entered last."""
         self._error: BaseException | None = None
@@ -253,8 +250,6 @@ class VramRing:
             self.stats.bytes += copy.nbytes
             if copy.last:
                 self._source.release(copy.unit)
-            else:  # a unit's last event is not recorded anew: compute may still wait for it
-                self._past.append(copy.end)
 
     def _unit(self, number: int) -> Unit:
         return self._units[number % len(self._units)]
@@ -262,7 +257,7 @@ class VramRing:
     def _copy(self, dst: torch.Tensor, src: torch.Tensor, unit: Unit, last: bool, cleared: Cleared | None) -> Event:
         issued_s = time.perf_counter()
         self._device.copy(dst, src)
-        end = self._device.copy_event(self._past.popleft() if self._past else None)
+        end = self._device.copy_event()
         with self._lock:
             self._queued.append(Queued(issued_s, end, unit, dst.numel(), last, cleared))
             self._retirer.tell()

@@ -91,7 +91,7 @@ class FakeDevice:
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._queues["copies"].append(lambda: dst.copy_(src))
 
-    def copy_event(self, again: FakeEvent | None = None) -> FakeEvent:
+    def copy_event(self) -> FakeEvent:
         return self._record("copies")
 
     def compute_event(self) -> FakeEvent:

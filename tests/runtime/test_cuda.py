@@ -43,3 +43,11 @@ def test_logits_on_the_card_are_the_unstreamed_models(tmp_path: Path, case: str,
             assert got.tokens == want.tokens
             for a, b in zip(got.logits, want.logits, strict=True):
                 assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+
+
+def test_a_twin_tells_the_time_of_an_event_as_the_card_does() -> None:
+    card = CudaDevice(0)
+    twin, events = card.twin(), [card.compute_event() for _ in range(2)]
+    for event in events:
+        card.host_waits(event)
+    assert [twin.time_of(events[0]), card.time_of(events[1])] == [card.time_of(events[0]), twin.time_of(events[1])]

@@ -52,7 +52,7 @@ class ThreadedDevice:
         self._streams[stream].submit(lambda: (at.append(time.perf_counter()), happened.set()))
         return happened, at
 
-    def copy_event(self, again: object = None) -> tuple[threading.Event, list[float]]:
+    def copy_event(self) -> tuple[threading.Event, list[float]]:
         return self._event("copies")
 
     def compute_event(self) -> tuple[threading.Event, list[float]]:

@@ -46,7 +46,7 @@ class SlowCard(HostCopier):
         super().copy(dst, src)
         self.sizes.append(dst.numel())
 
-    def copy_event(self, again: float | None = None) -> float:
+    def copy_event(self) -> float:
         self.events += 1
         return self.events
 
