@@ -14,13 +14,8 @@ _BYTES = {"Q4_0": 18, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
 
 
 @triton.jit
-def _half(row, at):
-    """The F16 number at the even offset ``at`` from ``row``."""
-    return tl.load((row + at).to(tl.pointer_type(tl.float16))).to(tl.float32)
-
-
-@triton.jit
-def _half_if(row, at, inside):
+def _half(row, at, inside):
+    """The F16 number at the even offset ``at`` from each ``row``."""
     return tl.load((row + at).to(tl.pointer_type(tl.float16)), inside, 0.0).to(tl.float32)
 
 
@@ -47,34 +42,33 @@ def _tile(weight, row, inside, base, row_bytes, groups, KIND: tl.constexpr):
     known = here[:, :, None] & (within < 32)
     if KIND < 2:
         block = start + (base * 8 + group) * (18 if KIND == 0 else 34)
-        scale = _half_if(block, 0, here)[:, :, None]
+        scale = _half(block, 0, here)[:, :, None]
         if KIND == 0:
             byte = tl.load(block[:, :, None] + 2 + within % 16, known, 0).to(tl.int32)
-            code = ((byte >> (within // 16 * 4)) & 15) - 8
+            values = (((byte >> (within // 16 * 4)) & 15) - 8).to(tl.float32) * scale
         else:
             byte = tl.load(block[:, :, None] + 2 + within, known, 0).to(tl.int32)
-            code = byte - ((byte & 128) << 1)
-        return code.to(tl.float32) * scale
-    if KIND == 4:
+            values = (byte - ((byte & 128) << 1)).to(tl.float32) * scale
+    elif KIND == 4:
         block = start + base * 210 + group * 0
         low = tl.load(block[:, :, None] + wide // 4 * 64 + wide % 2 * 32 + within, known, 0).to(tl.int32)
         high = tl.load(block[:, :, None] + 128 + wide // 4 * 32 + within, known, 0).to(tl.int32)
         code = ((low >> (wide % 4 // 2 * 4)) & 15) | (((high >> (wide % 4 * 2)) & 3) << 4)
         small = tl.load(block[:, :, None] + 192 + wide * 2 + within // 16, known, 0).to(tl.int32)
-        scale = (small - ((small & 128) << 1)).to(tl.float32) * _half_if(block, 208, here)[:, :, None]
-        return (code - 32).to(tl.float32) * scale
-    size: tl.constexpr = 144 if KIND == 2 else 176
-    first: tl.constexpr = 16 if KIND == 2 else 48
-    block = start + base * size + group * 0
-    byte = tl.load(block[:, :, None] + first + wide // 2 * 32 + within, known, 0).to(tl.int32)
-    code = (byte >> (wide % 2 * 4)) & 15
-    if KIND == 3:
-        fifth = tl.load(block[:, :, None] + 16 + within + wide * 0, known, 0).to(tl.int32)
-        code |= ((fifth >> wide) & 1) << 4
-    scale, minimum = _group_of_six(block, 4, group, here)
-    scale *= _half_if(block, 0, here)
-    minimum *= _half_if(block, 2, here)
-    return code.to(tl.float32) * scale[:, :, None] - minimum[:, :, None]
+        scale = (small - ((small & 128) << 1)).to(tl.float32) * _half(block, 208, here)[:, :, None]
+        values = (code - 32).to(tl.float32) * scale
+    else:
+        block = start + base * (144 if KIND == 2 else 176) + group * 0
+        byte = tl.load(block[:, :, None] + (16 if KIND == 2 else 48) + wide // 2 * 32 + within, known, 0).to(tl.int32)
+        code = (byte >> (wide % 2 * 4)) & 15
+        if KIND == 3:
+            fifth = tl.load(block[:, :, None] + 16 + within + wide * 0, known, 0).to(tl.int32)
+            code |= ((fifth >> wide) & 1) << 4
+        scale, minimum = _group_of_six(block, 4, group, here)
+        scale *= _half(block, 0, here)
+        minimum *= _half(block, 2, here)
+        values = code.to(tl.float32) * scale[:, :, None] - minimum[:, :, None]
+    return values
 
 
 @triton.jit
