@@ -96,7 +96,7 @@ def measured(
         x = torch.randn(rows, size[1], dtype=torch.bfloat16, device="cuda")
         if coding.linear(x, held[0], None) is None:
             continue
-        took = seconds([lambda each=each: coding.linear(x, each, None) for each in held], repeats)
+        took = seconds([lambda each=each, x=x: coding.linear(x, each, None) for each in held], repeats)
         yield f"{rows} rows", took, took / linear_s
 
 
