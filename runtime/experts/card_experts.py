@@ -173,10 +173,14 @@ class CardExperts:
 
     def _start(self, layer: int, coming: _Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
-        while coming.near and self._cache.free:
-            expert = coming.near.popleft()
-            self._copy_all((layer, expert), self._take(layer, expert))
-            coming.started.append(expert)
+        if not (coming.near and self._cache.free):
+            return
+        with self._copies.copying():
+            while coming.near and self._cache.free:
+                expert = coming.near.popleft()
+                key = layer, expert
+                self._copy_inside(key, self._take(layer, expert), *self._dram.place(*key), self._layouts[key].segments)
+                coming.started.append(expert)
 
     def _judge(self, layer: int, routing: Routing) -> None:
         """Decide in both tiers what is to stay."""
@@ -245,6 +249,10 @@ class CardExperts:
         return self._copy(key, slot, *self._dram.place(*key), self._layouts[key].segments)
 
     def _copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
+        with self._copies.copying():
+            return self._copy_inside(key, slot, dram_slot, source, segments)
+
+    def _copy_inside(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
         over = self._copies.copy(key, slot, dram_slot, source, segments)
         self._dram.read_until(dram_slot, partial(self._device.host_waits, over))
         return over

@@ -134,6 +134,8 @@ class DramExperts:
 
     def read_until(self, slot: int, wait: Callable[[], None]) -> None:
         """Copies that read ``slot`` are queued; ``wait`` returns once they are over."""
+        if self._cache.still:
+            return
         with self._cond:
             self._left[slot] = wait
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -29,6 +30,10 @@ class ExpertCopies:
         self._arrived: dict[int, Event] = {}
         self._left: dict[int, Event] = {}
 
+    def copying(self) -> AbstractContextManager[object]:
+        """Inside, experts may be copied. To change streams for each takes the host as long as a copy."""
+        return self.device.copying()
+
     def copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
         """Queue copies of ``segments`` of an expert from ``source``, the bytes of ``dram_slot``, into ``slot``. They wait for kernels that
         read the slot. Returns the event behind the last copy."""
@@ -36,12 +41,11 @@ class ExpertCopies:
         if left is not None:
             self.device.copy_waits(left)
         issued_s, nbytes = time.perf_counter(), 0
-        with self.device.copying():
-            for s in segments:
-                into = self._into.part((slot, s.dst, s.nbytes), self.slots[slot], s.dst, s.nbytes)
-                self.device.copy(into, self._from.part((dram_slot, s.dst, s.nbytes), source, s.src, s.nbytes))
-                nbytes += s.nbytes
-            over = self._arrived[slot] = self.device.copy_event()
+        for s in segments:
+            into = self._into.part((slot, s.dst, s.nbytes), self.slots[slot], s.dst, s.nbytes)
+            self.device.copy(into, self._from.part((dram_slot, s.dst, s.nbytes), source, s.src, s.nbytes))
+            nbytes += s.nbytes
+        over = self._arrived[slot] = self.device.copy_event()
         self._queued.append(Queued(issued_s, over, Unit("expert", *key), nbytes, last=False, cleared=None))
         return over
 

@@ -18,6 +18,7 @@ from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
 from penstock.runtime.experts.expert_products import Parameters, product_of
 from penstock.runtime.experts.expert_stats import IssueTime
+from penstock.runtime.formats.kernels.on_card import clamped_gate
 from penstock.runtime.model.foreign_experts import is_routed_by_inputs
 from penstock.runtime.store.decoder import decoder_layers
 from penstock.runtime.store.expert_modules import ExpertsModule, expert_parameters, layers_with_experts
@@ -71,6 +72,7 @@ class LayerExperts:
         self._module, self._layer = module, layer
         self._first = product_of(module, "gate_up_proj" if module.has_gate else "up_proj")
         self._last = product_of(module, "down_proj")
+        self._clamps = clamps(module)
 
     def feed(self, source: ExpertSource, ahead: Ahead | None = None, watcher: Watcher | None = None) -> None:
         """Compute with experts from ``source`` from now on."""
@@ -135,7 +137,17 @@ class LayerExperts:
 
     def _activated(self, first: torch.Tensor) -> torch.Tensor:
         module = self._module
+        if self._clamps is not None and first.is_cuda:
+            gate = clamped_gate(first.device, *self._clamps)
+            return module._apply_gate(first) if gate is None else gate(first)
         return module._apply_gate(first) if module.has_gate else module.act_fn(first)
+
+
+def clamps(module: ExpertsModule) -> tuple[float, float] | None:
+    """gpt-oss's (alpha, limit) where ``module`` is its experts, coded: a fused product rounds less often than the model, and so may its
+    gate."""
+    known = type(module).__name__ == "GptOssExperts" and hasattr(module, "stored_experts")
+    return (float(module.alpha), float(module.limit)) if known else None
 
 
 def padded(rows: int, tokens: int) -> int:

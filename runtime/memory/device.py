@@ -128,7 +128,11 @@ class CudaDevice:
         return torch.cuda.stream(self._copies)  # the current stream is the thread's own; to change it at every copy costs as much as one
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        for to, from_ in split_copy(dst, src, self.borders):
+        start, borders = src.data_ptr(), self.borders
+        if bisect_right(borders, start) == bisect_left(borders, start + src.numel()):
+            dst.copy_(src, non_blocking=True)  # nearly always; to find that out by parts takes as long as a copy
+            return
+        for to, from_ in split_copy(dst, src, borders):
             to.copy_(from_, non_blocking=True)
 
     def copy_event(self) -> CardEvent:

@@ -24,21 +24,21 @@ class DeviceLayout:
 def device_layout(layout: UnitLayout) -> DeviceLayout:
     """Re-place ``layout``'s tensors for VRAM.
 
-    Tensors that follow one another in DRAM stay one copy if each of them then starts at a multiple of 16 bytes. In a checkpoint in place a
-    tensor starts at any byte; in VRAM it may not.
+    Tensors of one run in DRAM stay one copy if each of them then starts at a multiple of 16 bytes, with what lies between them if it is no
+    more than the alignment of the next would take. In a checkpoint in place a tensor starts at any byte; in VRAM it may not.
     """
     tensors: list[TensorLayout] = []
     segments: list[Segment] = []
-    src_end = -1
     for t in sorted(layout.tensors, key=lambda t: t.offset):
         last = segments[-1] if segments else None
-        if last is not None and t.offset == src_end and (last.dst + last.nbytes) % _RUN_ALIGN == 0:
-            dst = last.dst + last.nbytes
-            segments[-1] = replace(last, nbytes=last.nbytes + t.nbytes)
+        end = last.dst + last.nbytes if last else 0
+        apart, along = align_up(end, TENSOR_ALIGN), last.dst + t.offset - last.src if last else -1
+        if last is not None and end <= along <= max(end, apart) and along % _RUN_ALIGN == 0:
+            dst = along
+            segments[-1] = replace(last, nbytes=dst + t.nbytes - last.dst)
         else:
-            dst = align_up(last.dst + last.nbytes, TENSOR_ALIGN) if last else 0
+            dst = apart
             segments.append(Segment(t.offset, dst, t.nbytes))
         tensors.append(replace(t, offset=dst))
-        src_end = t.offset + t.nbytes
     end = segments[-1].dst + segments[-1].nbytes
     return DeviceLayout(align_up(end, TENSOR_ALIGN), tuple(tensors), tuple(segments))

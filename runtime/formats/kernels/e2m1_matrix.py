@@ -26,3 +26,9 @@ class E2m1Matrix:
     @property
     def bytes_of_scales(self) -> torch.Tensor:
         return self.scales.view(torch.uint8)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where scales, bias and factors begin, in bytes from the codes on; 0 for what is not there."""
+        begin = self.codes.data_ptr()
+        return tuple(0 if t is None else t.data_ptr() - begin for t in (self.scales, self.bias, self.factors))

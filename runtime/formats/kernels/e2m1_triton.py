@@ -173,12 +173,13 @@ class E2m1Kernels:
 
     def experts(self, x: torch.Tensor, matrices: Sequence[E2m1Matrix]) -> torch.Tensor | None:
         """``x`` [1 or experts, columns] -> [experts, rows]: one row of input for each of ``matrices``, all alike in shapes and in how their
-        tensors lie to each other, at multiples of 256 bytes from the first. None for other places."""
+        tensors lie to each other, at multiples of 256 bytes from the first. None where they are not."""
         first = matrices[0]
-        begin = first.codes.data_ptr()
+        begin, within = first.codes.data_ptr(), first.places
         starts = [matrix.codes.data_ptr() - begin for matrix in matrices]
-        within = [0 if t is None else t.data_ptr() - begin for t in (first.scales, first.bias, first.factors)]
         if any(start % _PLACE for start in starts) or any(place % _LINE for place in within):
+            return None
+        if any(matrix.places != within for matrix in matrices[1:]):
             return None
         rows, row_bytes = 2 * first.codes.numel() // x.shape[1], x.shape[1] // 2
         x = x.contiguous()

@@ -151,7 +151,8 @@ class Fp8Kernels:
         begin = first.codes.data_ptr()
         starts = [matrix.codes.data_ptr() - begin for matrix in matrices]
         scales_at = first.scales.data_ptr() - begin
-        if any(start % _PLACE for start in starts) or scales_at % _LINE:
+        alike = all(m.scales.data_ptr() - m.codes.data_ptr() == scales_at for m in matrices)
+        if any(start % _PLACE for start in starts) or scales_at % _LINE or not alike:
             return None
         rows, columns = first.codes.shape
         x = x.contiguous()

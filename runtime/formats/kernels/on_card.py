@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
     from penstock.runtime.formats.kernels.fp8_triton import Fp8Kernels
+    from penstock.runtime.formats.kernels.gate_triton import ClampedGate
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
     from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
 
@@ -29,6 +30,16 @@ def e2m1_kernels(device: torch.device) -> E2m1Kernels | None:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
 
     return E2m1Kernels()
+
+
+@cache
+def clamped_gate(device: torch.device, alpha: float, limit: float) -> ClampedGate | None:
+    """gpt-oss's gate; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.gate_triton import ClampedGate
+
+    return ClampedGate(alpha, limit)
 
 
 @cache
