@@ -1,0 +1,102 @@
+"""On a real card: coded experts are multiplied where they lie, one by one and several at once, and a stream of them runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
+from penstock.runtime.formats.kernels.on_card import clamped_gate, e2m1_kernels
+from penstock.runtime.formats.mxfp4 import Mxfp4
+from penstock.runtime.memory.device import CudaDevice
+from tests.runtime.sessions import opened
+from tests.support import decisions, plan_for
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+BATCHES = (
+    Batch(prompts=[[5, 9, 200, 31, 7]], max_new_tokens=6, chunk_tokens=1 << 20),
+    Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3] * 80], max_new_tokens=4, chunk_tokens=1 << 20),
+)
+LAYERS = 3
+CARD = torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("gpt-oss") / "tiny"
+    given = {"layers": str(LAYERS), "hidden": "256", "experts": "16", "vocab": "500"}
+    write_gpt_oss(gpt_oss_config(given) | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}, directory)
+    return directory
+
+
+def slots_of(rows: int, columns: int, count: int) -> list[E2m1Matrix]:
+    """Experts in slots of one block on the card, behind each other in another order."""
+    codes_bytes, scales_bytes = rows * columns // 2, rows * columns // 32
+    stride = -(-(codes_bytes + scales_bytes + 2 * rows) // 256) * 256
+    block = torch.randint(0, 256, (count, stride), dtype=torch.uint8, device=CARD)
+    made = []
+    for slot in torch.randperm(count).tolist():
+        codes, scales, bias = block[slot].split([codes_bytes, scales_bytes, stride - codes_bytes - scales_bytes])
+        scales.random_(115, 125)
+        bias[: 2 * rows].view(torch.bfloat16).normal_()
+        made.append(E2m1Matrix(codes.view(rows, -1, 16), scales.view(rows, -1), bias=bias[: 2 * rows].view(torch.bfloat16)))
+    return made
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5760, 2880), (2880, 2880), (96, 64)])
+def test_experts_multiplied_at_once_are_near_those_that_are_decoded(rows: int, columns: int) -> None:
+    kernels = e2m1_kernels(CARD)
+    assert kernels is not None
+    matrices = slots_of(rows, columns, 10)
+    for count in (1, 4, 10):
+        for height in {1, count}:
+            x = torch.randn(height, columns, dtype=torch.bfloat16, device=CARD)
+            made = kernels.experts(x, matrices[:count])
+            assert made is not None
+            for number, matrix in enumerate(matrices[:count]):
+                weight = torch.empty(rows, columns, dtype=torch.bfloat16, device=CARD)
+                Mxfp4().decode({"blocks": matrix.codes, "scales": matrix.scales}, weight)
+                on_cpu = torch.empty(rows, columns, dtype=torch.bfloat16)
+                Mxfp4().decode({"blocks": matrix.codes.cpu(), "scales": matrix.scales.cpu()}, on_cpu)
+                assert torch.equal(weight.cpu(), on_cpu)
+                want = F.linear(x[number if height > 1 else 0].float(), weight.float(), matrix.bias.float())
+                assert (made[number].float() - want).abs().max() <= 0.01 * want.abs().max()
+
+
+def test_gpt_oss_gate_is_the_models() -> None:
+    from types import SimpleNamespace
+
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    both = (torch.randn(4, 5760, device=CARD) * 4).bfloat16()
+    gate = clamped_gate(CARD, 1.702, 7.0)
+    assert gate is not None
+    want = GptOssExperts._apply_gate(SimpleNamespace(alpha=1.702, limit=7.0), both.float())
+    assert (gate(both).float() - want).abs().max() <= 0.01 * want.abs().max()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("in_dram", [1.0, 0.6])
+def test_streamed_experts_say_on_a_card_what_they_say_on_the_cpu(checkpoint: Path, share: float, in_dram: float) -> None:
+    units = spec_from_checkpoint(checkpoint).experts.units
+    made = decisions(
+        gpu=True, resident=(LAYERS, LAYERS, 1), batch=3, experts=ExpertSlots(int(units * share), int(units * in_dram), chunk_bytes=1 << 16)
+    )
+    for batch in BATCHES:
+        with opened(plan_for(checkpoint, decisions(batch=3)), checkpoint) as session:
+            session.load(batch)
+            want = session.generate(batch, Sampler(Sampling(), torch.device("cpu")), keep_logits=True)
+        with opened(plan_for(checkpoint, made, gpu=True), checkpoint, CudaDevice(0), CARD) as session:
+            session.load(batch)
+            got = session.generate(batch, Sampler(Sampling(), CARD), keep_logits=True)
+        first, right = got.logits[0].float().cpu(), want.logits[0].float()
+        assert (first - right).abs().max() <= 0.03 * right.abs().max()
