@@ -19,6 +19,7 @@ from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.model.binding import bind, move_buffers, parameters
+from penstock.runtime.model.decoded_experts import decode_experts
 from penstock.runtime.model.foreign_experts import shape_as_made
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.model.skeleton import compute_dtype, open_skeleton, read_config, text_class
@@ -68,7 +69,8 @@ def broken_at_run_time(plan: Plan, stats: CacheStats, peak_dram: int, peak_vram:
 
 
 def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
-    """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store or where matrices are coded."""
+    """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store or where matrices are coded.
+    Routed experts that are coded are decoded."""
     if not (checkpoint / MANIFEST).exists() and gguf_config(checkpoint) is None and not stored_matrices(checkpoint):
         config = read_config(checkpoint)
         dtype = compute_dtype(checkpoint, config)
@@ -91,6 +93,7 @@ def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
                 for name, part in parameters(layout.tensors, _read(pool, layout)).items():
                     whole[name][e] = part
             bind(module, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
+            decode_experts(module)
         shape_as_made(model)
     for name, source in tied.items():
         bind(model, {name: model.get_parameter(source)})

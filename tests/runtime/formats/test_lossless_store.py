@@ -18,6 +18,7 @@ from penstock.runtime.asked.run_schema import PackFormat
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
+from penstock.runtime.engine.validate import load_unstreamed
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
@@ -69,6 +70,21 @@ def test_logits_are_the_checkpoints_own(checkpoint: Path, packed: Path) -> None:
     for one, other, third in zip(want, got, through_vram, strict=True):
         assert torch.equal(one.view(torch.int16), other.view(torch.int16)) and torch.equal(one.view(torch.int16), third.view(torch.int16))
     assert verify_store(packed, lambda *_: None)["nbytes"]
+
+
+def test_routed_experts_are_streamed_coded_to_the_same_bits(tmp_path: Path) -> None:
+    plain, out = save_tiny(tmp_path / "moe", "mixtral", layers=2, **SIZES), tmp_path / "packed"
+    pack(plain, out)
+    before, after = spec_from_checkpoint(plain), spec_from_checkpoint(out)
+    for one, other in zip(before.of_kind(UnitKind.expert), after.of_kind(UnitKind.expert), strict=True):
+        assert other.format.name == "lossless" and other.count == one.count and 0.75 < other.stored_bytes / one.stored_bytes < 0.82
+    with opened(plan_for(plain, decisions()), plain) as session:
+        want = run(session)
+    with opened(plan_for(out, decisions()), out) as session:
+        got = run(session)
+    assert all(torch.equal(one.view(torch.int16), other.view(torch.int16)) for one, other in zip(want, got, strict=True))
+    ids = torch.tensor([[5, 9, 200, 31, 7]])
+    assert torch.equal(load_unstreamed(out, CPU)(ids).logits, load_unstreamed(plain, CPU)(ids).logits)
 
 
 def test_units_take_three_quarters_but_for_one_whose_exponents_do_not_fit(checkpoint: Path, packed: Path) -> None:
