@@ -165,7 +165,7 @@ def derived_config(metadata: Mapping[str, Any], tensors: Tensors, where: str) ->
         "vocab_size": table.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "dtype": computed_dtype(tensors),
-        **{key: value for key, value in tokens.items() if type(value) is int and 0 <= value < table.shape[0]},
+        **{key: value if type(value) is int and 0 <= value < table.shape[0] else None for key, value in tokens.items()},
     }
 
 

@@ -15,7 +15,10 @@ from safetensors.torch import load_file
 COMMITTED = Path(__file__).with_name("gguf")
 """Two layers of a trained Llama, cut to 256 columns and 512 tokens, as llama-quantize of llama.cpp makes them: a preset that mixes types,
 and a file with a type for each kind of matrix."""
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "mixtral": "llama",
+    "phi3": "phi3", "starcoder2": "starcoder2",
+}  # fmt: skip
 WIDE = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
 """Sizes that blocks of 32 divide."""
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
@@ -39,6 +42,7 @@ def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, **metadat
         "expert_count": config.get("num_experts") or config.get("num_local_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
     if architecture == "llama":
         said["rope.dimension_count"] = config["head_dim"]
@@ -47,7 +51,10 @@ def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, **metadat
     for key, value in (said | metadata).items():
         if value is not None:
             writer.add_uint32(f"{architecture}.{key}", value)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
+    if "norm_epsilon" in config:
+        writer.add_float32(f"{architecture}.attention.layer_norm_epsilon", config["norm_epsilon"])
+    else:
+        writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
     writer.add_float32(f"{architecture}.rope.freq_base", config["rope_parameters"]["rope_theta"])
     number = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])

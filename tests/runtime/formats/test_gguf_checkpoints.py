@@ -77,7 +77,16 @@ def test_a_units_planned_bytes_are_those_that_the_runtime_moves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "kind"), [("qwen2", "Q8_0"), ("qwen3", "Q4_0"), ("llama", "F16"), ("llama", "BF16"), ("qwen3_moe", "Q8_0")]
+    ("model_type", "kind"),
+    [
+        ("qwen2", "Q8_0"),
+        ("qwen3", "Q4_0"),
+        ("llama", "F16"),
+        ("qwen3_moe", "Q8_0"),
+        ("qwen2_moe", "Q8_0"),
+        ("phi3", "Q8_0"),
+        ("starcoder2", "Q8_0"),
+    ],
 )
 def test_other_architectures_and_types_say_what_transformers_says(model_type: str, kind: str, tmp_path: Path) -> None:
     tied = model_type == "qwen2"
@@ -87,10 +96,11 @@ def test_other_architectures_and_types_say_what_transformers_says(model_type: st
     assert config is not None
     theirs = AutoConfig.from_pretrained(tmp_path, gguf_file=file.name).to_dict()
     read = {key: value for key, value in AutoConfig.for_model(**config).to_dict().items() if key in theirs and theirs[key] is not None}
-    unread = {"head_dim", "moe_intermediate_size", "dtype", "_name_or_path"}  # by transformers, which takes its class's defaults
+    unread = {"head_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "vocab_size"}  # by transformers, which takes defaults
+    unread |= {"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "_name_or_path"}
     near = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in theirs.items()}
     assert {key for key, value in read.items() if value != near[key]} <= unread
-    if model_type == "qwen3_moe":
+    if model_type.endswith("_moe"):
         want = said(AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=dtype).eval(), ROWS)
         with opened(plan_for(file, decisions(hwm=2)), file) as session:
             got = run(session)
