@@ -62,14 +62,15 @@ class PackQuantized:
         return stored.reshape(shape).to(torch.int16) + middle
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
-        kernels, scale = whole_kernels(x.device), parts["weight_scale"]
-        words, zeros = parts.get("weight_packed"), parts.get("weight_zero_point")
-        signed = words is None
-        if words is None and zeros is None and x.shape[1] % 4 == 0:
-            words = parts["weight"].view(torch.int32)
-        if kernels is None or words is None or scale.dtype != x.dtype or "weight_g_idx" in parts or scale.numel() < len(words):
+        kernels, scale, packed = whole_kernels(x.device), parts["weight_scale"], parts.get("weight_packed")
+        zeros, order = parts.get("weight_zero_point"), parts.get("weight_g_idx")
+        if kernels is None or (packed is None and (zeros is not None or x.shape[1] % 4)):
             return None
-        grid = scale.view(len(words), -1)
-        if words.shape[1] * 32 != x.shape[1] * self.bits or words.shape[1] % grid.shape[1]:
+        words = parts["weight"].view(torch.int32) if packed is None else packed
+        rows, width = words.shape
+        if scale.numel() < rows or width * 32 != x.shape[1] * self.bits:
             return None
-        return kernels.product(x.contiguous(), words, grid, zeros, bias, bits=self.bits, signed=signed)
+        grid, x = scale.view(rows, -1), x.contiguous()
+        if order is None and scale.dtype == x.dtype and width % grid.shape[1] == 0:
+            return kernels.product(x, words, grid, zeros, bias, bits=self.bits, signed=packed is None)
+        return None if packed is None else kernels.product_of_any(x, words, grid, zeros, order, bias, rows, bits=self.bits)

@@ -77,9 +77,9 @@ def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, co
     return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS, runs)
 
 
-def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: int = 0, product_rows: int = 0) -> Format:
+def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: int = 0) -> Format:
     """Whole numbers in groups of columns, or of whole rows where ``group`` is 0."""
-    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, product_rows, runs=True)
+    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, PRODUCT_ROWS, runs=True)
 
 
 _SIZES = {"row": 0} | {str(group): group for group in GROUPS}
@@ -90,8 +90,8 @@ QUANTISED: Mapping[str, Format] = _named(
     _quantised("FP8-tensor", 8, (0, 0), 32, runs=True),
     _quantised("MXFP4", 4, (1, 32), 8, runs=True),
     _quantised("NVFP4", 4, (1, 16), 8, runs=True),
-    *(_whole(f"INT{b}-{name}", b, group, product_rows=PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
-    *(_whole(f"INT{b}-{name}-asym", b, group, b, product_rows=PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
+    *(_whole(f"INT{b}-{name}", b, group) for b in BITS for name, group in _SIZES.items()),
+    *(_whole(f"INT{b}-{name}-asym", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{group}-order", b, group, b, 32) for b in BITS for group in GROUPS),
     *(_whole(f"AWQ-{name}", 4, group, 4) for name, group in _SIZES.items()),
