@@ -2,7 +2,8 @@
 
     python bench/zoo.py [REGEX] [jobs=2] [out=zoo.json]
 
-Each case of bench/zoo.yaml whose name fits: a checkpoint; `planner solve` for three layers at a time; `runtime run` of three prompts of
+Each case of bench/zoo.yaml and bench/zoo_coded.py whose name fits: a checkpoint;
+ `planner solve` for three layers at a time; `runtime run` of three prompts of
 unequal lengths as one batch, with `validate=full`; `runtime pack`, and the same tokens from the packed store; transformers' own greedy
 `generate` on each prompt alone. Writes one entry a case to OUT and prints the table of all that OUT holds. Steps are forks of one process
 that call the programs' own `main`.
@@ -23,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.zoo_coded import coded_cases  # noqa: E402
 from bench.zoo_models import Case, cases, greedy  # noqa: E402
 
 PROMPTS = ("def main(args):\n    return self.value + len(args)\n", "a short one", "class Row:\n    tokens: int\n")
@@ -124,11 +126,13 @@ def examined(case: Case) -> dict[str, Any]:
         code, text = child(lambda: case.save(checkpoint), folder / "build.log")
         if code:
             return found | {"error": f"transformers: {last_line(text, folder)}", "judged": False}
-        code, text = child(lambda: greedy(checkpoint, PROMPTS, NEW_TOKENS, folder / "want.json"), folder / "want.log")
-        found["judged"] = not code
+        loaded = case.loaded
+        if loaded is not None:
+            code, text = child(lambda: greedy(checkpoint, PROMPTS, NEW_TOKENS, folder / "want.json", loaded), folder / "want.log")
+        found["judged"] = loaded is not None and not code
         try:
             found["plans"] = False
-            solved(checkpoint, folder / "plan.yaml", folder)
+            solved(case.source(checkpoint), folder / "plan.yaml", folder)
             found |= {"plans": True, "runs": False}
             report = ran(folder / "plan.yaml", folder, "validate=full")
             found |= {"runs": True, "identical": report["logits"]["identical"], "passes": report["logits"]["passes"]}
@@ -136,14 +140,18 @@ def examined(case: Case) -> dict[str, Any]:
             if found["judged"]:
                 found["text"] = json.loads((folder / "want.json").read_text()) == report["tokens"]
             found["packed"] = False
-            code, text = child(program("runtime", "pack", f"checkpoint={checkpoint}", f"out={folder / 'packed'}"), folder / "pack.log")
+            code, text = child(
+                program("runtime", "pack", f"checkpoint={case.source(checkpoint)}", f"out={folder / 'packed'}"), folder / "pack.log"
+            )
             if code:
                 raise Failed("pack", last_line(text, folder))
             found["packed"] = ran(folder / "plan.yaml", folder, f"checkpoint={folder / 'packed'}")["tokens"] == report["tokens"]
         except Failed as failed:
             found["error"] = ": ".join(failed.args)
+            if case.refused:
+                found["refused"] = failed.args[0] == "solve" and bool(re.search(case.refused, failed.args[1]))
         if not found["judged"]:
-            found["reference"] = last_line(text, folder)
+            found["reference"] = "transformers has no decoder for it" if loaded is None else last_line(text, folder)
     return found
 
 
@@ -172,6 +180,10 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     entries = document["cases"]
     judged = [entry for entry in entries.values() if entry["judged"]]
     yield f"transformers {document['transformers']}, torch {document['torch']}, CPU; {len(entries)} cases, transformers runs {len(judged)}."
+    coded = [entry for entry in entries.values() if entry["group"] == "quantised"]
+    if coded:
+        runs, refused = (sum(bool(entry.get(what)) for entry in coded) for what in ("runs", "refused"))
+        yield f"Quantised: {len(coded)} cases, {runs} run, {refused} are refused by solve in one line that names the method."
     yield "Of those " + ", ".join(f"{what}: {sum(bool(entry.get(what)) for entry in judged)}" for what in YES) + "."
     yield ""
     yield "| case | " + " | ".join(YES) + " | what was said |"
@@ -194,12 +206,13 @@ def main() -> None:
     out = Path(options.get("out", "zoo.json"))
     document = json.loads(out.read_text()) if out.exists() else {"cases": {}}
     document |= {"transformers": transformers.__version__, "torch": torch.__version__}
-    chosen = [case for case in cases() if re.search("|".join(patterns) or ".", case.name, re.IGNORECASE)]
+    known = [*cases(), *coded_cases()]
+    chosen = [case for case in known if re.search("|".join(patterns) or ".", case.name, re.IGNORECASE)]
     for name, found in results(chosen, int(options.get("jobs", "2"))):
         document["cases"][name] = found
         answers = "  ".join(f"{what} {found.get(what, '-')}" for what in YES)
         print(f"{name:60.60} {answers}  {found.get('error', '')}", flush=True)
-        document["cases"] = {case.name: document["cases"][case.name] for case in cases() if case.name in document["cases"]}
+        document["cases"] = {case.name: document["cases"][case.name] for case in known if case.name in document["cases"]}
         out.write_text(json.dumps(document, indent=1) + "\n")
     print("\n".join(table(document)))
 

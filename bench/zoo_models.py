@@ -25,6 +25,17 @@ class Case:
     sizes: Mapping[str, Any]
     class_name: str = ""
     renamed: str = ""
+    refused = ""
+    """What the one line names by which it is refused; empty for what runs."""
+
+    @property
+    def loaded(self) -> Mapping[str, Any] | None:
+        """Arguments of transformers' ``from_pretrained`` beside the dtype; None where it has no decoder for the weights."""
+        return {}
+
+    def source(self, directory: Path) -> Path:
+        """What is planned for, of the checkpoint in ``directory``."""
+        return directory
 
     def save(self, directory: Path) -> None:
         """Random weights in F32, loaded in BF16 as transformers does (what it keeps in F32 stays so), and saved with a tokenizer."""
@@ -65,13 +76,15 @@ def cases() -> list[Case]:
     return found
 
 
-def greedy(directory: Path, prompts: Sequence[str], new_tokens: int, out: Path) -> None:
-    """Write what `generate` makes of each prompt alone: token ids."""
+def greedy(directory: Path, prompts: Sequence[str], new_tokens: int, out: Path, loaded: Mapping[str, Any]) -> None:
+    """Write what `generate` makes of each prompt alone, the model ``loaded`` so: token ids."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-    known = type(AutoConfig.from_pretrained(directory)) in AutoModelForCausalLM._model_mapping
-    kind = AutoModelForCausalLM if known else AutoModelForImageTextToText
-    model, tokenizer = kind.from_pretrained(directory, dtype="auto").eval(), AutoTokenizer.from_pretrained(directory)
+    of_file = {"gguf_file": loaded["gguf_file"]} if "gguf_file" in loaded else {}
+    known = type(AutoConfig.from_pretrained(directory, **of_file)) in AutoModelForCausalLM._model_mapping
+    kind, dtype = AutoModelForCausalLM if known else AutoModelForImageTextToText, torch.bfloat16 if loaded else "auto"
+    model = kind.from_pretrained(directory, dtype=dtype, **loaded).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory, **of_file)
     tokens = []
     for prompt in prompts:
         ids = torch.tensor([tokenizer(prompt)["input_ids"]])

@@ -39,6 +39,8 @@ class Shares:
     ssd_depths: tuple[int, ...]
     long_s: float = 0.0
     """One long read, of the time for SSD reading; 0: none."""
+    decode_s: float = 0.0
+    """Timing the decoders of each device, in a process that imports torch once more; 0: none."""
 
 
 START_UP_S = 3.0
@@ -61,6 +63,7 @@ FULL = Shares(
     tuple(b * _MIB for b in (1, 4, 8, 16)),
     (1, 2, 4, 8, 16),
     12.0,
+    2.0,
 )
 QUICK = Shares(
     15 - START_UP_S - OVERRUN_S["quick"],

@@ -64,6 +64,10 @@ class Findings:
         """The figure, or 0 where it was not measured."""
         return float(self._values.get(path, 0.0))
 
+    def by_name(self, path: str) -> dict[str, float]:
+        """The figures by name, none where they were not measured."""
+        return dict(self._values.get(path, {}))
+
     def rows(self, path: str) -> list[list[float]]:
         """The table, without rows where it was not measured."""
         return list(self._values.get(path, []))

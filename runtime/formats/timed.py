@@ -1,0 +1,138 @@
+"""How fast each format is decoded here, and multiplied as it is stored: `planner probe` runs this as a process of its own.
+
+    python -m penstock.runtime.formats.timed [seconds=4]
+
+Ends with one JSON line: for ``cpu`` and, where there is a card, ``cuda``: ``decode``, format -> 1e9 elements a second into memory, and
+``products``, format -> GB/s of stored bytes by a product of one row.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from types import MappingProxyType
+
+import torch
+
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.runtime.formats.coding import Parts
+from penstock.runtime.formats.codings import CODINGS
+
+COLUMNS = 4096
+ROWS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 14336})
+"""On a card an FFN matrix of an 8B model; on a CPU, where its seconds are in proportion, a part of one."""
+ROTATED = 3
+"""Matrices that take turns, so that no cache holds the next one."""
+LEAST = 2
+AT_ONCE: Mapping[str, int] = MappingProxyType({"cpu": 1, "cuda": 8})
+"""Calls that are timed together: those of a card are short beside waiting for it."""
+
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+_GROUPS = COLUMNS // 128
+TABLES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
+
+
+def samples(rows: int) -> dict[str, Shapes]:
+    """Format -> leaf -> (shape, dtype) of one matrix. What others of its family take is taken to be alike."""
+    blocks = {name: ((rows, KNOWN_FORMATS[name].stored_bytes(1, COLUMNS)), torch.uint8) for name in TABLES if name in CODINGS}
+    return {
+        "FP8": {"weight": ((rows, COLUMNS), torch.float8_e4m3fn), "weight_scale": ((rows // 128, _GROUPS), torch.float32)},
+        "FP8-row": {"weight": ((rows, COLUMNS), torch.float8_e4m3fn), "weight_scale": ((rows, 1), torch.bfloat16)},
+        "MXFP4": {"blocks": ((rows, COLUMNS // 32, 16), torch.uint8), "scales": ((rows, COLUMNS // 32), torch.uint8)},
+        "INT4-128": {"weight_packed": ((rows, COLUMNS // 8), torch.int32), "weight_scale": ((rows, _GROUPS), torch.bfloat16)},
+        "INT8-row": {"weight": ((rows, COLUMNS), torch.int8), "weight_scale": ((rows, 1), torch.bfloat16)},
+        "GPTQ4-128": {
+            "qweight": ((COLUMNS // 8, rows), torch.int32),
+            "qzeros_less_one": ((_GROUPS, rows // 8), torch.int32),
+            "scales": ((_GROUPS, rows), torch.bfloat16),
+        },
+        "AWQ-128": {
+            "qweight": ((COLUMNS, rows // 8), torch.int32),
+            "qzeros": ((_GROUPS, rows // 8), torch.int32),
+            "scales": ((_GROUPS, rows), torch.bfloat16),
+        },
+        "NVFP4": {
+            "weight": ((rows, COLUMNS // 2), torch.uint8),
+            "weight_scale": ((rows, COLUMNS // 16), torch.float8_e4m3fn),
+            "divisor": ((1,), torch.float32),
+        },
+        "lossless": {
+            "low": ((rows, COLUMNS), torch.uint8),
+            "codes": ((rows * COLUMNS // 128, 64), torch.uint8),
+            "exponents": ((16,), torch.uint8),
+            "at": ((8,), torch.int32),
+            "values": ((8,), torch.bfloat16),
+        },
+    } | {name: {"weight": weight} for name, weight in blocks.items()}
+
+
+def parts_of(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
+    """Ones where there are scales, random bits elsewhere."""
+    return {leaf: _filled(shape, dtype, device) for leaf, (shape, dtype) in shapes.items()}
+
+
+def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return torch.ones(shape, dtype=dtype, device=device)
+    count = torch.Size(shape).numel() * dtype.itemsize
+    return torch.randint(0, 120, (count,), dtype=torch.uint8, device=device).view(dtype).view(shape)
+
+
+def seconds_of(work: Callable[[Parts], object], matrices: Sequence[Parts], device: torch.device, share_s: float) -> float:
+    """Of ``work`` with one of ``matrices``, the next at every call: the median of at least ``LEAST``."""
+    work(matrices[-1])
+    took: list[float] = []
+    at_once = AT_ONCE[device.type]
+    end = time.perf_counter() + share_s
+    while len(took) < LEAST or time.perf_counter() < end:
+        _wait(device)
+        begun = time.perf_counter()
+        for turn in range(at_once):
+            work(matrices[(len(took) * at_once + turn) % len(matrices)])
+        _wait(device)
+        took.append((time.perf_counter() - begun) / at_once)
+    return median(took)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rates(device: torch.device, seconds: float) -> dict[str, dict[str, float]]:
+    """Both rates of every format that runs, within about ``seconds``."""
+    found: dict[str, dict[str, float]] = {"decode": {}, "products": {}}
+    rows = ROWS[device.type]
+    out = torch.empty(rows, COLUMNS, dtype=torch.bfloat16, device=device)
+    token = torch.ones(1, COLUMNS, dtype=torch.bfloat16, device=device)
+    known = samples(rows)
+    share_s = seconds / len(known) / 2
+    with torch.inference_mode():
+        for name, shapes in known.items():
+            coding, matrices = CODINGS[name], [parts_of(shapes, device) for _ in range(ROTATED)]
+            decode_s = seconds_of(partial(coding.decode, out=out), matrices, device, share_s)
+            found["decode"][name] = round(rows * COLUMNS / 1e9 / decode_s, 3)
+            if KNOWN_FORMATS[name].product_rows and device.type == "cuda" and coding.linear(token, matrices[0], None) is not None:
+                took = seconds_of(partial(coding.linear, token, bias=None), matrices, device, share_s)
+                found["products"][name] = round(sum(part.nbytes for part in matrices[0].values()) / 1e9 / took, 3)
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    seconds = float(given.get("seconds", "4"))
+    if "threads" in given:
+        torch.set_num_threads(int(given["threads"]))
+    told = {"cpu": rates(torch.device("cpu"), seconds)}
+    if torch.cuda.is_available():
+        told["cuda"] = rates(torch.device("cuda", int(given.get("gpu", "0"))), seconds)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

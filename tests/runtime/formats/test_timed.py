@@ -1,0 +1,62 @@
+"""Decoders timed for `planner probe`: what they are given has each format's size, and what they say becomes figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.probe.decoder_rates import measure_decoders
+from penstock.planner.probe.findings import CannotMeasure
+from penstock.runtime.formats.codings import CODINGS
+from penstock.runtime.formats.timed import COLUMNS, parts_of, rates, samples
+
+ROWS = 128
+
+
+@pytest.mark.parametrize("name", samples(ROWS))
+def test_a_sample_has_the_bytes_of_its_format_and_is_decoded(name: str) -> None:
+    parts = parts_of(samples(ROWS)[name], torch.device("cpu"))
+    planned = KNOWN_FORMATS[name].stored_bytes(ROWS, COLUMNS)
+    assert sum(part.nbytes for part in parts.values()) == pytest.approx(planned, rel=0.03)
+    out = torch.full((ROWS, COLUMNS), torch.nan, dtype=torch.bfloat16)
+    CODINGS[name].decode(parts, out)
+    assert not out.isnan().any()
+
+
+def test_every_format_that_runs_is_timed_or_one_of_its_family() -> None:
+    families = {name.partition("-")[0] for name in samples(ROWS)}
+    assert {name.partition("-")[0].replace("GPTQ8", "GPTQ4") for name in CODINGS} <= families
+
+
+def test_the_rates_of_a_cpu_are_of_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.formats.timed.ROWS", {"cpu": ROWS})
+    found = rates(torch.device("cpu"), 0.0)
+    assert found["decode"].keys() == samples(ROWS).keys() and min(found["decode"].values()) >= 0 and not found["products"]
+
+
+def said(monkeypatch: pytest.MonkeyPatch, status: int, out: str, err: str = "") -> list[list[str]]:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, status, out, err)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+def test_a_probe_has_the_figures_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"cpu": {"decode": {"FP8": 1.0}, "products": {}}, "cuda": {"decode": {"FP8": 900.0}, "products": {"FP8": 2000.0}}}
+    commands = said(monkeypatch, 0, "a warning\n" + json.dumps(told) + "\n")
+    figures = {figure.path: figure.value for figure in measure_decoders(2.0, 8, 1)}
+    assert figures == {"cpu.decode": {"FP8": 1.0}, "gpu.decode": {"FP8": 900.0}, "gpu.products": {"FP8": 2000.0}}
+    assert commands[0][-3:] == ["seconds=2.0", "threads=8", "gpu=1"]
+    assert [figure.path for figure in measure_decoders(2.0, 0, None)] == ["cpu.decode"]
+    said(monkeypatch, 1, "", "Traceback\nImportError: no torch\n")
+    with pytest.raises(CannotMeasure, match="ImportError: no torch"):
+        list(measure_decoders(2.0, 8, None))
