@@ -17,7 +17,7 @@ PATIENCE_S = 40.0
 def measure_decoders(seconds: float, threads: int, gpu: int | None) -> Iterator[Figure]:
     """Rates by format, within about ``seconds`` for each device beside what importing torch takes."""
     words = [f"seconds={seconds}", *([f"threads={threads}"] if threads else []), *([] if gpu is None else [f"gpu={gpu}"])]
-    command = [sys.executable, "-m", "penstock.runtime.formats.timed", *words]
+    command = [sys.executable, "-m", "penstock.runtime.tools.decoder_times", *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired as error:

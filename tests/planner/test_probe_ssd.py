@@ -216,7 +216,7 @@ def test_the_table_holds_the_median_of_each_point_in_order():
 
 
 def test_a_table_of_rates_is_made_monotone_without_moving_what_already_is() -> None:
-    from penstock.planner.probe.smooth import monotone, pool_violators
+    from penstock.planner.probe.best_block import monotone, pool_violators
 
     assert pool_violators([1.0, 3.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0]) == [1.0, 2.5, 2.5, 4.0]
     rising = {(1, 1): 1.0, (1, 2): 2.0, (4, 1): 1.5, (4, 2): 3.0}

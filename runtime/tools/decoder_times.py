@@ -1,6 +1,6 @@
 """How fast each format is decoded here, and multiplied as it is stored: `planner probe` runs this as a process of its own.
 
-    python -m penstock.runtime.formats.timed [seconds=4]
+    python -m penstock.runtime.tools.decoder_times [seconds=4]
 
 Ends with one JSON line: for ``cpu`` and, where there is a card, ``cuda``: ``decode``, format -> 1e9 elements a second into memory, and
 ``products``, format -> GB/s of stored bytes by a product of one row.

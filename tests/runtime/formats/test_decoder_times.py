@@ -13,7 +13,7 @@ from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.probe.decoder_rates import measure_decoders
 from penstock.planner.probe.findings import CannotMeasure
 from penstock.runtime.formats.codings import CODINGS
-from penstock.runtime.formats.timed import COLUMNS, parts_of, rates, samples
+from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, rates, samples
 
 ROWS = 128
 
@@ -34,7 +34,7 @@ def test_every_format_that_runs_is_timed_or_one_of_its_family() -> None:
 
 
 def test_the_rates_of_a_cpu_are_of_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.formats.timed.ROWS", {"cpu": ROWS})
+    monkeypatch.setattr("penstock.runtime.tools.decoder_times.ROWS", {"cpu": ROWS})
     found = rates(torch.device("cpu"), 0.0)
     assert found["decode"].keys() == samples(ROWS).keys() and min(found["decode"].values()) >= 0 and not found["products"]
 
