@@ -119,8 +119,9 @@ def _write_gguf(directory: Path, tensors: Leaves) -> None:
     file.add_value_length(head)
     file.add_tokenizer_model("gpt2")
     known = words["model"]["vocab"]
-    file.add_token_list([*sorted(known, key=known.get), *(f"<unused{n}>" for n in range(config["vocab_size"] - len(known)))])
-    file.add_token_merges([])
+    spare = config["vocab_size"] - len(known) - 1
+    file.add_token_list([*sorted(known, key=known.get), "qz", *(f"<unused{n}>" for n in range(spare))])
+    file.add_token_merges(["q z"])
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
         if tensor.dim() == 2:
