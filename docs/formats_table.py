@@ -26,7 +26,7 @@ from penstock.planner.contract.prices.cost import predict  # noqa: E402
 from penstock.planner.solver.infeasible import Infeasible  # noqa: E402
 from penstock.planner.solver.program import solve  # noqa: E402
 
-MACHINES = {"rtx5080": "RTX 5080, 128 GB", "rtx3060": "RTX 3060", "cpu": "CPU"}
+MACHINES = {"rtx5080": "RTX 5080", "rtx3060": "RTX 3060", "cpu": "CPU"}
 MODELS = ("llama8b", "llama70b")
 FORMATS = ("BF16", "lossless", "FP8", "Q8_0", "INT8-row", "Q6_K", "Q5_K", "Q4_K", "NVFP4", "MXFP4", "INT4-128")
 """Those of them that are known are shown."""
@@ -50,7 +50,7 @@ def tokens_per_s(hardware: HardwareProfile, model: ModelSpec) -> str:
 def rows() -> Iterator[str]:
     machines = {name: hardware_from(build(HardwareConfig, preset("hardware", name), "hardware")) for name in MACHINES}
     models = [model_from(build(ModelConfig, preset("model", name), "model")) for name in MODELS]
-    titles = [f"{size}, {machines[name].name}" for name in MACHINES for size in ("8B", "70B")]
+    titles = [f"{size}, {shown}" for shown in MACHINES.values() for size in ("8B", "70B")]
     yield "| format | bytes a weight | " + " | ".join(titles) + " |"
     yield "|---" * (len(titles) + 2) + "|"
     for name in FORMATS:
