@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as escaped
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from penstock.planner.common.collector import uncollected
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
@@ -53,6 +55,7 @@ class Checkpoint:
         return {name: TensorInfo(entry.nbytes, entry.shape, entry.dtype) for name, entry in self.tensors.items()}
 
 
+@uncollected()
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read config.json and the header of every shard of the checkpoint in the directory ``path``, or the headers of the GGUF files there.
 
@@ -73,6 +76,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(directory, text_config(config), config, tensors, _digest(config_bytes, tensors))
 
 
+@uncollected()
 def spec_from_checkpoint(path: Path) -> ModelSpec:
     """The spec of the checkpoint, or of the packed store, in the directory ``path``, or of the GGUF file ``path``.
 
@@ -189,8 +193,9 @@ def _read_sharded(index: Path) -> dict[str, TensorEntry]:
 
 def _digest(config_bytes: bytes, tensors: Mapping[str, TensorEntry]) -> str:
     state = xxhash.xxh3_128(config_bytes)
-    for name, entry in sorted(tensors.items()):
-        state.update(json.dumps([name, entry.dtype, entry.shape, entry.file.name, entry.offset]).encode())
+    files = {file: escaped(file.name) for file in {entry.file for entry in tensors.values()}}
+    for name, (file, offset, _, dtype, shape) in sorted(tensors.items()):
+        state.update(f'[{escaped(name)}, "{dtype}", [{", ".join(map(str, shape))}], {files[file]}, {offset}]'.encode())  # as json.dumps
     return state.hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 FUSED = -1
 """The expert index of a tensor that holds every routed expert of its layer."""
@@ -13,6 +14,7 @@ _FFNS = frozenset({"mlp", "mlps", "ffn", "ffw", "ff", "feed", "feedforward", "mo
 _NORMS = frozenset({"ln", "norm", "layernorm"})
 
 _NUMBERED = re.compile(r"((?:.*?\.)?[A-Za-z_]\w*)\.([0-9]{1,6})\.(.+)", re.DOTALL)
+_INDEX = re.compile(r"(?<=\.)([0-9]{1,6})(?=\.)")
 _EXPERT = re.compile(r"(?:^|\.)experts\.([0-9]{1,6}(?=\.))?")
 _IGNORED = re.compile(
     r"(?:^|\.)(?:vision_\w+|visual|vit|audio_\w+|image_\w+|embed_vision|embed_audio|multi_modal_projector|mm_projector|speech_\w+|aligner|mtp)(?:\.|$)"
@@ -71,6 +73,23 @@ def is_recomputed(name: str) -> bool:
 def classify(name: str) -> TensorRole:
     """The role of the tensor ``name``. Vision and audio towers of multimodal checkpoints, layers for multi-token prediction, and buffers
     that a model recomputes are ignored."""
+    between = _INDEX.split(name)
+    role = _classified(tuple(between[::2]))
+    if role.layer is None:
+        return role
+    if role.layer:
+        return _classify(name)
+    expert = role.expert if role.expert in (None, FUSED) else int(between[2 * role.expert + 1])
+    return TensorRole(role.kind, int(between[1]), expert, role.stack, name[len(role.stack) + len(between[1]) + 2 :])
+
+
+@lru_cache(maxsize=4096)
+def _classified(texts: tuple[str, ...]) -> TensorRole:
+    """The role of all names that have ``texts`` around their numbers: layer and expert say which of the numbers they are."""
+    return _classify("".join(f"{number}{text}" for number, text in zip(("", *range(len(texts))), texts, strict=False)))
+
+
+def _classify(name: str) -> TensorRole:
     if _IGNORED.search(name) or is_recomputed(name):
         return TensorRole("ignored")
     match = _NUMBERED.fullmatch(name)
