@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from penstock.runtime.engine.session import Session
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, WEIGHTS, coded, compressed, fp8_blocks, say
+from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, WEIGHTS, coded, compressed, fp8_blocks, packed, say, whole
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for, save_tiny
@@ -62,7 +63,20 @@ def nvfp4(directory: Path) -> Path:
     return coded(save_tiny(directory, "qwen3_moe", layers=3, **EXPERTS), coder, compressed("nvfp4-pack-quantized", NVFP4))
 
 
-MADE: dict[str, Callable[[Path], Path]] = {"MXFP4": gpt_oss, "FP8": fp8, "NVFP4": nvfp4}
+def int4(directory: Path) -> Path:
+    """Routed experts alone in groups of 32, as Kimi-K2 has them."""
+    sizes = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 128}
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False}
+    common = {"hidden_size": 128, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+    ignored = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp.gate_proj"]
+    said = compressed("pack-quantized", weights) | {"ignore": ignored}
+    plain = save_tiny(directory, "deepseek_v3", layers=3, **common, **sizes, **experts)
+    routed = re.compile(r"mlp\.experts\.\d+\.\w+_proj\.weight$")
+    return coded(plain, lambda matrix: packed(whole(matrix, 4, 32, torch.bfloat16, symmetric=True), 4), said, routed)
+
+
+MADE: dict[str, Callable[[Path], Path]] = {"MXFP4": gpt_oss, "FP8": fp8, "NVFP4": nvfp4, "INT4-32": int4}
 
 
 @pytest.fixture(scope="module", params=MADE)
@@ -79,7 +93,7 @@ def wanted(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[l
 
 
 def dequantized(checkpoint: Path, aside: Path) -> nn.Module:
-    """By transformers, which cannot stack experts in NVFP4: those are decoded here first."""
+    """By transformers; NVFP4 and INT4 are decoded first, as the tests of those formats hold against their references."""
     ours = {"MXFP4": Mxfp4Config(dequantize=True), "FP8": FineGrainedFP8Config(dequantize=True)}.get(checkpoint.name)
     where = checkpoint if ours is not None else decoded(checkpoint, aside / checkpoint.name)
     more = {} if ours is None else {"quantization_config": ours}
@@ -94,6 +108,7 @@ def decoded(checkpoint: Path, plain: Path) -> Path:
         out = torch.empty(matrix.shape, dtype=torch.bfloat16)
         CODINGS[matrix.format.name].decode({leaf: tensors.pop(stored.tensor) for leaf, stored in matrix.leaves.items()}, out)
         tensors[name] = out
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("weight_shape")}
     save_file(tensors, plain / WEIGHTS, metadata={"format": "pt"})
     return say(plain, quantization_config=None)
 
