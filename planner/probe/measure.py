@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ProbeSettings
@@ -262,6 +263,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             h2d_pageable_gbps=number("gpu.h2d_pageable_gbps"),
             h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
             copy_s=number("gpu.copy_s") or GpuConfig.copy_s,
+            layer_kernels_s=GpuConfig.layer_kernels_s if find_spec("triton") else 0.0,
         ),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),

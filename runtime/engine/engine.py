@@ -189,8 +189,18 @@ class Engine:
 
     def _may_record(self) -> bool:
         """Whether steps could be one graph: nothing moves, and the host decides nothing in between."""
-        still = self.experts is None and not self.outside.layers and not self._placement.streamed_units
-        return still and self.host.options.graphs and isinstance(self.stream, RingStream)
+        return self._still() and self.host.options.graphs
+
+    def _still(self) -> bool:
+        moves = self.experts is not None or self.outside.layers or self._placement.streamed_units
+        return isinstance(self.stream, RingStream) and not moves
+
+    @property
+    def launched_because(self) -> str | None:
+        """Why steps in which nothing moves are launched kernel by kernel; None where they are not, or something moves."""
+        if not self._still():
+            return None
+        return "engine.graphs=false, or no Triton" if self._graphs is None else self._graphs.refused
 
     @contextmanager
     def _nothing_moves(self) -> Iterator[None]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.attention.page_tables import PageTables
 from penstock.runtime.model.rows import RowKind, Step
@@ -31,6 +33,13 @@ class _Captured:
     constants: tuple[torch.Tensor, ...]
     """What it reads besides and nobody changes."""
     logits: torch.Tensor
+
+
+def launched_singly(plan: Plan) -> Plan:
+    """``plan``, predicted anew for steps that are launched kernel by kernel."""
+    gpu = plan.hardware.gpu
+    hardware = replace(plan.hardware, gpu=gpu and replace(gpu, layer_kernels_s=0.0))
+    return replace(plan, hardware=hardware, prediction=predict(hardware, plan.model, plan.workload, plan.decisions))
 
 
 class PassWatch(Protocol):

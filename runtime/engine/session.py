@@ -20,6 +20,7 @@ from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
+from penstock.runtime.engine.graph_steps import launched_singly
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.experts.expert_room import ExpertRoom
@@ -98,6 +99,8 @@ class Session:
         if self.engine.copier is not None:
             self._peak.leave_out_cuda(self.engine.arena.nbytes)
         self.loaded = self.engine.loaded()
+        if self.engine.launched_because is not None:
+            self.plan = launched_singly(self.plan)
         self._mark("load")
         take_planned(Budget.of(self.plan), self.device)
         self._vram = VramWatch(Budget.of(self.plan), self.device)

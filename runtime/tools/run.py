@@ -117,6 +117,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             clock.book("limits")
             startup.skip()
         session.load(job.largest, bar, [Sampler(job.sampling, session.device)])
+        job = replace(job, plan=session.plan)
         clock.book("load")
         if session.slow_pages is not None:
             console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)

@@ -95,6 +95,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
             "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
             "copy_s": gpu.copy_s,
+            "layer_kernels_s": gpu.layer_kernels_s,
         }
         | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates},
         "layer_launch_s": profile.layer_launch_s,
@@ -155,6 +156,7 @@ def _gpu(cfg: GpuConfig) -> Gpu:
         h2d_pageable_gbps=cfg.h2d_pageable_gbps,
         h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
         copy_s=cfg.copy_s,
+        layer_kernels_s=cfg.layer_kernels_s,
         decode=_by_format("hardware.gpu.decode", cfg.decode),
         products=_by_format("hardware.gpu.products", cfg.products),
     )

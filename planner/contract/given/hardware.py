@@ -65,6 +65,8 @@ class Gpu:
     copy_s: float = 0.0
     """Host seconds of one copy to the card, beside a thread that launches kernels: the least time from one copy to the next. 0: not known,
     so nothing waits for it."""
+    layer_kernels_s: float = 0.0
+    """One layer's kernels beside its products, one after the other in a CUDA graph. 0: steps cannot be recorded as one."""
     decode: Mapping[str, float] = field(default_factory=dict)
     """Format -> 1e9 elements a second that are decoded into memory."""
     products: Mapping[str, float] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.price import Amount, Place, Price, Resource, computing, computing_of, total
+from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
     decode_compute_s,
@@ -23,6 +23,7 @@ from penstock.planner.contract.prices.stages import (
     prefill_compute_s,
     prefill_passes,
     prompt_fill,
+    recorded_s,
 )
 
 STORED = ResidentForms()
@@ -47,34 +48,40 @@ class Phase:
     """Compute beyond reading the units once a pass: issuing, KV, FLOPs, routed experts."""
     lookups: Price
     """Rows of an embedding table that lies in DRAM beside a card."""
+    launches: Price = NOTHING
+    """Launching kernel after kernel beyond launching a recorded step, where something streams."""
     coded: Mapping[UnitKind, Price] = field(default_factory=dict)
     """Of a kind whose units stay decoded: multiplying in all passes by one that comes as it is stored, beyond by one that stays."""
 
-    def bill(self, each_pass: Price, kv: KvPrice, far: Amount, streamed: Mapping[UnitKind, Amount] = _NONE) -> Price:
+    def bill(self, each_pass: Price, kv: KvPrice, far: Amount, streamed: Mapping[UnitKind, Amount] = _NONE, moves: Amount = 1) -> Price:
         """``each_pass``: all units and missed experts once. ``kv``: all that lies outside the device. ``far``: 1 where embedding rows are
-        looked up over the link, else 0. ``streamed``: units of each kind that do not stay. Linear in all four, so it holds for numbers as
-        for the program's variables."""
+        looked up over the link, else 0. ``streamed``: units of each kind that do not stay. ``moves``: 1 where any unit streams, else 0.
+        Linear in all five, so it holds for numbers as for the program's variables."""
         moved = each_pass * self.passes + kv.read * self.kv_read + kv.back * self.kv_back + kv.written * self.kv_written
         coded = total(price * streamed.get(kind, 0) for kind, price in self.coded.items())
-        return moved + self.rest + self.lookups * far + coded
+        return moved + self.rest + self.lookups * far + self.launches * moves + coded
 
     def in_units_of(self, seconds: float) -> Phase:
         """The same with so many seconds as the unit of time."""
         coded = {kind: price * (1 / seconds) for kind, price in self.coded.items()}
-        return replace(self, rest=self.rest * (1 / seconds), lookups=self.lookups * (1 / seconds), coded=coded)
+        rest, lookups, launches = (price * (1 / seconds) for price in (self.rest, self.lookups, self.launches))
+        return replace(self, rest=rest, lookups=lookups, launches=launches, coded=coded)
 
 
 def decode_phase(
     hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, head_blocks: int, forms: ResidentForms = STORED
 ) -> Phase:
     """A step at the mean context."""
-    compute_s = decode_compute_s(hardware, model.decoded(forms.decoded), workload, batch)
+    computed_by = model.decoded(forms.decoded)
+    launched_s = decode_compute_s(hardware, computed_by, workload, batch)
+    compute_s = min(launched_s, recorded_s(hardware, computed_by, workload, batch))
     context = workload.prompt_tokens + workload.new_tokens / 2
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
     lookups = _lookups(hardware, model, batch, 1)
     coded = _coded(hardware, model, forms, 1, batch)
-    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, coded)
+    launches = Price({computing_of(hardware): launched_s - compute_s})
+    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, launches, coded)
 
 
 def prefill_phase(
@@ -95,7 +102,7 @@ def prefill_phase(
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
     coded = _coded(hardware, model, forms, passes, rows)
-    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded)
+    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded=coded)
 
 
 def units_bytes(model: ModelSpec, head_blocks: int) -> int:

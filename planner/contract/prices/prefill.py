@@ -103,7 +103,8 @@ class Prefill:
 
     def _bill(self, phase: Phase) -> Price:
         missed = misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
-        return phase.bill(self.moved.each_pass(missed), self.moved.kv, table_is_far(self.hardware, self.decisions), self.moved.streamed)
+        each_pass, moves = self.moved.each_pass(missed), int(bool(self.moved.streamed))
+        return phase.bill(each_pass, self.moved.kv, table_is_far(self.hardware, self.decisions), self.moved.streamed, moves)
 
     def _passes_s(self, start: int) -> float:
         return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

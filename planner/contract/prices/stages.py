@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from penstock.planner.common.measures import GB
@@ -105,6 +106,16 @@ def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> f
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
     """Compute seconds of one decode step at the mean context."""
     return step_compute_s(hardware, model, workload.prompt_tokens + workload.new_tokens / 2, batch)
+
+
+def recorded_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
+    """The same of a step that is one CUDA graph, which the host launches once; infinite where none can be. It may be where nothing streams,
+    and the host decides nothing: without routed experts, KV outside the card, states and attention of a model's own."""
+    gpu = hardware.gpu
+    if gpu is None or not gpu.layer_kernels_s or model.experts or workload.kv_spill or not model.attends_over_pages:
+        return math.inf
+    context = workload.prompt_tokens + workload.new_tokens / 2
+    return step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch) + model.layers * gpu.layer_kernels_s
 
 
 def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:

@@ -187,7 +187,7 @@ class Formulation(LinearProgram):
         self.decode_t = self.amount("decode_t")
         phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms).in_units_of(self.tick_s)
         streamed = {UnitKind.attn: self.layers - self.attn, UnitKind.ffn: self.layers - self.ffn}
-        step = phase.bill(self.each_pass, kv, far, streamed)
+        step = phase.bill(self.each_pass, kv, far, streamed, self.ring_busy if self.gpu else 1)
         self._lasts(self.decode_t, step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv.read.of(Resource.h2d)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):
