@@ -217,7 +217,8 @@ def test_each_offer_is_the_machine_with_it() -> None:
 
 
 def test_where_the_host_launches_too_slowly_no_resource_helps_and_that_is_said() -> None:
-    found = explain(Question(machine(layer_launch_s=0.05), model(8), work(prompt_tokens=1, new_tokens=512)), None, 0.1)
+    asked = Question(machine(layer_launch_s=0.05), replace(model(8), model_type="bloom"), work(prompt_tokens=1, new_tokens=512))
+    found = explain(asked, None, 0.1)  # no step of a Bloom is one graph, whatever card holds it
     assert found.best_buy is None and "layer_launch_s" in " ".join(advice(found))
     assert any(c.note.endswith("the slowest, launching kernels") for c in found.constraints)
 
