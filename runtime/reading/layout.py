@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,10 @@ from penstock.planner.common.measures import ALIGN, align_down, align_up
 
 PARAMETER_ALIGN = 256
 """Alignment in bytes of a parameter that the store may place freely: what CUDA's allocator gives and its kernels like best."""
+MOST_RUNS = 3
+"""Runs of a file that a unit is read from straight into its buffer, the smaller others apart: each is padded to pages of its own."""
+SMALL_PART = 16
+"""A run is small that is less than one part in so many of its unit."""
 READ_ALONG_BYTES = 64 * 1024
 """Gaps of a file up to this size are read rather than skipped: shorter than one seek costs on any drive."""
 
@@ -86,9 +90,10 @@ def lay_in_place(parameters: Iterable[Parameter], sources: Mapping[str, Source])
 
     A parameter that is one run of a file keeps its alignment, beside its neighbours in the file. A parameter of several pieces is laid
     where most of its bytes keep their alignment. Then only the 4096-byte pages at a piece's edges are copied; the rest is read straight
-    into the buffer.
+    into the buffer. Beyond ``MOST_RUNS`` the small runs lie behind one another, and are copied.
     """
     parameters = list(parameters)
+    total = sum(p.nbytes for p in parameters)
     direct: list[tuple[Path, int, Parameter]] = []
     assembled: list[Parameter] = []
     for p in parameters:
@@ -100,7 +105,11 @@ def lay_in_place(parameters: Iterable[Parameter], sources: Mapping[str, Source])
     offsets: dict[str, int] = {}
     extents: list[Extent] = []
     end = 0
-    for cluster in _clusters(sorted(direct, key=lambda d: (str(d[0]), d[1]))):
+    clusters = _clusters(sorted(direct, key=lambda d: (str(d[0]), d[1])))
+    packed = [cluster for cluster in sorted(clusters, key=_bytes_of)[:-MOST_RUNS] if SMALL_PART * _bytes_of(cluster) < total]
+    for cluster in clusters:
+        if cluster in packed:
+            continue
         file, first, _ = cluster[0]
         stop = max(start + p.nbytes for _, start, p in cluster)
         dest = end + first % ALIGN
@@ -110,6 +119,10 @@ def lay_in_place(parameters: Iterable[Parameter], sources: Mapping[str, Source])
     for p in assembled:
         offsets[p.name] = end + (_place_in_page(p, sources) - end) % ALIGN
         end = offsets[p.name] + p.nbytes
+    for p in (p for cluster in packed for _, _, p in cluster):
+        offsets[p.name] = align_up(end, PARAMETER_ALIGN)
+        end = offsets[p.name] + p.nbytes
+        assembled.append(p)
     extents += _staged(((p, offsets[p.name]) for p in assembled), sources)
     return _layout(parameters, offsets, extents, end)
 
@@ -143,6 +156,10 @@ def _clusters(runs: list[tuple[Path, int, Parameter]]) -> list[list[tuple[Path, 
             clusters.append([run])
             stop = start + p.nbytes
     return clusters
+
+
+def _bytes_of(cluster: Sequence[tuple[Path, int, Parameter]]) -> int:
+    return sum(p.nbytes for _, _, p in cluster)
 
 
 def _place_in_page(p: Parameter, sources: Mapping[str, Source]) -> int:

@@ -51,6 +51,17 @@ def test_far_apart_and_other_files_are_extents_of_their_own_on_pages_of_their_ow
     assert_bytes_lie_right(layout, parameters, sources)
 
 
+def test_small_runs_beyond_the_largest_three_lie_behind_one_another() -> None:
+    """As one expert of six stacks: each run on pages of its own would take more than plans count."""
+    sizes = {"a": 30000, "b": 16000, "c": 2000, "d": 1002, "e": 40, "f": 22}
+    sources = {name: Source(FILE, 40 + 3 * READ_ALONG_BYTES * i) for i, name in enumerate(sizes)}
+    parameters = [whole(name, nbytes) for name, nbytes in sizes.items()]
+    layout = lay_in_place(parameters, sources)
+    assert sorted(e.nbytes for e in layout.extents if e.owns_pages) == [2000, 16000, 30000]
+    assert layout.nbytes <= sum(sizes.values()) + 3 * 2 * ALIGN
+    assert_bytes_lie_right(layout, parameters, sources)
+
+
 def test_experts_of_whole_pages_keep_their_place_in_the_page() -> None:
     size, names = 2 * ALIGN, [f"{e}.{w}" for e in range(3) for w in ("w1", "w2", "w3")]
     sources = {name: Source(FILE, 40 + i * size) for i, name in enumerate(names)}
