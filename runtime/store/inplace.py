@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.planner.common.collector import uncollected
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import TensorEntry, read_checkpoint
 from penstock.planner.contract.checkpoint.gguf_checkpoint import files_beside
@@ -33,6 +34,7 @@ class Inventory:
     digest: str
 
     @classmethod
+    @uncollected()
     def of(cls, directory: Path, model: torch.nn.Module) -> Inventory:
         """Match the checkpoint in ``directory`` with ``model``. UserError names the first tensor that is missing or differs."""
         checkpoint = read_checkpoint(directory)
@@ -49,7 +51,15 @@ class Inventory:
             if source not in pieces and name in pieces:
                 pieces[source] = pieces[name]
 
+        known: dict[tuple[str, bool], torch.dtype] = {}
+
         def stored(slot: Slot, cast: bool = False) -> torch.dtype:
+            """As ``looked_up``, once for all experts of a parameter."""
+            if (slot.full_name, cast) not in known:
+                known[slot.full_name, cast] = looked_up(slot, cast)
+            return known[slot.full_name, cast]
+
+        def looked_up(slot: Slot, cast: bool) -> torch.dtype:
             """The dtype of its tensors; with ``cast`` another float type than the slot's is allowed."""
             if slot.full_name not in pieces:
                 raise UserError(

@@ -8,7 +8,8 @@ straight into place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -260,10 +261,13 @@ def _pieces(name: str, value: _Value, shape: tuple[int, ...]) -> tuple[Piece, ..
     return tuple(pieces)
 
 
-def part_of(pieces: Iterable[Piece], start: int, nbytes: int) -> tuple[Piece, ...]:
-    """What of ``pieces`` fills ``nbytes`` of a parameter from ``start`` on, as a parameter of its own."""
+def part_of(pieces: Sequence[Piece], start: int, nbytes: int) -> tuple[Piece, ...]:
+    """What of ``pieces``, which lie one behind the other, fills ``nbytes`` of a parameter from ``start`` on, as a parameter of its own."""
     part = []
-    for piece in pieces:
+    for number in range(max(0, bisect_right(pieces, start, key=lambda piece: piece.dest) - 1), len(pieces)):
+        piece = pieces[number]
+        if piece.dest >= start + nbytes:
+            break
         first, last = max(piece.dest, start), min(piece.dest + piece.nbytes, start + nbytes)
         if first < last:
             part.append(Piece(piece.tensor, piece.offset + first - piece.dest, last - first, first - start))
