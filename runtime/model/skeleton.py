@@ -16,9 +16,9 @@ from transformers.initialization import no_init_weights
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, spec_from_checkpoint, stored_infos, stored_matrices
 from penstock.planner.contract.checkpoint.tensor_names import classify
+from penstock.runtime.model.as_stored import NormsAboveOne, RoutersAsStored
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.model.foreign_experts import name_experts, take_shape
-from penstock.runtime.model.router_cast import RoutersAsStored
 from penstock.runtime.model.stored_formats import StoredFormats
 from penstock.runtime.store.base import Store, open_store
 from penstock.runtime.store.decoder import decoder_layers, module_name
@@ -102,7 +102,9 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
         take_shape(model, stored_infos(directory))
     _keep_dtypes(model, dtype)
     matrices = stored_matrices(directory)
-    own = [RoutersAsStored(stored_infos(directory)), StoredFormats(matrices, str(directory))] if matrices else []
+    own: list[Converter] = [RoutersAsStored(stored_infos(directory)), StoredFormats(matrices, str(directory))] if matrices else []
+    if (getattr(config, "quantization_config", None) or {}).get("norms_above_one"):
+        own.append(NormsAboveOne(stored_infos(directory)))
     for converter in [*own, *converters]:
         converter.convert(model)
     return model.eval()

@@ -23,6 +23,8 @@ VOCABULARY = "vocabulary.gguf"
 """The file of a packed store that has the metadata of the GGUF file that it was made of, for its tokenizer."""
 INTERLEAVED = ("llama",)
 """Architectures whose files hold the two halves of each head's queries and keys row by row in turn, as llama.cpp rotates them."""
+ABOVE_ONE = ("gemma2", "gemma3")
+"""Architectures whose files hold a norm's weight plus one."""
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -132,6 +134,8 @@ def read_gguf_checkpoint(source: GgufSource) -> GgufCheckpoint:
         if biased is not None:
             raise UserError(f"{where}: tensor {biased!r}: biases of queries and keys are not read for this architecture; use safetensors")
         said["interleaved"] = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
+    if architecture in ABOVE_ONE:
+        said["norms_above_one"] = True
     config["quantization_config"] = said
     tensors = {name: entry for key, tensor in stored.items() for name, entry in _entries(key, tensor, str(config.get("model_type", "")))}
     return GgufCheckpoint(source, headers[0], config, tensors)

@@ -108,6 +108,14 @@ def _qwen3_moe(m: _Metadata, tensors: Tensors) -> Config:
     return _experts(m, tensors) | {"norm_topk_prob": True}
 
 
+def _gemma(m: _Metadata, tensors: Tensors) -> Config:
+    """Softcaps and the activation are the same in all Gemma 2, and in all Gemma 3. The 27B of each scales queries by another width."""
+    config = _rms(m, tensors)
+    per_head = config["num_hidden_layers"] in (46, 62)
+    width = config["hidden_size"] // config["num_attention_heads"] if per_head else config["head_dim"]
+    return config | {"sliding_window": m.count("attention.sliding_window"), "query_pre_attn_scalar": width}
+
+
 def _phi3(m: _Metadata, tensors: Tensors) -> Config:
     window = m.get("attention.sliding_window")
     config = _rms(m, tensors)
@@ -128,6 +136,8 @@ FAMILIES: Mapping[str, tuple[str, Callable[[_Metadata, Tensors], Config]]] = Map
         "qwen3": ("qwen3", _rms),
         "qwen2moe": ("qwen2_moe", _qwen2_moe),
         "qwen3moe": ("qwen3_moe", _qwen3_moe),
+        "gemma2": ("gemma2", _gemma),
+        "gemma3": ("gemma3_text", _gemma),
         "phi3": ("phi3", _phi3),
         "starcoder2": ("starcoder2", _starcoder2),
     }

@@ -32,8 +32,17 @@ _LAYER: Mapping[str, str] = MappingProxyType(
     }
 )
 """As Llama, Mistral, Qwen and most others call them; ``*`` stands for an expert's number."""
+_SANDWICH: Mapping[str, str] = MappingProxyType(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
 _OTHERWISE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
+        "gemma2": _SANDWICH,
+        "gemma3_text": _SANDWICH,
         "phi3": {"ffn_up": "mlp.gate_up_proj"},
         "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         "mixtral": {

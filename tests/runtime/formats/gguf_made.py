@@ -17,7 +17,7 @@ COMMITTED = Path(__file__).with_name("gguf")
 and a file with a type for each kind of matrix."""
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen2_moe": "qwen2moe", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "mixtral": "llama",
-    "phi3": "phi3", "starcoder2": "starcoder2",
+    "phi3": "phi3", "starcoder2": "starcoder2", "gemma2": "gemma2", "gemma3_text": "gemma3",
 }  # fmt: skip
 WIDE = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
 """Sizes that blocks of 32 divide."""
@@ -39,6 +39,7 @@ def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, **metadat
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
         "vocab_size": config["vocab_size"],
+        "attention.sliding_window": config.get("sliding_window") if "gemma" in architecture else None,
         "expert_count": config.get("num_experts") or config.get("num_local_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
@@ -55,7 +56,8 @@ def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, **metadat
         writer.add_float32(f"{architecture}.attention.layer_norm_epsilon", config["norm_epsilon"])
     else:
         writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
-    writer.add_float32(f"{architecture}.rope.freq_base", config["rope_parameters"]["rope_theta"])
+    rope = config["rope_parameters"]
+    writer.add_float32(f"{architecture}.rope.freq_base", rope.get("full_attention", rope)["rope_theta"])
     number = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     for name, tensor in _stacked(tensors).items():
@@ -65,6 +67,8 @@ def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, **metadat
             tensor = _in_turn(tensor, heads)
         if architecture == "llama" and ".attn_k." in found:
             tensor = _in_turn(tensor, kv_heads)
+        if "gemma" in architecture and "norm" in name:
+            tensor = tensor.float() + 1
         plain = tensor.dim() == 1 or "ffn_gate_inp" in found
         held, how = _held(tensor.float().numpy(), "F32" if plain else kind)
         writer.add_tensor(found, held, raw_dtype=how)

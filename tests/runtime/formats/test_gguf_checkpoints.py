@@ -85,18 +85,28 @@ def test_a_units_planned_bytes_are_those_that_the_runtime_moves() -> None:
         ("qwen3_moe", "Q8_0"),
         ("qwen2_moe", "Q8_0"),
         ("phi3", "Q8_0"),
+        ("gemma2", "Q8_0"),
+        ("gemma3_text", "Q4_0"),
         ("starcoder2", "Q8_0"),
     ],
 )
 def test_other_architectures_and_types_say_what_transformers_says(model_type: str, kind: str, tmp_path: Path) -> None:
-    tied = model_type == "qwen2"
-    file = as_gguf(save_tiny(tmp_path / "hf", model_type, tied=tied, layers=2, **WIDE), tmp_path / "m.gguf", kind)
+    sizes = WIDE | ({"query_pre_attn_scalar": 32} if "gemma" in model_type else {})
+    file = as_gguf(
+        save_tiny(tmp_path / "hf", model_type, tied=model_type in ("qwen2", "gemma2"), layers=2, **sizes), tmp_path / "m.gguf", kind
+    )
     dtype = torch.float16 if kind == "F16" else torch.bfloat16
     config = gguf_config(file)
     assert config is not None
     theirs = AutoConfig.from_pretrained(tmp_path, gguf_file=file.name).to_dict()
     read = {key: value for key, value in AutoConfig.for_model(**config).to_dict().items() if key in theirs and theirs[key] is not None}
-    unread = {"head_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "vocab_size"}  # by transformers, which takes defaults
+    unread = {
+        "head_dim",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "vocab_size",
+        "query_pre_attn_scalar",
+    }  # by transformers, which takes defaults
     unread |= {"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "_name_or_path"}
     near = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in theirs.items()}
     assert {key for key, value in read.items() if value != near[key]} <= unread
