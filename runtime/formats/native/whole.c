@@ -127,21 +127,27 @@ ALONE void columns_of(const struct whole_job *job, int64_t row, const uint8_t *c
     (void)wide;
 }
 
-/* The same where each column names its group; one that is negative follows its neighbours, one that is not there counts as the last. */
+/* The same where each column names its group; one that is negative follows its neighbours, one that is not there counts as the last. Of 4
+ * bits a table for each group says what a number is. */
 static void ordered_columns(const struct whole_job *job, int64_t row, const uint8_t *codes, int64_t first, int64_t last)
 {
     float scale[MOST_GROUPS], zero[MOST_GROUPS];
+    uint16_t table[MOST_GROUPS * 16], *out = job->out + row * job->columns;
     const int64_t group_columns = job->columns / job->groups;
     for (int64_t group = 0; group < job->groups; group++) {
         scale[group] = scale_of(job, row, group);
         zero[group] = (float)zero_of(job, row, group);
+        for (int number = 0; number < 16 && job->bits == 4; number++)
+            table[group * 16 + number] = rounded(((float)number - zero[group]) * scale[group], job->scale_kind, job->out_kind);
     }
     for (int64_t column = first; column < last; column++) {
         int64_t at = column - first, group = job->members[column];
         group = group < 0 ? column / group_columns : group;
         group = group < job->groups ? group : job->groups - 1;
-        uint32_t number = job->bits == 4 ? codes[at / 2] >> (at % 2 * 4) & 15u : codes[at];
-        job->out[row * job->columns + column] = rounded(((float)number - zero[group]) * scale[group], job->scale_kind, job->out_kind);
+        if (job->bits == 4)
+            out[column] = table[group * 16 + (codes[at / 2] >> (at % 2 * 4) & 15)];
+        else
+            out[column] = rounded(((float)codes[at] - zero[group]) * scale[group], job->scale_kind, job->out_kind);
     }
 }
 
