@@ -4,7 +4,7 @@ decoded weights."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from penstock.runtime.engine.session import Session
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.runtime.formats.coded_checkpoints import Whole, awq, coded, compressed, edit, gptq, packed, say, whole
+from tests.runtime.formats.coded_checkpoints import LINEAR, Whole, awq, coded, compressed, edit, gptq, packed, say, whole
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for, save_tiny
@@ -74,9 +74,9 @@ MADE = {
 }
 
 
-def made(directory: Path, how: Made) -> Path:
+def made(directory: Path, how: Made, sizes: Mapping[str, int] = SIZES) -> Path:
     """The checkpoint, and beside it ``decoded``: the same with its matrices decoded where they were rounded."""
-    plain = save_tiny(directory / "decoded", how.model_type, layers=3, **SIZES)
+    plain = save_tiny(directory / "decoded", how.model_type, layers=3, **sizes)
     say(plain, dtype=str(how.dtype).removeprefix("torch."))
     edit(plain, lambda tensors: tensors.update({name: tensor.to(how.dtype) for name, tensor in tensors.items()}))
     stored = Path(shutil.copytree(plain, directory / directory.name))
@@ -84,7 +84,7 @@ def made(directory: Path, how: Made) -> Path:
 
     def decode(tensors: dict[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
-            if ".layers." in name and tensor.dim() == 2:
+            if LINEAR.search(name) and tensor.dim() == 2:
                 of = how.round(tensor)
                 order = torch.arange(tensor.shape[1]).roll(7) if how.said.get("desc_act") else slice(None)
                 tensors[name] = of.decoded()[:, order].to(how.dtype)
@@ -125,6 +125,33 @@ def test_streamed_and_packed_logits_are_those_of_the_decoded_weights(checkpoint:
     assert spec_from_checkpoint(out).units == spec_from_checkpoint(checkpoint).units
     with opened(plan_for(out, decisions(gpu=True, resident=(1, 2, 1)), gpu=True), out, HostCopier()) as session:
         assert same(run(session), want)
+
+
+@pytest.mark.parametrize("name", ["GPTQ4-64", "AWQ-32", "INT8-row"])
+def test_routed_experts_are_read_as_they_are_stored(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    checkpoint = made(tmp_path / name, MADE[name]._replace(model_type="mixtral"), sizes)
+    with opened(plan_for(checkpoint.parent / "decoded", decisions()), checkpoint.parent / "decoded") as session:
+        want = run(session)
+    assert {unit.format.name for unit in spec_from_checkpoint(checkpoint).of_kind(UnitKind.expert)} == {name}
+    with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
+        assert same(run(session), want)
+
+
+def test_trained_weights_say_what_transformers_says_of_them(shared_models: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(shared_models / "tiny-llama", tmp_path / "tiny-llama", copy_function=shutil.copy))
+    how = MADE["INT4-128"]
+    for path in (checkpoint, *checkpoint.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    coded(checkpoint, lambda matrix: how.store(how.round(matrix)), how.said)
+    dequantized = CompressedTensorsConfig(run_compressed=False)
+    theirs = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=BF16, quantization_config=dequantized).eval()
+    want = said(theirs, ROWS)
+    with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
+        session.load(ROWS)
+        got = session.generate(ROWS, Sampler(Sampling(), CPU), keep_logits=True)
+    assert got.tokens == want.tokens and same(list(got.logits), list(want.logits))
 
 
 def test_a_units_planned_bytes_are_those_that_the_runtime_moves(checkpoint: Path) -> None:
