@@ -12,6 +12,7 @@ from penstock.planner.contract.stored.fp8_stored import Fp8Stored
 from penstock.planner.contract.stored.gguf_stored import GgufStored
 from penstock.planner.contract.stored.gptq_stored import GptqStored
 from penstock.planner.contract.stored.lossless_stored import METHOD, LosslessStored
+from penstock.planner.contract.stored.mixed_stored import MixedStored
 from penstock.planner.contract.stored.mxfp4_stored import Mxfp4Stored
 from penstock.planner.contract.stored.nvfp4_stored import Nvfp4Stored
 from penstock.planner.contract.stored.scheme import Scheme
@@ -39,11 +40,11 @@ COMPRESSED: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], S
         "int-quantized": CompressedStored.of,
     }
 )
-"""``format`` of compressed-tensors -> what reads its one group's ``weights`` and the whole quantization_config."""
+"""``format`` of compressed-tensors -> what reads a group's ``weights`` and the whole quantization_config."""
 
 READ = (
     "fp8 in blocks of 128 x 128 or with one scale, fbgemm_fp8, mxfp4, modelopt's NVFP4, gptq and auto-round of 4 and 8 bits, awq of 4, and "
-    "compressed-tensors with one group of weights: " + ", ".join(COMPRESSED)
+    "compressed-tensors: " + ", ".join(COMPRESSED)
 )
 """Methods that are read, for messages."""
 
@@ -59,9 +60,14 @@ def scheme_of(said: Mapping[str, Any], where: str) -> Scheme | None:
 
 def _compressed(said: Mapping[str, Any], where: str) -> Scheme | None:
     groups = said.get("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
-        return None
-    (one,) = groups.values()
-    weights = one.get("weights") if isinstance(one, Mapping) else None
-    read = COMPRESSED.get(str(said.get("format")))
-    return read(weights, said, where) if read is not None and isinstance(weights, Mapping) else None
+    found: list[tuple[Scheme, tuple[str, ...]]] = []
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        if not isinstance(group, Mapping) or not isinstance(weights := group.get("weights"), Mapping):
+            return None
+        form = group.get("format") or said.get("format")
+        read, targets = COMPRESSED.get(str(form)), group.get("targets")
+        scheme = None if read is None else read(weights, {**said, "format": form}, where)
+        if scheme is None:
+            return None
+        found.append((scheme, tuple(map(str, targets)) if isinstance(targets, list) else ()))
+    return found[0][0] if len(found) == 1 else MixedStored.of(found) if found else None

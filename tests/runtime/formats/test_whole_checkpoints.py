@@ -3,6 +3,7 @@ decoded weights."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -136,6 +137,29 @@ def test_routed_experts_are_read_as_they_are_stored(tmp_path: Path, name: str) -
         want = run(session)
     assert {unit.format.name for unit in spec_from_checkpoint(checkpoint).of_kind(UnitKind.expert)} == {name}
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
+        assert same(run(session), want)
+
+
+def test_groups_of_one_config_store_what_they_target(tmp_path: Path) -> None:
+    """Attention in 8 bits and the rest in 4, as mixed-precision checkpoints have it."""
+    attention, rest = MADE["INT8-row"], MADE["INT4-128"]
+    plain = save_tiny(tmp_path / "decoded", layers=3, **SIZES)
+    stored = Path(shutil.copytree(plain, tmp_path / "stored"))
+    both = compressed("mixed-precision", {})
+    kinds = {"re:.*self_attn.*": attention, "Linear": rest}
+    both["config_groups"] = {
+        f"group_{i}": how.said["config_groups"]["group_0"] | {"targets": [target]} for i, (target, how) in enumerate(kinds.items())
+    }
+    for how, only in ((attention, r"self_attn\.\w_proj\.weight$"), (rest, r"mlp\.\w+_proj\.weight$")):
+        coded(stored, lambda matrix, how=how: how.store(how.round(matrix)), both, re.compile(only))
+        names = re.compile(only)
+        edit(plain, lambda t, how=how, names=names: t.update({n: how.round(v).decoded() for n, v in t.items() if names.search(n)}))
+    spec = spec_from_checkpoint(stored)
+    assert {unit.format.name for unit in spec.of_kind(UnitKind.attn)} == {"INT8-row"}
+    assert {unit.format.name for unit in spec.of_kind(UnitKind.ffn)} == {"INT4-128"}
+    with opened(plan_for(plain, decisions()), plain) as session:
+        want = run(session)
+    with opened(plan_for(stored, decisions()), stored) as session:
         assert same(run(session), want)
 
 
