@@ -15,9 +15,7 @@ from penstock.planner.contract.stored.activations import named_activations, name
 
 
 def format_notes(model: ModelSpec, asked: ModelConfig) -> Iterator[str]:
-    """Where the runtime does not stream ``model`` yet, and what of its quantization_config runs do not follow."""
-    if model.planned_only:
-        yield f"not run yet: weights in {', '.join(model.planned_only)}, planned for by their stored bytes"
+    """What of the quantization_config of ``model`` runs do not follow."""
     said = _said(asked)
     computed = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[model.compute_dtype]
     if named := named_activations(said):

@@ -78,9 +78,6 @@ def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
 def check_fit(cfg: RunConfig, plan: Plan) -> tuple[Plan, Path]:
     """``plan`` as ``cfg`` forces it, with notes on keys that have no effect, and the checkpoint that it is for. UserError where a rule is
     broken, or where plan, checkpoint and keys do not fit together."""
-    if plan.model.planned_only:
-        model, stored = plan.model.name, ", ".join(plan.model.planned_only)
-        raise UserError(f"plan={cfg.plan}: {model} is stored in {stored}, which is not run yet; use its BF16, F16 or F32 checkpoint")
     plan = _forced(cfg, plan)
     check_reuse(cfg.kv, plan)
     plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))

@@ -18,7 +18,7 @@ class StoredParameter(NamedTuple):
 
 def stored_parameters(model: nn.Module) -> dict[str, StoredParameter]:
     """Of all modules that hold coded matrices: full name of a parameter -> what it is."""
-    found = {}
+    found: dict[str, StoredParameter] = {}
     for name, module in model.named_modules():
         own: Mapping[str, StoredParameter] = getattr(module, "stored_parameters", {})
         found |= {f"{name}.{leaf}": parameter for leaf, parameter in own.items()}

@@ -34,8 +34,8 @@ _GATED = ("gate_proj", "up_proj")
 class StoredFormats:
     """Puts :class:`StoredLinear` in place of each linear layer whose matrix is coded, and coded parameters in place of routed experts'.
 
-    ``matrices``: of the checkpoint in the directory ``where``. UserError: a format that is not run, a shape that is not the model's, a
-    coded matrix that belongs to neither.
+    ``matrices``: of the checkpoint in the directory ``where``. UserError: a shape that is not the model's, a coded matrix that
+    belongs to neither.
     """
 
     matrices: Mapping[str, StoredMatrix]
@@ -59,12 +59,12 @@ class StoredFormats:
         for parameter, matrix in linear.items():
             self._replace(model, parameter.removesuffix(".weight"), matrix, scratch)
         for parameter, sources in experts.items():
-            owner, _, leaf = parameter.rpartition(".")
-            self._take_experts(model.get_submodule(owner), leaf, [group for _, group in sorted(sources.items())], scratch)
+            module, _, leaf = parameter.rpartition(".")
+            self._take_experts(model.get_submodule(module), leaf, [group for _, group in sorted(sources.items())], scratch)
 
     def _replace(self, model: PreTrainedModel, name: str, matrix: StoredMatrix, scratch: Scratch) -> None:
         replaced, (owner, _, child) = model.get_submodule(name), name.rpartition(".")
-        coding, parts, stored = self._coding(matrix), {}, {}
+        coding, parts, stored = _coding(matrix), {}, {}
         for leaf, each in matrix.leaves.items():
             parts[leaf] = nn.Parameter(_empty(each.shape, each.dtype), requires_grad=False)
             stored[leaf] = StoredParameter(matrix.format.name, (each.tensor,))
@@ -100,7 +100,7 @@ class StoredFormats:
                 known = getattr(module, "stored_parameters", {})
                 module.stored_parameters = known | {f"{each}{JOINT}{leaf}": StoredParameter(first.format.name, tensors)}
             rows, columns = first.shape[-2:]
-            made.append(ExpertMatrix(each, rows, columns, self._coding(first), tuple(first.leaves), first.format.product_rows))
+            made.append(ExpertMatrix(each, rows, columns, _coding(first), tuple(first.leaves), first.format.product_rows))
         replaced = tuple(module.get_parameter(name).shape[1:])
         whole = (sum(matrix.rows for matrix in made), made[0].columns)
         if whole != (replaced[::-1] if module.is_transposed else replaced):
@@ -108,12 +108,6 @@ class StoredFormats:
         module.stored_experts = getattr(module, "stored_experts", {}) | {name: tuple(made)}
         module.scratch, module.stored_dtype = scratch, module.get_parameter(name).dtype
         module.register_parameter(name, None)
-
-    def _coding(self, matrix: StoredMatrix) -> Coding:
-        coding = CODINGS.get(matrix.format.name)
-        if coding is None:
-            raise UserError(f"{self.where}: stored in {matrix.format.name}, which is not run yet; use its BF16, F16 or F32 checkpoint")
-        return Interleaved(coding, matrix.heads) if matrix.heads else coding
 
     def _check_rows(self, matrix: StoredMatrix) -> None:
         """A table is looked up, and an LM head streamed, by its rows."""
@@ -132,6 +126,11 @@ class StoredFormats:
             f"{self.where}: {matrix.name} in {matrix.format.name} has shape {list(matrix.shape)} for parameter {parameter} of shape "
             f"{list(shape)}; config.json and the weights are of different models"
         )
+
+
+def _coding(matrix: StoredMatrix) -> Coding:
+    coding = CODINGS[matrix.format.name]
+    return Interleaved(coding, matrix.heads) if matrix.heads else coding
 
 
 def _count(group: Sequence[StoredMatrix]) -> int:

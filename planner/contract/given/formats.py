@@ -40,8 +40,6 @@ class Format:
     """Of what is stored for each column besides."""
     product_rows: int = 0
     """The most rows that a card multiplies by the matrix as it is stored; 0: it is always decoded first."""
-    runs: bool = True
-    """Whether the runtime computes with it; else only the planner knows its sizes."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Of a matrix, or of a vector with one row."""
@@ -73,36 +71,36 @@ ESCAPES_APART = 4096
 6600."""
 
 
-def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0, runs: bool = False) -> Format:
-    return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS, runs)
+def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0) -> Format:
+    return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS)
 
 
 def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: int = 0) -> Format:
     """Whole numbers in groups of columns, or of whole rows where ``group`` is 0."""
-    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, PRODUCT_ROWS, runs=True)
+    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, PRODUCT_ROWS)
 
 
 _SIZES = {"row": 0} | {str(group): group for group in GROUPS}
 
 QUANTISED: Mapping[str, Format] = _named(
-    _quantised("FP8", 8, (128, 128), 32, runs=True),
-    _quantised("FP8-row", 8, (1, 0), 32, runs=True),
-    _quantised("FP8-tensor", 8, (0, 0), 32, runs=True),
-    _quantised("MXFP4", 4, (1, 32), 8, runs=True),
-    _quantised("NVFP4", 4, (1, 16), 8, runs=True),
+    _quantised("FP8", 8, (128, 128), 32),
+    _quantised("FP8-row", 8, (1, 0), 32),
+    _quantised("FP8-tensor", 8, (0, 0), 32),
+    _quantised("MXFP4", 4, (1, 32), 8),
+    _quantised("NVFP4", 4, (1, 16), 8),
     *(_whole(f"INT{b}-{name}", b, group) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"INT{b}-{name}-asym", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{group}-order", b, group, b, 32) for b in BITS for group in GROUPS),
     *(_whole(f"AWQ-{name}", 4, group, 4) for name, group in _SIZES.items()),
-    _quantised("Q4_0", 4, (1, 32), 16, runs=True),
-    _quantised("Q8_0", 8, (1, 32), 16, runs=True),
-    _quantised("Q4_K", 4, (1, 256), 128, runs=True),
-    _quantised("Q5_K", 5, (1, 256), 128, runs=True),
-    _quantised("Q6_K", 6, (1, 256), 144, runs=True),
+    _quantised("Q4_0", 4, (1, 32), 16),
+    _quantised("Q8_0", 8, (1, 32), 16),
+    _quantised("Q4_K", 4, (1, 256), 128),
+    _quantised("Q5_K", 5, (1, 256), 128),
+    _quantised("Q6_K", 6, (1, 256), 144),
     Format("lossless", 12, Dtype.bfloat16, needs_scratch=True, block=(1, ESCAPES_APART), block_bits=48),
 )
-"""Coded formats, by name; :attr:`Format.runs` says which of them the runtime computes with:
+"""Coded formats, by name:
 
     FP8                 E4M3, a F32 scale for each block of 128 x 128 (DeepSeek-V3); -row, -tensor: for each row, for all
     MXFP4               E2M1, an E8M0 scale for 32 columns (OCP Microscaling 1.0)

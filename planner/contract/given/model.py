@@ -208,11 +208,6 @@ class ModelSpec:
         return sum(unit.stored_bytes for unit in self.of_kind(UnitKind.embed))
 
     @property
-    def planned_only(self) -> tuple[str, ...]:
-        """Names of formats among its units that the runtime does not stream yet."""
-        return tuple(sorted({unit.format.name for unit in self.units if not unit.format.runs}))
-
-    @property
     def embed_row_bytes(self) -> int:
         """Of one token's row in the embedding table, as stored."""
         return self.of_kind(UnitKind.embed)[0].format.stored_bytes(1, self.hidden)

@@ -14,7 +14,7 @@ from transformers.utils.quantization_config import CompressedTensorsConfig
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.decisions import ResidentForms, WeightForm
 from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.contract.given.formats import QUANTISED
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
@@ -131,5 +131,5 @@ def test_a_units_planned_bytes_are_those_that_the_runtime_moves(checkpoint: Path
     assert spec.scratch_bytes == 128 * 256 * 2
 
 
-def test_what_runs_is_what_has_a_coding() -> None:
-    assert {name for name, form in KNOWN_FORMATS.items() if form.runs and form.needs_scratch} <= CODINGS.keys()
+def test_all_formats_that_plans_know_have_a_coding() -> None:
+    assert QUANTISED.keys() <= CODINGS.keys()
