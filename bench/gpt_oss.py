@@ -67,13 +67,18 @@ class Cases:
         report = self._run(name, {}, f"force.expert_dram_slots={experts.units // share}", *solve)
         yield self._limited(what, report)
         yield bound_row("  of the slowest stage", what, report, "decode_s_per_token", "", step=mean_s)
-        yield self._host(report, len(experts.layers))
+        if report["experts"]["vram"]:
+            yield self._host(report, len(experts.layers))
 
     def _limited(self, what: str, report: dict) -> Row:
         tiers = {name: report["experts"][name] for name in ("vram", "dram") if report["experts"][name]}
-        found = ", ".join(f"{name} {facts['hit_rate']:.1%}" for name, facts in tiers.items() if facts["hit_rate"] is not None)
-        print(f"{what}; hits: {found}", flush=True)
-        return one_after_the_other(report, f"decode, {what}", "<= 1.1")
+        found = [
+            f"{name} {facts['hit_rate']:.1%}, {facts['ahead']} ahead" for name, facts in tiers.items() if facts["hit_rate"] is not None
+        ]
+        print(f"{what}; hits: {'; '.join(found)}", flush=True)
+        experts = spec_from_checkpoint(self._checkpoint({})).experts
+        assert experts is not None
+        return one_after_the_other(report, f"decode, {what}", "<= 1.1", experts.expert_bytes)
 
     def _host(self, report: dict, layers: int) -> Row:
         """Processor time of the thread that issues, from a layer's routing to its output; and of a whole layer with its attention, when

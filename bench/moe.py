@@ -179,12 +179,15 @@ class Cases:
         return self._bench.run(f"moe-{name}", self.checkpoint, [budget, *work, *solve], ["temperature=1.0", "top_k=0", *run])
 
 
-def one_after_the_other(report: dict, case: str = "  of their sum", target: str = "") -> Row:
+def one_after_the_other(report: dict, case: str = "  of their sum", target: str = "", expert_bytes: int = 0) -> Row:
     """What batch 1 allows without foresight: an expert is fetched when its router has spoken, and nothing else is done meanwhile; what
-    comes from the SSD crosses the link as it arrives."""
+    comes from the SSD crosses the link as it arrives. With ``expert_bytes`` experts that were fetched ahead are left out."""
     stages, steps, compute_s = report["stages"]["decode"], len(report["step_s"]), limit_of(report, "decode_s")
-    gb = {name: stages[name]["bytes"] / steps / 1e9 for name in ("ssd", "h2d") if stages.get(name, {}).get("bytes")}
-    read, copied = gb.get("ssd", 0.0), gb.get("h2d", 0.0)
+    tiers = {"ssd": report["experts"]["dram"], "h2d": report["experts"]["vram"]}
+    ahead = {name: tier["ahead"] * expert_bytes if tier else 0 for name, tier in tiers.items()}
+    moved = {name: stages.get(name, {}).get("bytes") or 0 for name in tiers}
+    gb = {name: max(0, nbytes - ahead[name]) / steps / 1e9 for name, nbytes in moved.items()}
+    read, copied = gb["ssd"], gb["h2d"]
     read_s = read / link_limit(report, "ssd")[0] if read else 0.0
     copy_s = max(0.0, copied - read) / link_limit(report, "h2d")[0] if copied else 0.0
     total = compute_s + read_s + copy_s
