@@ -54,6 +54,30 @@ def _decode(
 
 
 @triton.jit
+def _decode_words(
+    words, scales, zeros, out, rows, width, group_words, w_row, s_row, z_row, z_group,
+    BITS: tl.constexpr, ZEROS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """The same of words that hold adjacent columns, in groups of whole words: each is read once, and each scale once a word."""
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    per: tl.constexpr = 32 // BITS
+    mask: tl.constexpr = (1 << BITS) - 1
+    valid = (row < rows)[:, None] & (word < width)[None, :]
+    held = tl.load(words + row[:, None] * w_row + word[None, :], valid, 0)
+    member = word // group_words
+    scale = tl.load(scales + row[:, None] * s_row + member[None, :], valid, 0.0).to(tl.float32)
+    less = tl.full([ROWS, WORDS], 1 << (BITS - 1), tl.float32)
+    if ZEROS:
+        less = _zero(zeros, row, member, z_row, z_group, valid, BITS)
+    within = tl.arange(0, per)[None, None, :]
+    number = ((held[:, :, None] >> (within * BITS)) & mask).to(tl.float32) - less[:, :, None]
+    value = (number * scale[:, :, None]).to(scales.dtype.element_ty).to(out.dtype.element_ty)
+    place = row[:, None, None] * (width * per) + word[None, :, None] * per + within
+    tl.store(out + place, value, valid[:, :, None])
+
+
+@triton.jit
 def _zero(zeros, row, member, z_row, z_group, valid, BITS: tl.constexpr):
     """[rows, words]: zero points packed along rows."""
     per: tl.constexpr = 32 // BITS
@@ -216,6 +240,7 @@ class WholeKernels:
 
     def __init__(self, processors: int):
         self._decode = Launcher(_decode)
+        self._decode_words = Launcher(_decode_words)
         self._few_rows = Launcher(_few_rows)
         self._few_rows_of_any = Launcher(_few_rows_of_any)
         self._merge = Launcher(_merge)
@@ -232,6 +257,14 @@ class WholeKernels:
         ``scales`` [rows, groups], ``zeros`` [rows * bits / 32, groups], ``order``: each column's group.
         """
         (rows, columns), groups = out.shape, scales.shape[1]
+        words_are_columns = not by_rows and order is None and not less_one and words.stride(1) == scales.stride(1) == 1
+        if words_are_columns and columns % groups == 0 and columns // groups % (32 // bits) == 0 and columns == words.shape[1] * 32 // bits:
+            held, stride = (scales, (0, 0)) if zeros is None else (zeros, zeros.stride())
+            self._decode_words((triton.cdiv(words.shape[1], 64), triton.cdiv(rows, 8)),
+                words, scales, held, out, rows, words.shape[1], columns // groups * bits // 32, words.stride(0), scales.stride(0), *stride,
+                BITS=bits, ZEROS=zeros is not None, ROWS=8, WORDS=64, num_warps=4,
+            )  # fmt: skip
+            return
         tile, steps = (64, 64) if by_rows else (32, 128), (0, 0) if zeros is None else zeros.stride()
         self._decode((triton.cdiv(columns, tile[1]), triton.cdiv(rows, tile[0])),
             words, scales, scales if zeros is None else zeros, scales if order is None else order, out, rows, columns,

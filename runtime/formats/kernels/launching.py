@@ -36,4 +36,4 @@ class Launcher:
 def _kind(one: torch.Tensor | int | None) -> Hashable:
     if isinstance(one, torch.Tensor):
         return one.dtype, one.data_ptr() % _LINE == 0
-    return one is None or (one == 1, one % _LINE == 0, one >= 2**31)
+    return one is None or (one == 1, one % _LINE == 0, -(2**31) <= one < 2**31)
