@@ -78,6 +78,17 @@ class TestTensors:
         spec = spec_from_tensors({"num_hidden_layers": 3, "intermediate_size": 48}, tensors, "x", "/x", "d")
         assert (spec.attn_width, spec.kv_width, spec.hidden, spec.vocab) == (40, 16, 32, 64)
 
+    def test_gates_beside_the_queries_are_no_part_of_attention(self):
+        """As of Qwen3-Next, whose query projection has twice the rows."""
+        heads = {"num_hidden_layers": 3, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+        tensors = layer_tensors(3)
+        for i in range(3):
+            tensors[f"model.layers.{i}.self_attn.q_proj.weight"] = TensorInfo(2 * 64 * 32, (64, 32), "BF16")
+        assert spec_from_tensors(heads, tensors, "x", "/x", "d").attn_width == 64, "nothing says otherwise"
+        for i in range(3):
+            tensors[f"model.layers.{i}.self_attn.o_proj.weight"] = TensorInfo(2 * 32 * 32, (32, 32), "BF16")
+        assert spec_from_tensors(heads, tensors, "x", "/x", "d").attn_width == 32
+
     def test_layers_for_multi_token_prediction_are_left_out(self):
         assert self.spec(layer_tensors(4), num_nextn_predict_layers=1).layers == 3
 
@@ -100,7 +111,7 @@ class TestTensors:
             ({}, {"vocab_size": 65}, "vocab_size is 65"),
             ({}, {"head_dim": 16}, "different models"),
             ({}, {"tie_word_embeddings": False}, "lm_head.weight is missing"),
-            ({}, {"quantization_config": {"quant_method": "exl3"}}, r"sizes of this quantization_config \('exl3'\) are not known"),
+            ({}, {"quantization_config": {"quant_method": "exl3"}}, "quant_method 'exl3' is not read; read are fp8"),
             ({}, {"is_encoder_decoder": True}, "encoder-decoder"),
             ({"model.encoder.layers.0.self_attn.k_proj.weight": TensorInfo(2, (1,), "BF16")}, {}, "needs one stack of decoder layers"),
             ({"model.layers.0.mlp.up_proj.weight": TensorInfo(8, (8,), "F8_E4M3")}, {}, r"'model.layers.0.mlp.up_proj.weight' is F8_E4M3"),

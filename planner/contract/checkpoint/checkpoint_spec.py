@@ -97,7 +97,7 @@ def spec_from_tensors(
         tied=tied,
         vocab=vocab,
         hidden=hidden,
-        attn_width=_width(geometry, "num_attention_heads", geometry.attn_width, found.rows("q_proj.weight")),
+        attn_width=_attn_width(geometry, found),
         kv_width=kv_width,
         ffn_width=_ffn_width(geometry, found, routers),
         compute_dtype=computed,
@@ -239,6 +239,14 @@ def _ffn_width(geometry: HfGeometry, found: _Sorted, routers: Routers | None) ->
         widths.append(geometry.expert_ffn and routers.top_k * geometry.expert_ffn + geometry.shared_ffn)
     known = [width for width in widths if width]
     return max(known or found.rows(".weight"))
+
+
+def _attn_width(geometry: HfGeometry, found: _Sorted) -> int:
+    """What attention puts out, which its last projection takes: a query projection may hold gates beside the queries."""
+    taken = {shape[1] for shapes in found.shapes.values() for name, shape in shapes.items() if name.endswith("o_proj.weight") and shape[1:]}
+    if geometry.attn_width in taken:
+        return geometry.attn_width or 0
+    return _width(geometry, "num_attention_heads", geometry.attn_width, found.rows("q_proj.weight"))
 
 
 def _width(geometry: HfGeometry, key: str, stated: int | None, rows: set[int]) -> int:
