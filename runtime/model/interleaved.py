@@ -26,7 +26,7 @@ class Interleaved:
         made = self.coding.linear(x, parts, None)
         if made is None:
             return None
-        ordered = self._in_order(made.T).T
+        ordered = made.unflatten(1, (self.heads, -1, 2)).transpose(2, 3).reshape(made.shape)
         return ordered if bias is None else ordered + bias
 
     def _in_order(self, rows: torch.Tensor) -> torch.Tensor:

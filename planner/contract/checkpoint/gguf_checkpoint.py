@@ -13,7 +13,7 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.contract.checkpoint.safetensors_header import TensorEntry
-from penstock.planner.contract.gguf.gguf_config import computed_dtype, derived_config, known_architecture
+from penstock.planner.contract.gguf.gguf_config import computed_dtype, derived_config, head_counts, known_architecture
 from penstock.planner.contract.gguf.gguf_header import GgufHeader, GgufTensor, read_gguf
 from penstock.planner.contract.gguf.gguf_names import hf_name, is_told
 from penstock.planner.contract.gguf.gguf_types import PLAIN
@@ -133,7 +133,7 @@ def read_gguf_checkpoint(source: GgufSource) -> GgufCheckpoint:
         biased = next((name for name in stored if re.fullmatch(r"blk\.\d+\.attn_[qk]\.bias", name)), None)
         if biased is not None:
             raise UserError(f"{where}: tensor {biased!r}: biases of queries and keys are not read for this architecture; use safetensors")
-        said["interleaved"] = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
+        said["interleaved"] = dict(zip(("q_proj", "k_proj"), head_counts(metadata, where), strict=True))
     if architecture in ABOVE_ONE:
         said["norms_above_one"] = True
     config["quantization_config"] = said

@@ -27,10 +27,10 @@ class _Metadata:
 
     def __init__(self, values: Mapping[str, Any], where: str):
         self.architecture = values.get("general.architecture")
-        self._values, self.where = values, where
+        self.values, self.where = values, where
 
     def get(self, key: str) -> Any:
-        return self._values.get(f"{self.architecture}.{key}")
+        return self.values.get(f"{self.architecture}.{key}")
 
     def __getitem__(self, key: str) -> Any:
         found = self.get(key)
@@ -56,15 +56,22 @@ class _Metadata:
         return float(f"{found:.7g}")
 
 
-def _common(m: _Metadata) -> Config:
+def head_counts(metadata: Mapping[str, Any], where: str) -> tuple[int, int]:
+    """Of queries, and of keys and values."""
+    m = _Metadata(metadata, where)
     heads = m.count("attention.head_count")
+    return heads, m.count("attention.head_count_kv") if m.get("attention.head_count_kv") is not None else heads
+
+
+def _common(m: _Metadata) -> Config:
+    heads, kv_heads = head_counts(m.values, m.where)
     head_dim = m.get("attention.key_length") or m["embedding_length"] // heads
     return {
         "hidden_size": m.count("embedding_length"),
         "intermediate_size": m.count("feed_forward_length"),
         "num_hidden_layers": m.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": m.count("attention.head_count_kv") if m.get("attention.head_count_kv") is not None else heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": m.count("context_length"),
         "rope_theta": m.number("rope.freq_base") if m.get("rope.freq_base") is not None else 10000.0,

@@ -69,6 +69,22 @@ def test_rows_that_lie_in_turn_come_in_order() -> None:
     assert torch.equal(out, want)
 
 
+def test_a_product_from_the_stored_form_has_its_rows_in_order() -> None:
+    class Fused:
+        def decode(self, parts: dict[str, torch.Tensor], out: torch.Tensor) -> None:
+            raise AssertionError("not asked")
+
+        def linear(self, x: torch.Tensor, parts: dict[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+            assert bias is None
+            return x @ parts["weight"].T
+
+    heads, half = 3, 4
+    ordered, x, bias = torch.randn(heads * 2 * half, 8), torch.randn(5, 8), torch.randn(heads * 2 * half)
+    stored = ordered.view(heads, 2, half, -1).swapaxes(1, 2).reshape(ordered.shape)
+    made = Interleaved(Fused(), heads).linear(x, {"weight": stored}, bias)
+    assert made is not None and torch.allclose(made, x @ ordered.T + bias, atol=1e-5)
+
+
 _INTERPRETED = """
 import torch, torch.nn.functional as F
 from penstock.runtime.formats.kernels.gguf_triton import decode, multiply

@@ -197,3 +197,16 @@ def test_a_packed_store_of_a_file_among_others_holds_nothing_of_theirs(tmp_path:
     pack_checkpoint(tmp_path / "m.gguf", tmp_path / "packed", None, False, lambda *_: None)
     assert {path.name for path in (tmp_path / "packed").iterdir()} == {"config.json", "manifest.json", "vocabulary.gguf", "weights.bin"}
     assert json.loads((tmp_path / "packed" / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_architectures_and_heads_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None:
+    hf = save_tiny(tmp_path / "hf", layers=2, **WIDE)
+    for changed, said_of_it in ({"attention.head_count": 0}, "above 0"), ({"attention.head_count": 7}, "no multiple of twice its 7 heads"):
+        file = as_gguf(hf, tmp_path / "m.gguf", "Q8_0", **changed)
+        with pytest.raises(UserError, match=said_of_it) as refused:
+            spec_from_checkpoint(file)
+        assert "\n" not in str(refused.value)
+    content = (COMMITTED / "Q4_K_M.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(content.replace(b"llama", b"mamba", 1))
+    with pytest.raises(UserError, match=r"'mamba' models are not read; read are llama, qwen2"):
+        spec_from_checkpoint(tmp_path / "m.gguf")
