@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -81,6 +83,12 @@ class StoredFormats:
                 f"{self.where}: {matrix.name} is stored in {matrix.format.name} and belongs to a {type(replaced).__name__}; coded are only "
                 f"linear layers and routed experts: use the model's BF16 checkpoint"
             )
+        kind = type(model.get_submodule(owner))
+        if reads_weight(kind, child):
+            raise UserError(
+                f"{self.where}: {matrix.name} is stored in {matrix.format.name}, and {kind.__name__} looks at it beside multiplying by it, "
+                f"which only plain weights allow; use the model's BF16 checkpoint"
+            )
         setattr(model.get_submodule(owner), child, StoredLinear(replaced, matrix.format, coding, parts, stored, scratch))
 
     def _take_experts(self, module: Any, name: str, groups: Sequence[list[StoredMatrix]], scratch: Scratch) -> None:
@@ -126,6 +134,12 @@ class StoredFormats:
             f"{self.where}: {matrix.name} in {matrix.format.name} has shape {list(matrix.shape)} for parameter {parameter} of shape "
             f"{list(shape)}; config.json and the weights are of different models"
         )
+
+
+@cache
+def reads_weight(owner: type[nn.Module], child: str) -> bool:
+    """Whether the forward of ``owner`` looks at the weight of its linear layer ``child``, as indexers of DeepSeek-V3.2 do at its dtype."""
+    return f"self.{child}.weight" in inspect.getsource(owner.forward)
 
 
 def _coding(matrix: StoredMatrix) -> Coding:

@@ -9,10 +9,12 @@ from shutil import copytree
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.runtime.model.skeleton import build_skeleton
+from penstock.runtime.model.stored_formats import reads_weight
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, coded, edit, fp8_blocks, say
 from tests.runtime.sessions import opened
@@ -65,6 +67,10 @@ def test_coded_tables_that_have_no_rows_are_refused(own: Path) -> None:
     edit(own, lambda t: t.update({f"lm_head.{leaf}": part for leaf, part in fp8_blocks(t["lm_head.weight"]).items()}))
     with pytest.raises(UserError, match=r"lm_head\.weight is stored in FP8, of which single rows cannot be read; .* use the model's BF16"):
         build_skeleton(own)
+
+
+def test_a_module_that_looks_at_a_weight_is_known_by_its_forward() -> None:
+    assert reads_weight(DeepseekV32Indexer, "weights_proj") and not reads_weight(DeepseekV32Indexer, "wk")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
