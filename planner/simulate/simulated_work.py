@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Tier, WeightForm
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
@@ -56,6 +59,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     """
     model, work, made = plan.model, plan.workload, plan.decisions
     far, shares = table_is_far(plan.hardware, made), _Shares(plan, units, batch)
+    stay = model.decoded(made.weights.forms.decoded)
     machines = plan.hardware, replace(plan.hardware, layer_launch_s=0.0)
     routed = len(model.experts.layers) if model.experts else 1
     found: list[Passes] = []
@@ -63,7 +67,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)
-        seconds, device_s = (prefill_compute_s(h, model, prompt, batch, made.prefill_chunk_tokens, first) for h in machines)
+        seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first) for h in machines)
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
         dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
@@ -73,7 +77,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     while first < until:
         last = min(until, (first // page + 1) * page)
         context = (first + last) / 2
-        seconds, device_s = (step_compute_s(h, model, context, batch) for h in machines)
+        seconds, device_s = (step_compute_s(h, stay, context, batch) for h in machines)
         before_s = lookup_s(model, batch, 1) if far else 0.0
         dealt = shares.cut(device_s, seconds - device_s, context, batch)
         found.append(Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1)))
@@ -110,14 +114,17 @@ class _Shares:
         """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: bytes or FLOPs."""
         model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
         read_kv = self._batch * context * model.kv_bytes_per_token / model.layers
-        read = [self._bytes(unit) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
+        read = [self._read(unit, tokens) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
         score_s = tokens * model.attention_flops(context) / model.layers / hardware.attention_tflops
         flops = [
             2 * self._elements(unit) * (self._head_rows if unit.kind == "head" else tokens) / hardware.dense_tflops
             + (score_s if unit.kind == "attn" else 0)
             for unit in self._units
         ]
-        expert_bytes, rows = (experts.expert_bytes, tokens * experts.top_k) if experts else (0, 0)
+        expert_bytes, rows = 0.0, 0
+        if experts:
+            rows = tokens * experts.top_k
+            expert_bytes = _as_bytes(hardware, unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, rows / touched)))
         row_flops = 2 * model.of_kind(UnitKind.expert)[0].elements / hardware.dense_tflops if experts else 0.0
         by_read, by_flops = sum(read) + routed * touched * expert_bytes, sum(flops) + routed * rows * row_flops
         if by_read / hardware.weight_gbps > by_flops / 1e3:
@@ -133,14 +140,21 @@ class _Shares:
         experts = self._plan.model.experts
         return (OPERATIONS.routing(tokens) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
 
-    def _bytes(self, unit: Unit) -> int:
-        return self._placement.spec(unit).stored_bytes // self._parts(unit)
+    def _read(self, unit: Unit, tokens: int) -> float:
+        """Bytes that take as long to read as a product of ``tokens`` rows with ``unit``, as it is kept, waits for its weights."""
+        spec, hardware = self._placement.spec(unit), self._plan.hardware
+        kept = spec.decoded if self._placement.form(unit) is WeightForm.decoded else spec
+        return _as_bytes(hardware, unit_s(hardware, kept, tokens)) / self._parts(unit)
 
     def _elements(self, unit: Unit) -> int:
         return self._placement.spec(unit).elements // self._parts(unit)
 
     def _parts(self, unit: Unit) -> int:
         return self._plan.decisions.weights.head_blocks if unit.kind == "head" else 1
+
+
+def _as_bytes(hardware: HardwareProfile, seconds: float) -> float:
+    return seconds * hardware.weight_gbps * GB
 
 
 def outside_kv(plan: Plan) -> dict[int, Tier]:

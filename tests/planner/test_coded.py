@@ -25,7 +25,10 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.stored.activations import named_activations
 from penstock.planner.explain.purchases import offers
 from penstock.planner.render.assumed import assumed
+from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.outcome import Told
 from penstock.planner.solver.format_notes import format_notes
+from penstock.planner.solver.planning import answer
 from penstock.planner.solver.program import search, solve
 from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, gpu, machine, model, with_units, work
@@ -167,3 +170,10 @@ def test_solve_says_how_fast_each_format_is_decoded_and_where_the_rate_is_from()
     hardware = machine(gpu=gpu(decode={"INT4-128": 123.0}), origin={"gpu.decode": "measured today"})
     assert ("INT4-128", "decoded at 123 G/s, read at 560 GB/s", "measured today") in assumed(hardware, coded(model()))
     assert "INT4-128" not in {name for name, *_ in assumed(machine(), model())}
+
+
+@pytest.mark.parametrize(("form", "vram"), [(INT4, 900), (NO_PRODUCT, 1300), (NO_PRODUCT, 8000)])
+def test_a_simulated_step_of_coded_weights_lasts_as_predicted(form: Format, vram: int) -> None:
+    plan = answer(Question(machine(vram * MB, 8000 * MB), coded(model(8, 60 * MB, 240 * MB), form), work(new_tokens=16)))
+    told = Told(Simulation(plan, Options()).run()).figures
+    assert told["decode_s_per_token"] == pytest.approx(plan.prediction.decode_s_per_token, rel=0.12)
