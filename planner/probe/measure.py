@@ -28,6 +28,7 @@ from penstock.planner.probe.best_block import sweep, table
 from penstock.planner.probe.bus_rate import measure_bus
 from penstock.planner.probe.clocked import FULL, QUICK, Meter, Shares
 from penstock.planner.probe.cpu_rates import measure_cpu
+from penstock.planner.probe.decoder_rates import DECODERS, measure_decoders
 from penstock.planner.probe.dram_rates import Arena, mlock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu, host_register
@@ -135,6 +136,7 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
 
     meter.say("CPU: matrix-vector and matrix rate")
     found.attempt(_CPU, cpu)
+    _measure_decoders(found, meter, shares, gpu)
     meter.say("launching a decoder layer")
     found.attempt(("layer_launch_s",), lambda: _with_torch(lambda: measure_launch(device, shares.cpu_s / 3, synchronize)))
     if gpu is None:
@@ -149,6 +151,14 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     found.attempt(("gpu.h2d_with_d2h_gbps",), lambda: gpu.both_ways(arena, shares.gpu_s))
     found.attempt(("gpu.copy_s",), lambda: gpu.issuing(arena, shares.gpu_s))
     found.attempt(("gpu.name",), gpu.identity)
+
+
+def _measure_decoders(found: Findings, meter: Meter, shares: Shares, gpu: Gpu | None) -> None:
+    """Of coded weights; where there is no time for them plans derive the rates, and nothing is said to be missing."""
+    if shares.decode_s:
+        meter.say("decoders of coded weights")
+        threads, index = int(found.number("cpu.threads")), None if gpu is None else gpu.index
+        found.attempt(DECODERS[:1] if gpu is None else DECODERS, lambda: measure_decoders(shares.decode_s, threads, index))
 
 
 @contextmanager
@@ -249,7 +259,13 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
         ssd_bytes=int(number("ssd_bytes")),
         ssd=SsdConfig(rows("ssd.read"), number("ssd.write_gbps"), number("ssd.long_gbps"), number("ssd.burst_s")),
         dram=DramConfig(number("dram.copy_gbps"), number("dram.bus_gbps"), number("dram.pin_s_per_gb")),
-        cpu=CpuConfig(int(number("cpu.cores")), int(number("cpu.threads")), number("cpu.matvec_gbps"), number("cpu.dense_tflops")),
+        cpu=CpuConfig(
+            int(number("cpu.cores")),
+            int(number("cpu.threads")),
+            number("cpu.matvec_gbps"),
+            number("cpu.dense_tflops"),
+            found.by_name("cpu.decode"),
+        ),
         gpu=None
         if gpu is None
         else GpuConfig(
@@ -264,6 +280,8 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
             copy_s=number("gpu.copy_s") or GpuConfig.copy_s,
             layer_kernels_s=GpuConfig.layer_kernels_s if find_spec("triton") else 0.0,
+            decode=found.by_name("gpu.decode"),
+            products=found.by_name("gpu.products"),
         ),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),
