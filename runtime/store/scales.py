@@ -12,7 +12,7 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import TensorEntry
-from penstock.runtime.store.parameters import DTYPES, Slot
+from penstock.runtime.store.parameters import Slot
 
 READERS = 4
 """Reads in flight."""
@@ -25,6 +25,8 @@ class Scale(NamedTuple):
     tensor: str
     entry: TensorEntry
     of_expert: bool
+    dtype: torch.dtype
+    """What its bytes are, whatever the file calls them."""
 
 
 def scales_of(slots: Iterable[Slot], tensors: Mapping[str, TensorEntry]) -> Iterator[Scale]:
@@ -34,8 +36,10 @@ def scales_of(slots: Iterable[Slot], tensors: Mapping[str, TensorEntry]) -> Iter
         leaves = [(slot, tensor) for slot in group if slot.coded is not None for tensor in slot.coded.tensors]
         most = max(tensors[tensor].nbytes for _, tensor in leaves)
         for slot, tensor in leaves:
-            if slot.dtype in _NUMBERS and tensors[tensor].nbytes < most:
-                yield Scale(tensor, tensors[tensor], slot.part is not None)
+            # MXFP4's exponents are published as U8
+            dtype = torch.float8_e8m0fnu if slot.coded and slot.coded.format == "MXFP4" else slot.dtype
+            if dtype in _NUMBERS and tensors[tensor].nbytes < most:
+                yield Scale(tensor, tensors[tensor], slot.part is not None, dtype)
 
 
 def check_scales(scales: Iterable[Scale]) -> None:
@@ -54,4 +58,4 @@ def _is_sound(scale: Scale) -> bool:
         stored = bytearray(os.pread(fd, scale.entry.nbytes, scale.entry.offset))
     finally:
         os.close(fd)
-    return bool(torch.frombuffer(stored, dtype=DTYPES[scale.entry.dtype]).float().isfinite().all())
+    return bool(torch.frombuffer(stored, dtype=scale.dtype).float().isfinite().all())

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint, stored_matrices
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
@@ -148,3 +149,14 @@ def test_an_experts_planned_bytes_are_those_that_the_runtime_moves(checkpoint: P
         for expert in range(unit.count):
             layout = skeleton.store.unit(Unit("expert", unit.layer or 0, expert))
             assert unit.stored_bytes == layout.payload_bytes
+
+
+def test_an_exponent_of_255_is_refused_when_a_store_is_packed(tmp_path: Path) -> None:
+    bad = gpt_oss(tmp_path / "bad")
+    tensor = "model.layers.1.mlp.experts.down_proj_scales"
+    (shard,) = bad.glob("*.safetensors")
+    tensors = load_file(shard)
+    tensors[tensor][3, 7, 1] = 255
+    save_file(tensors, shard, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"{tensor} holds scales that are no numbers"):
+        pack_checkpoint(bad, tmp_path / "packed", None, False, lambda *_: None)
