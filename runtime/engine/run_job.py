@@ -108,8 +108,9 @@ class Job:
         )
 
 
-def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> Job:
-    """Read the tokenizer and the prompts. UserError when they do not fit, or more memory is needed than was free."""
+def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free, imports_s: float | None = None) -> Job:
+    """Read the tokenizer and the prompts. ``imports_s``: what imports took, where that is known. UserError when they do not fit, or more
+    memory is needed than was free."""
     plan, limit = order.plan, order.prompt_limit
     vocabulary = read_vocabulary(order.checkpoint, plan.model.vocab)
     sampling = sampling_of(cfg, vocabulary.generation)
@@ -127,7 +128,7 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free) -> J
     together = len(batches_of([r.conversation for r in requests], cfg.batch or plan.decisions.batch)[0])
     plan = for_requests(plan, len(requests), longest, order.new_tokens, together)
     refuse_if_short(Budget.of(plan), free)
-    plan = _knowing_the_page_cache(plan, order.checkpoint)
+    plan = _as_it_starts(plan, order.checkpoint, imports_s)
     if cfg.validate is Validation.full:
         refuse_to_compare(plan.model, free)
     return Job(
@@ -175,8 +176,9 @@ def said_how(order: Order, cfg: RunConfig, template: ChatTemplate | None) -> tup
     return ("the prompt goes through the model's chat template; template=false continues it as raw text",)
 
 
-def _knowing_the_page_cache(plan: Plan, checkpoint: Path) -> Plan:
+def _as_it_starts(plan: Plan, checkpoint: Path, imports_s: float | None) -> Plan:
+    """``plan`` with a start predicted for the page cache as it is, and for a machine that imports at this one's pace."""
     with closing(PageCache()) as cache:
         cached = cache.share(weight_files(checkpoint))
-    again = load_s(plan.hardware, plan.model, plan.workload, plan.decisions, cached)
+    again = load_s(plan.hardware, plan.model, plan.workload, plan.decisions, cached, imports_s)
     return replace(plan, prediction=replace(plan.prediction, load_s=again))

@@ -15,6 +15,11 @@ class Startup:
         self._last = psutil.Process().create_time()
         self.seconds: dict[str, float] = {}
 
+    @property
+    def so_far_s(self) -> float:
+        """Since the last mark, or the start of the process."""
+        return time.time() - self._last
+
     def mark(self, phase: str) -> None:
         """Everything since the last mark was ``phase``."""
         now = time.time()

@@ -69,7 +69,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     console = Console(highlight=False, quiet=cfg.quiet)
     if cfg.calibrate:
         check_card(order.plan, device)
-    job = prepare(cfg, order, device, ground.free())
+    job = prepare(cfg, order, device, ground.free(), startup.so_far_s)
     for note in dict.fromkeys([*job.plan.notes, *cfg.notes, *job.notes]):
         console.print(f"note: {note}", style="dim", markup=False)
     if job.sampling.line is not None:

@@ -130,18 +130,27 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     )
 
 
-def load_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, cached: float = 0.0) -> float:
+def load_s(
+    hardware: HardwareProfile,
+    model: ModelSpec,
+    workload: Workload,
+    decisions: Decisions,
+    cached: float = 0.0,
+    imports_s: float | None = None,
+) -> float:
     """Seconds from the imports' end to the first prefill, with a share ``cached`` of the weights in the page cache. Reading, page-locking,
     which begins before the imports, and the first use of every kernel overlap. Of experts those are read that DRAM keeps, from where VRAM's
-    slots are filled, too; where it keeps none, those of VRAM."""
+    slots are filled, too; where it keeps none, those of VRAM. ``imports_s``: what imports took that are over."""
     loaded = model.weight_bytes - first_pass_bytes(place(model, decisions.weights, hardware.gpu is not None))
     if model.experts and decisions.experts:
         kept = kept_in_all(model.experts, decisions.experts.dram_slots or decisions.experts.vram_slots)
         loaded -= (model.experts.units - kept) * model.experts.expert_bytes
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.copying_gbps)
-    pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - FIXED.imports_s)
-    first_s = FIXED.first_kernels_s if hardware.gpu else FIXED.first_passes * decode_compute_s(hardware, model, workload, decisions.batch)
+    beside_s = FIXED.imports_s if imports_s is None else imports_s
+    pin_s = max(0.0, pinned_gb(hardware, model, workload, decisions) * hardware.pin_s_per_gb - beside_s)
+    kernels_s = FIXED.first_kernels_s if imports_s is None else FIXED.first_kernels_share * imports_s
+    first_s = kernels_s if hardware.gpu else FIXED.first_passes * decode_compute_s(hardware, model, workload, decisions.batch)
     return max(read_s, pin_s, first_s) + hardware.start_s
 
 

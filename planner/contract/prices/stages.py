@@ -42,6 +42,9 @@ class FixedCosts:
     """Importing torch and transformers, at least: 4 s on the fastest machine tried, 8 to 18 on the others."""
     first_kernels_s: float = 0.6
     """Seconds of the first pass over a model on a GPU, which loads its kernels: 0.5 to 0.6 with an 8B geometry on an H200."""
+    first_kernels_share: float = 0.09
+    """The same in seconds of the imports, once those are known: both read and run a great many files. On an H100 whose imports took 16.0,
+    16.8 and 19.1 s they were 1.42, 1.71 and 1.59."""
     first_passes: int = 3
     """Without a GPU, passes of one token that are rehearsed while weights are read."""
     cpu_dense_rows: int = 256
