@@ -211,7 +211,7 @@ def _units(geometry: HfGeometry, found: _Sorted, stored: Format, computed: Dtype
 
 
 def _routers(geometry: HfGeometry, found: _Sorted) -> Routers | None:
-    """What is known of the routers, once every MoE layer holds all of them at the same size."""
+    """What is known of the routers, once every MoE layer holds all of them at the same size: of coded ones that of each layer."""
     if not found.experts:
         return None
     where, count = geometry.where.rpartition("/")[0], geometry.experts
@@ -220,14 +220,15 @@ def _routers(geometry: HfGeometry, found: _Sorted) -> Routers | None:
             f"{geometry.where}: the checkpoint has experts, and the config names {count} of them with top-k {geometry.top_k}; "
             "restore the model's own config.json"
         )
-    sizes = set()
+    sizes, elements = set(), set()
     for layer, held in sorted(found.experts.items()):
         missing = set() if FUSED in held else set(range(count)) - set(held)
         if missing or sum(held.values()) % count or (FUSED not in held and len(held) != count):
             which = f"expert {min(missing)} is missing" if missing else f"the experts are not {count} of one size"
             raise UserError(f"{where}: in layer {layer} {which}; download it again")
         sizes.add(sum(held.values()) // count)
-    if len(sizes) > 1:
+        elements.add(found.routed[layer].elements // count)
+    if len(sizes) > 1 and (len(elements) > 1 or not all(QUANTISED.keys() & tally.dtypes.keys() for tally in found.routed.values())):
         raise UserError(f"{where}: experts of {len(sizes)} sizes are not supported; found {sorted(sizes)} bytes")
     return Routers(geometry.top_k, default_hit_rates(count, geometry.top_k))
 

@@ -35,6 +35,7 @@ class Experts:
     """In one layer."""
     top_k: int
     expert_bytes: int
+    """Of the largest, for which a slot has room. A file of mixed types (GGUF) has smaller ones in some layers; they are counted as it."""
     layers: tuple[int, ...]
     """The decoder layers that have them; the others are dense."""
     hit_rates: tuple[float, ...]
@@ -132,7 +133,7 @@ class ModelSpec:
         if not units or known is None:
             return None
         layers = tuple(unit.layer for unit in units if unit.layer is not None)
-        one = units[0]
+        one = max(units, key=lambda unit: unit.stored_bytes)
         return Experts(one.count, known.top_k, one.stored_bytes, layers, known.hit_rates, known.foreseen, known.second_tier)
 
     @property

@@ -155,7 +155,7 @@ def _check_experts(model: ModelSpec) -> None:
         raise UserError(f"model: rows of kind expert go with routers, and one of them is missing; {_REMEDY}")
     if routers is None:
         return
-    if len({(unit.count, unit.stored_bytes) for unit in units}) > 1:
+    if len({(unit.count, unit.elements) for unit in units}) > 1:
         raise UserError(f"model.units: experts of several sizes are not supported; {_REMEDY}")
     count = units[0].count
     if not 1 <= routers.top_k <= count:

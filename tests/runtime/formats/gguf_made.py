@@ -24,9 +24,9 @@ WIDE = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
-def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, **metadata: Any) -> Path:
+def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, apart: tuple[str, str] = ("", ""), **metadata: Any) -> Path:
     """The checkpoint in the directory ``checkpoint`` as the file ``out``, its matrices in ``kind``; in files of ``per_file`` tensors each.
-    ``metadata``: numbers that are set or, None, left out."""
+    Names with ``apart[0]`` in them are of the kind ``apart[1]``. ``metadata``: numbers that are set or, None, left out."""
     config, tensors = json.loads((checkpoint / "config.json").read_text()), load_file(checkpoint / "model.safetensors")
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(out, architecture, split_max_tensors=per_file)
@@ -70,7 +70,7 @@ def as_gguf(checkpoint: Path, out: Path, kind: str, per_file: int = 0, **metadat
         if "gemma" in architecture and "norm" in name:
             tensor = tensor.float() + 1
         plain = tensor.dim() == 1 or "ffn_gate_inp" in found
-        held, how = _held(tensor.float().numpy(), "F32" if plain else kind)
+        held, how = _held(tensor.float().numpy(), "F32" if plain else apart[1] if apart[0] and apart[0] in found else kind)
         writer.add_tensor(found, held, raw_dtype=how)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -16,6 +16,7 @@ from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, r
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
@@ -210,3 +211,18 @@ def test_architectures_and_heads_that_cannot_be_are_refused_in_one_line(tmp_path
     (tmp_path / "m.gguf").write_bytes(content.replace(b"llama", b"mamba", 1))
     with pytest.raises(UserError, match=r"'mamba' models are not read; read are llama, qwen2"):
         spec_from_checkpoint(tmp_path / "m.gguf")
+
+
+def test_experts_of_mixed_types_have_slots_for_the_largest(tmp_path: Path) -> None:
+    hf = save_tiny(tmp_path / "hf", "qwen3_moe", layers=2, **WIDE)
+    file = as_gguf(hf, tmp_path / "m.gguf", "Q4_0", apart=("blk.1.ffn_down_exps", "Q8_0"))
+    spec = spec_from_checkpoint(file)
+    small, large = (unit.stored_bytes for unit in spec.of_kind(UnitKind.expert))
+    assert spec.experts is not None and spec.experts.expert_bytes == large > small
+    plan = plan_for(file, decisions(hwm=2))
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").model == plan.model
+    with opened(plan_for(file, decisions(hwm=2)), file) as session:
+        want = run(session)
+    with opened(plan_for(file, decisions(gpu=True, slots=2, hwm=2), gpu=True), file, HostCopier()) as session:
+        assert same(run(session), want)
