@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.planner.common.errors import UserError, nearest
-from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.common.interrupt import uncollected, uninterrupted
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.plan.plan import Plan
 from penstock.plans import Value, load_plan, typed
@@ -125,10 +125,11 @@ class Model:
         cfg = replace(cfg, kv=fitted(cfg.kv, plan))
         ground = self._stack.enter_context(Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)))
         ground.open_card()
-        from penstock.runtime.asked.prompts import read_vocabulary
-        from penstock.runtime.engine.host_side import EngineOptions
-        from penstock.runtime.engine.sampling import Sampler, Sampling
-        from penstock.runtime.engine.session import open_session
+        with uncollected():
+            from penstock.runtime.asked.prompts import read_vocabulary
+            from penstock.runtime.engine.host_side import EngineOptions
+            from penstock.runtime.engine.sampling import Sampler, Sampling
+            from penstock.runtime.engine.session import open_session
 
         vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
         session = self._stack.enter_context(open_session(plan, checkpoint, ground, EngineOptions(**vars(cfg.engine)), cfg.kv))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import signal
 import sys
@@ -129,5 +130,18 @@ def noted(came: list[int], worth: Callable[[], bool] = lambda: True, numbers: Se
 def import_torch() -> None:
     """Import torch with signals held back, for about a second. An exception raised inside torch's C++ initialisation would abort the
     process."""
-    with uninterrupted():
+    with uninterrupted(), uncollected():
         importlib.import_module("torch")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Inside, nothing is collected. Imports make half a million objects, of which none goes, and a collection looks at all that live. With
+    it torch and transformers take 6.1 s of a processor's time, without it 3.7 s."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

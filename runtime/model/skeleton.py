@@ -14,6 +14,7 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.initialization import no_init_weights
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import uncollected
 from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, spec_from_checkpoint, stored_infos, stored_matrices
 from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.runtime.model.as_stored import NormsAboveOne, RoutersAsStored
@@ -80,7 +81,7 @@ def text_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM | AutoMode
 def import_model(directory: Path) -> None:
     """Import the module that defines ``directory``'s model, which transformers would do when the model is built."""
     config = read_config(directory)
-    with _told(directory):
+    with _told(directory), uncollected():
         text_class(config)._model_mapping[type(config)]
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from penstock.planner.common.bars import bar_console, make_bar
 from penstock.planner.common.closing import Closing
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.interrupt import import_torch
+from penstock.planner.common.interrupt import import_torch, uncollected
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.plan.plan import Plan
@@ -40,8 +40,8 @@ def run_verb(cfg: RunConfig) -> None:
         wait_asleep()
     with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
         device = ground.open_card()
-        from penstock.runtime.tools.run import run
-
+        with uncollected():
+            from penstock.runtime.tools.run import run
         run(cfg, order, device, ground, startup)
 
 
@@ -62,8 +62,8 @@ def chat_verb(cfg: ChatConfig) -> None:
     if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
         wait_asleep()
     with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
-        from penstock.runtime.tools.chat import chat
-
+        with uncollected():
+            from penstock.runtime.tools.chat import chat
         chat(cfg, plan, checkpoint, ground)
 
 
@@ -99,8 +99,8 @@ def bench_verb(cfg: BenchConfig) -> None:
 def pack_verb(cfg: PackConfig) -> None:
     """`runtime pack`"""
     import_torch()
-    from penstock.runtime.tools.pack import pack_checkpoint
-
+    with uncollected():
+        from penstock.runtime.tools.pack import pack_checkpoint
     device = Path(cfg.device).expanduser() if cfg.device else None
     adapter = Path(cfg.adapter).expanduser() if cfg.adapter else None
     with bar("packing") as progress:
@@ -122,8 +122,8 @@ def verify_verb(cfg: VerifyConfig) -> None:
 def synth_verb(cfg: SynthConfig) -> None:
     """`runtime synth`"""
     import_torch()
-    from penstock.runtime.tools.synth import synthesize
-
+    with uncollected():
+        from penstock.runtime.tools.synth import synthesize
     with bar("writing") as progress:
         result = synthesize(cfg.model, Path(cfg.out).expanduser(), cfg.seed, cfg.shard_bytes, progress)
     say(f"made {cfg.out} with random weights of {cfg.model.name}'s geometry", result, cfg)

@@ -20,6 +20,7 @@ import torch
 import xxhash
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import uncollected
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.geometry import hf_config_dict
@@ -98,12 +99,12 @@ def synthesize(model: ModelConfig, out: Path, seed: int, shard_bytes: int, progr
 
 def _tensors(config: Mapping[str, Any]) -> Iterator[_Tensor]:
     """Every tensor of the checkpoint in the model's order: the module's own state, fused experts taken apart."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    with uncollected():
+        from transformers import AutoConfig, AutoModelForCausalLM
     keys = {key: value for key, value in config.items() if key != "model_type"}
     hf = AutoConfig.for_model(config["model_type"], **keys)
     dtype = getattr(torch, config["dtype"])
-    with torch.device("meta"):
+    with torch.device("meta"), uncollected():  # the model's module is imported here
         model = AutoModelForCausalLM.from_config(hf, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
     for name, tensor in model.named_parameters():

@@ -72,6 +72,12 @@ def expect(checkpoint: Path, batch: Batch = BATCH) -> Generation:
     return said(model, batch)
 
 
+@pytest.fixture(scope="module")
+def unstreamed(checkpoint: Path) -> Generation:
+    """What the whole model says of ``BATCH``."""
+    return expect(checkpoint)
+
+
 def same(got: Generation, want: Generation) -> None:
     assert got.tokens == want.tokens
     assert all(torch.equal(a, b) for a, b in zip(got.logits, want.logits, strict=True))
@@ -85,26 +91,26 @@ def slots(checkpoint: Path, vram: str | None, dram: str, **more: object) -> Expe
 
 
 @pytest.mark.parametrize("dram", ["few", "some", "all"])
-def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, dram: str) -> None:
+def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, unstreamed: Generation, dram: str) -> None:
     got, facts = run(checkpoint, slots(checkpoint, None, dram, prefetch=2))
-    same(got, expect(checkpoint))
+    same(got, unstreamed)
     assert (facts["dram"]["hit_rate"] == 1) == (dram == "all") and facts["vram"] is None
 
 
 @pytest.mark.parametrize(
     ("vram", "dram"), [("few", "few"), ("few", "all"), ("some", "few"), ("some", "some"), ("all", "all"), ("all", "none")]
 )
-def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, vram: str, dram: str) -> None:
+def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, unstreamed: Generation, vram: str, dram: str) -> None:
     got, facts = run(checkpoint, slots(checkpoint, vram, dram, prefetch=2, read_ahead=2), gpu=True)
-    same(got, expect(checkpoint))
+    same(got, unstreamed)
     assert (facts["vram"]["hit_rate"] == 1) == (vram == "all")
 
 
 @pytest.mark.parametrize("policy", list(ExpertPolicyName))
 @pytest.mark.parametrize("gpu", [False, True])
-def test_no_policy_changes_what_is_said(checkpoint: Path, policy: ExpertPolicyName, gpu: bool) -> None:
+def test_no_policy_changes_what_is_said(checkpoint: Path, unstreamed: Generation, policy: ExpertPolicyName, gpu: bool) -> None:
     experts = slots(checkpoint, "some" if gpu else None, "some", policy=policy, prefetch=1, read_ahead=int(gpu))
-    same(run(checkpoint, experts, gpu)[0], expect(checkpoint))
+    same(run(checkpoint, experts, gpu)[0], unstreamed)
 
 
 def test_a_packed_store_and_prompts_in_chunks_say_the_same(checkpoint: Path, tmp_path: Path) -> None:
