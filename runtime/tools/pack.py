@@ -123,7 +123,8 @@ def pack_checkpoint(
         raise UserError(f"format={form}: {checkpoint} is a GGUF file, which is packed as it is; leave format out")
     with tempfile.TemporaryDirectory() as directory:
         made = recoded(checkpoint, form, Path(directory), _small_files(checkpoint), progress)
-        return _pack(replace(_plan(made.directory, None), recoded=made), made.directory, out, device, force, progress)
+        result = _pack(replace(_plan(made.directory, None), recoded=made), made.directory, out, device, force, progress)
+        return result | {"format": str(form), "plain_units": made.plain_units}
 
 
 def _pack(job: _Job, beside: Path, out: Path, device: Path | None, force: bool, progress: Progress) -> dict[str, Any]:

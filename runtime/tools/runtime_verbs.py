@@ -106,7 +106,10 @@ def pack_verb(cfg: PackConfig) -> None:
     with bar("packing") as progress:
         checkpoint, out = Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser()
         result = pack_checkpoint(checkpoint, out, device, cfg.force, progress, adapter, cfg.format)
-    say(f"packed {cfg.checkpoint} into {cfg.out}; check it with: runtime verify store={cfg.out}", result, cfg)
+    plain = result.get("plain_units", ())
+    left = f", but for {', '.join(plain[:4])}{' ...' * (len(plain) > 4)}, which do not fit and stay as they were" if plain else ""
+    how = f" as {cfg.format}{left}" if cfg.format else ""
+    say(f"packed {cfg.checkpoint} into {cfg.out}{how}; check it with: runtime verify store={cfg.out}", result, cfg)
 
 
 def verify_verb(cfg: VerifyConfig) -> None:

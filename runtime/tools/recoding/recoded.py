@@ -42,6 +42,12 @@ class Recoded:
         self._starts = [entry.offset for entry in self._entries.values()]
         self._encoded = lru_cache(maxsize=1)(self._encode)
 
+    @property
+    def plain_units(self) -> list[str]:
+        """Units of which no matrix has the format; all routed experts are one."""
+        units = self._sources.units
+        return sorted({*units.values()} - {units[name] for name in self._recoder.leaves})
+
     def read(self, extents: Iterable[Extent], view: memoryview) -> None:
         """Make the bytes of ``extents`` of the file, and put them in their places of ``view``. Takes what one matrix does, as it was and as
         it is coded."""

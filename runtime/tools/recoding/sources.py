@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from safetensors import safe_open
@@ -13,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.checkpoint_files import Checkpoint, read_checkpoint
+from penstock.planner.contract.checkpoint.checkpoint_files import Checkpoint
 from penstock.planner.contract.stored.scheme import Converted
 from penstock.runtime.store.parameters import model_slots
 from penstock.runtime.store.tensor_parts import places_of
@@ -28,9 +27,9 @@ class Sources:
     """Each matrix -> the unit that it belongs to: ``attn.3``, ``expert`` for all routed experts."""
 
     @classmethod
-    def of(cls, directory: Path, model: PreTrainedModel, form: str) -> Sources:
-        """Of the checkpoint in ``directory``, whose ``model`` has no weights. UserError unless it computes in BF16 and is stored so."""
-        checkpoint = read_checkpoint(directory)
+    def of(cls, checkpoint: Checkpoint, model: PreTrainedModel, form: str) -> Sources:
+        """Of ``checkpoint``, whose ``model`` has no weights. UserError unless its matrices are stored in BF16."""
+        directory = checkpoint.directory
         if checkpoint.config.get("quantization_config"):
             raise UserError(f"format={form}: {directory} is quantised already; pack it as it is, without format=")
         slots = model_slots(model)

@@ -51,7 +51,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def packed(checkpoint: Path) -> Path:
     out = checkpoint.parent / "packed"
-    pack(checkpoint, out)
+    found = pack(checkpoint, out)
+    assert (found["format"], found["plain_units"]) == ("lossless", ["ffn.0"])
     return out
 
 
