@@ -29,6 +29,8 @@ from bench.moe import mean_s, one_after_the_other  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.common.measures import parse_bytes  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
+from penstock.planner.contract.given.model import ModelSpec  # noqa: E402
+from penstock.planner.contract.published.config_spec import spec_from_config  # noqa: E402
 
 PROMPT = 128
 HOST_US = 300
@@ -44,12 +46,13 @@ class Cases:
 
     def resident(self) -> Iterator[Row]:
         """Layers for three quarters of the budget: the rest is for the head, the KV and the card's own."""
-        one = spec_from_checkpoint(self._checkpoint({"layers": "1"}))
+        config = gpt_oss_config({**self._given, "layers": "1"})
+        one = spec_from_config(config, "one layer", "gpt-oss/config.json", dict)
         whole = sum(unit.stored_bytes * unit.count for unit in one.units if unit.layer is not None)
         room = 0.75 * (parse_bytes(self._vram) or 0) - one.embed_bytes - one.head_bytes
         layers = max(1, min(int(self._given["layers"]), int(room // whole)))
         report = self._run("resident", {"layers": str(layers)}, f"hardware.vram_bytes={self._vram}")
-        yield self._limited(f"{layers} layers, all in VRAM", report)
+        yield self._limited(f"{layers} layers, all in VRAM", report, one)
         yield self._host(report, layers)
 
     def dram(self) -> Iterator[Row]:
@@ -62,23 +65,21 @@ class Cases:
         yield from self._streamed("cpu", "half of the experts in DRAM", 2, "hardware.vram_bytes=0")
 
     def _streamed(self, name: str, what: str, share: int, *solve: str) -> Iterator[Row]:
-        experts = spec_from_checkpoint(self._checkpoint({})).experts
+        spec = spec_from_checkpoint(self._checkpoint({}))
+        experts = spec.experts
         assert experts is not None
         report = self._run(name, {}, f"force.expert_dram_slots={experts.units // share}", *solve)
-        yield self._limited(what, report)
+        yield self._limited(what, report, spec)
         yield bound_row("  of the slowest stage", what, report, "decode_s_per_token", "", step=mean_s)
         if report["experts"]["vram"]:
             yield self._host(report, len(experts.layers))
 
-    def _limited(self, what: str, report: dict) -> Row:
+    def _limited(self, what: str, report: dict, spec: ModelSpec) -> Row:
         tiers = {name: report["experts"][name] for name in ("vram", "dram") if report["experts"][name]}
-        found = [
-            f"{name} {facts['hit_rate']:.1%}, {facts['ahead']} ahead" for name, facts in tiers.items() if facts["hit_rate"] is not None
-        ]
+        found = [f"{name} {facts['hit_rate'] or 0.0:.1%}, {facts['ahead']} ahead" for name, facts in tiers.items()]
         print(f"{what}; hits: {'; '.join(found)}", flush=True)
-        experts = spec_from_checkpoint(self._checkpoint({})).experts
-        assert experts is not None
-        return one_after_the_other(report, f"decode, {what}", "<= 1.1", experts.expert_bytes)
+        assert spec.experts is not None
+        return one_after_the_other(report, f"decode, {what}", "<= 1.1", spec.experts.expert_bytes)
 
     def _host(self, report: dict, layers: int) -> Row:
         """Processor time of the thread that issues, from a layer's routing to its output; and of a whole layer with its attention, when
