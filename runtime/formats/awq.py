@@ -41,11 +41,8 @@ class Awq:
             put(_rows(words), zero[stretch], scale[stretch], None, out[stretch])
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
-        kernels = whole_kernels(x.device)
-        if kernels is None:
-            return None
-        words, scales, zeros = (parts[leaf].t() for leaf in ("qweight", "scales", "qzeros"))
-        return kernels.product_of_any(x.contiguous(), words, scales, zeros, bias, len(scales), bits=4, by_rows=True, awq=True)
+        """None: 14336 x 4096 from words in AWQ's order took an H100 725 to 938 us, decoding and the ordinary product 112."""
+        return None
 
 
 def _rows(words: torch.Tensor) -> torch.Tensor:

@@ -49,10 +49,10 @@ class Gptq:
             put(numbers, zero[stretch], scale[stretch], order, out[stretch])
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
-        """None where columns name their groups: each weight would gather a scale and a zero point of its own."""
-        kernels, stored = whole_kernels(x.device), parts.get("qzeros")
-        if kernels is None or "g_idx" in parts or (self.group and x.shape[1] % self.group):
+        kernels, stored, columns = whole_kernels(x.device), parts.get("qzeros"), x.shape[1]
+        if kernels is None or (self.group and columns % self.group):
             return None
         zeros = parts["qzeros_less_one"] if stored is None else stored
         words, scales, rows = parts["qweight"].t(), parts["scales"].t(), parts["scales"].shape[1]
-        return kernels.product_of_any(x.contiguous(), words, scales, zeros.t(), bias, rows, bits=self.bits, less_one=stored is None)
+        order = parts.get("g_idx")
+        return kernels.product_of_any(x.contiguous(), words, scales, zeros.t(), order, bias, rows, bits=self.bits, less_one=stored is None)

@@ -76,8 +76,8 @@ def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, co
 
 
 def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: int = 0) -> Format:
-    """Whole numbers in groups of columns, or of whole rows where ``group`` is 0. Where columns name their groups there is no product."""
-    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, 0 if column_bits else PRODUCT_ROWS)
+    """Whole numbers in groups of columns, or of whole rows where ``group`` is 0."""
+    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, PRODUCT_ROWS)
 
 
 _SIZES = {"row": 0} | {str(group): group for group in GROUPS}

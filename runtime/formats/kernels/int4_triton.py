@@ -174,40 +174,47 @@ def _few_rows(
 
 @triton.jit
 def _few_rows_of_any(
-    x, words, scales, zeros, out, tokens, rows, columns, group, share, w_row, w_column, s_row, s_group, z_row, z_group,
-    BITS: tl.constexpr, BY_ROWS: tl.constexpr, AWQ: tl.constexpr, LESS_ONE: tl.constexpr,
+    x, words, scales, zeros, order, out, tokens, rows, columns, group, groups, share,
+    w_row, w_column, s_row, s_group, z_row, z_group,
+    BITS: tl.constexpr, BY_ROWS: tl.constexpr, AWQ: tl.constexpr, ZEROS: tl.constexpr, LESS_ONE: tl.constexpr, ORDER: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """:func:`_few_rows` for words that lie down the columns, or hold adjacent rows: each is read once, and spread over the tile that it
-    fills. Groups are multiples of ``COLUMNS``."""
+    """:func:`_few_rows` for words in every order: each weight loads its word, which the processor's own cache holds. Without ``order`` a
+    group is a multiple of ``COLUMNS``."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = tl.arange(0, TOKENS)
     per: tl.constexpr = 32 // BITS
     mask: tl.constexpr = (1 << BITS) - 1
-    across: tl.constexpr = ROWS // per
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    octet = tl.program_id(0) * across + tl.arange(0, across)
-    token = tl.arange(0, TOKENS)
-    shift = tl.arange(0, per) * BITS
-    lanes = ((shift // BITS) % 2 * 4 + (shift // BITS) // 2) * BITS if AWQ else shift
+    lane = row % per
+    if AWQ:
+        lane = (lane % 2) * 4 + lane // 2
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
     first = tl.program_id(1) * share
     for base in range(first, tl.minimum(first + share, columns), COLUMNS):
         column = base + tl.arange(0, COLUMNS)
+        inside = (column < columns)[:, None] & (row < rows)[None, :]
         if BY_ROWS:
-            inside = (column < columns)[:, None] & (octet * per < rows)[None, :]
-            held = tl.load(words + column[:, None] * w_column + octet[None, :] * w_row, inside, 0)
-            number = tl.reshape((held[:, :, None] >> lanes[None, None, :]) & mask, [COLUMNS, ROWS])
+            held = tl.load(words + column[:, None] * w_column + (row // per)[None, :] * w_row, inside, 0)
+            number = (held >> (lane * BITS)[None, :]) & mask
         else:
-            word = base // per + tl.arange(0, COLUMNS // per)
-            inside = (word * per < columns)[:, None] & (row < rows)[None, :]
-            held = tl.load(words + word[:, None] * w_column + row[None, :] * w_row, inside, 0)
-            number = tl.reshape((held[:, None, :] >> shift[None, :, None]) & mask, [COLUMNS, ROWS])
-        member = base // group
-        scale = tl.load(scales + row * s_row + member * s_group, row < rows, 0.0).to(tl.float32)
-        packed = tl.load(zeros + octet * z_row + member * z_group, octet * per < rows, 0)
-        zero = tl.reshape((packed[:, None] >> lanes[None, :]) & mask, [ROWS])
-        if LESS_ONE:
-            zero = (zero + 1) & mask
-        weight = ((number - zero[None, :]).to(tl.float32) * scale[None, :]).to(x.dtype.element_ty)
+            held = tl.load(words + (column // per)[:, None] * w_column + row[None, :] * w_row, inside, 0)
+            number = (held >> (column % per * BITS)[:, None]) & mask
+        if ORDER:
+            named = tl.load(order + column, column < columns, 0)
+            member = tl.minimum(tl.where(named < 0, column // group, named), groups - 1)[:, None]
+            reached = inside
+        else:
+            member = tl.full([1, 1], base // group, tl.int32)
+            reached = (row < rows)[None, :]
+        scale = tl.load(scales + row[None, :] * s_row + member * s_group, reached, 0.0).to(tl.float32)
+        if ZEROS:
+            zero = (tl.load(zeros + (row // per)[None, :] * z_row + member * z_group, reached, 0) >> (lane * BITS)[None, :]) & mask
+            if LESS_ONE:
+                zero = (zero + 1) & mask
+            number = number - zero
+        else:
+            number = number - (1 << (BITS - 1))
+        weight = (number.to(tl.float32) * scale).to(x.dtype.element_ty)
         seen = (token < tokens)[:, None] & (column < columns)[None, :]
         value = tl.load(x + token[:, None] * columns + column[None, :], seen, 0.0)
         sums = tl.dot(value, weight, sums, input_precision="ieee")
@@ -300,26 +307,27 @@ class WholeKernels:
         return out
 
     def product_of_any(
-        self, x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None, rows: int, *,
-        bits: int, by_rows: bool = False, awq: bool = False, less_one: bool = False,
+        self, x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, order: torch.Tensor | None,
+        bias: torch.Tensor | None, rows: int, *, bits: int, by_rows: bool = False, awq: bool = False, less_one: bool = False,
     ) -> torch.Tensor | None:  # fmt: skip
         """:meth:`product` with the parts of :meth:`decode`; None where groups are no multiples of 32 columns, or tokens too many."""
         (tokens, columns), groups = x.shape, scales.shape[1]
-        group = columns // groups
-        if tokens > MOST_TOKENS or columns % groups or group % 32:
+        tall, wide = 64, 32
+        group = -(-columns // groups)
+        if tokens > MOST_TOKENS or columns % wide or (order is None and (group % wide or columns % groups)):
             return None
-        tall, wide = (128, 64) if by_rows else (64, 128)
-        while group % wide:
-            wide //= 2
         out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
         blocks = triton.cdiv(rows, tall)
-        shares = max(1, min(_SHARES_EACH * self._processors // blocks, columns // (4 * wide)))
+        shares = max(1, min(_SHARES_EACH * self._processors // blocks, columns // (8 * wide)))
         share = triton.cdiv(triton.cdiv(columns, wide), shares) * wide
         shares = triton.cdiv(columns, share)
         parts = torch.empty(shares, tokens, rows, dtype=torch.float32, device=x.device)
+        steps = (0, 0) if zeros is None else zeros.stride()
         self._few_rows_of_any((blocks, shares),
-            x, words, scales, zeros, parts, tokens, rows, columns, group, share, *words.stride(), *scales.stride(), *zeros.stride(),
-            BITS=bits, BY_ROWS=by_rows, AWQ=awq, LESS_ONE=less_one, TOKENS=MOST_TOKENS, ROWS=tall, COLUMNS=wide, num_warps=4,
+            x, words, scales, scales if zeros is None else zeros, scales if order is None else order, parts, tokens, rows, columns,
+            group, groups, share, *words.stride(), *scales.stride(), *steps,
+            BITS=bits, BY_ROWS=by_rows, AWQ=awq, ZEROS=zeros is not None, LESS_ONE=less_one, ORDER=order is not None,
+            TOKENS=MOST_TOKENS, ROWS=tall, COLUMNS=wide, num_warps=4,
         )  # fmt: skip
         added = out if bias is None else bias
         self._merge((triton.cdiv(rows, 1024), tokens), parts, added, out, tokens, rows, shares, BIAS=bias is not None, ROWS=1024)
