@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -92,7 +92,7 @@ QUANTISED: Mapping[str, Format] = _named(
     *(_whole(f"INT{b}-{name}-asym", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{group}-order", b, group, b, 32) for b in BITS for group in GROUPS),
-    *(_whole(f"AWQ-{name}", 4, group, 4) for name, group in _SIZES.items()),
+    *(replace(_whole(f"AWQ-{name}", 4, group, 4), product_rows=0) for name, group in _SIZES.items()),
     _quantised("Q4_0", 4, (1, 32), 16),
     _quantised("Q8_0", 8, (1, 32), 16),
     _quantised("Q4_K", 4, (1, 256), 128),
