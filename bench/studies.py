@@ -245,7 +245,7 @@ STUDIES: Mapping[str, Study] = {
         rows_table, rows_checks, "link.py"),
     "formats": Study(
         "Fewer bytes a weight",
-        "Coded checkpoints, streamed and resident, beside the same geometry in plain weights and beside each link's limit. Weights are random.",
+        "Coded checkpoints, streamed and resident, beside plain ones and beside each link's limit. Weights are random.",
         rows_table, rows_checks, "formats.py"),
     "peers": Study(
         "Beside other systems",
