@@ -56,10 +56,14 @@ def typed(keys: Mapping[str, Value], overrides: Sequence[str] = ()) -> list[str]
 
 
 def _model(model: str | os.PathLike[str] | None) -> dict[str, str | None]:
-    named = isinstance(model, str) and os.sep not in model and not model.lower().endswith(".gguf")
-    if model is None or (named and not Path(model).expanduser().is_dir()):
+    if model is None or (isinstance(model, str) and _is_preset(model)):
         return {"model": model}
     return {"model": "hf", "model.checkpoint": os.fspath(model)}
+
+
+def _is_preset(text: str) -> bool:
+    """Whether it can name no directory and no GGUF file."""
+    return os.sep not in text and not text.lower().endswith(".gguf") and not Path(text).expanduser().is_dir()
 
 
 def _text(key: str, value: Value) -> str:

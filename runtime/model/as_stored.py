@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class RoutersAsStored:
         for name, module, dtype in _weights(model, self.tensors):
             computed = module.get_parameter("weight").dtype
             if dtype != computed and name.rpartition(".")[0] in beside:
-                _changed_when_called(module, dtype, lambda held, computed=computed: held.to(computed))
+                _changed_when_called(module, dtype, partial(_rounded, computed))
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,15 @@ class NormsAboveOne:
         for _, module, dtype in _weights(model, self.tensors):
             held = module.get_parameter("weight")
             if held.dim() == 1 and type(module).__name__.endswith("Norm"):
-                _changed_when_called(module, dtype, lambda held, computed=held.dtype: (held.float() - 1).to(computed))
+                _changed_when_called(module, dtype, partial(_less_one, held.dtype))
+
+
+def _rounded(computed: torch.dtype, held: torch.Tensor) -> torch.Tensor:
+    return held.to(computed)
+
+
+def _less_one(computed: torch.dtype, held: torch.Tensor) -> torch.Tensor:
+    return (held.float() - 1).to(computed)
 
 
 def _weights(model: PreTrainedModel, tensors: Mapping[str, TensorInfo]) -> list[tuple[str, nn.Module, torch.dtype]]:
@@ -71,5 +80,5 @@ def _changed_when_called(module: nn.Module, dtype: torch.dtype, change: Change) 
         finally:
             module._parameters["weight"] = held
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     module.register_parameter("weight", nn.Parameter(module.get_parameter("weight").to(dtype), requires_grad=False))

@@ -36,7 +36,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 """Dtypes that a store can serve, by safetensors' names; blocks of GGUF files are bytes."""
 CAST = (torch.bfloat16, torch.float16, torch.float32)
 """Of these, what never moves may be stored in one and computed with in another, as transformers casts what it loads."""
-DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in reversed(DTYPES.items())})
+DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in reversed(list(DTYPES.items()))})
 
 
 @dataclass(frozen=True)
