@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of  # noqa: E402
+from bench.zoo_models import save_tokenizer  # noqa: E402
 from penstock.planner.common.strictly import build  # noqa: E402
 from penstock.planner.contract.config.config_schema import ModelConfig  # noqa: E402
 from penstock.planner.contract.config.geometry import hf_config_dict  # noqa: E402
@@ -245,6 +246,7 @@ def write_coded(form: str, config: Mapping[str, Any], out: Path) -> None:
     if form == "q4_k":
         write_gguf(out / "model.gguf", config)
         (out / "config.json").write_text(json.dumps(dict(config), indent=1))
+        save_tokenizer(out)
         return
     recipe = RECIPES[form]
     shards: list[list[Tensor]] = [[]]
