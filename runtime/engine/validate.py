@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
-from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, stored_matrices
+from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, read_checkpoint, stored_matrices
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.engine.generate import Batch, Generation
@@ -27,7 +28,7 @@ from penstock.runtime.moving.dram_cache import CacheStats
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import UnitLayout
 from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
-from penstock.runtime.store.manifest import MANIFEST
+from penstock.runtime.store.manifest import MANIFEST, read_manifest
 from penstock.runtime.store.parameters import model_slots, tied_names
 
 BF16_STEP = 2.0**-8
@@ -99,6 +100,17 @@ def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
         bind(model, {name: model.get_parameter(source)})
     move_buffers(model, device)
     return model
+
+
+def original_of(plan: Plan, store: Path) -> Path | None:
+    """The checkpoint that the packed ``store`` was made of, where ``plan`` names it and it is there, unchanged. None for a checkpoint."""
+    named = plan.model.checkpoint
+    if named is None or not (store / MANIFEST).exists() or (Path(named) / MANIFEST).exists() or not Path(named).is_dir():
+        return None
+    try:
+        return Path(named) if read_checkpoint(Path(named)).digest == read_manifest(store).digest else None
+    except UserError:
+        return None
 
 
 def _cast(model: nn.Module, name: str, dtype: torch.dtype) -> None:

@@ -53,7 +53,7 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
     if outcome.logits:
         differ = "relative difference {relative_l2:.2%}, BF16 rounding explains {rounding:.2%}"
         same = "bit-identical" if outcome.logits["identical"] else differ
-        text = f"logits of {{passes}} passes against the unstreamed model: {same}, same top token {{same_argmax:.1%}}"
+        text = f"logits of {{passes}} passes against {{against}}: {same}, same top token {{same_argmax:.1%}}"
         console.print(text.format(**outcome.logits), style="bold")
     if report["calibration"]:
         console.print(calibrated_line(report["calibration"]), markup=False, soft_wrap=True)

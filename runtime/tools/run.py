@@ -27,9 +27,10 @@ from penstock.runtime.engine.link_limits import measure_compute, measure_limits
 from penstock.runtime.engine.run_job import Job, Served, prepare
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.session import Session, open_session
-from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed
+from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed, original_of
 from penstock.runtime.memory.gpu_sampler import GpuSampler
 from penstock.runtime.memory.groundwork import Groundwork
+from penstock.runtime.store.manifest import MANIFEST
 from penstock.runtime.told.calibrate import calibrate, check_card
 from penstock.runtime.told.progress import PhaseBar
 from penstock.runtime.told.run_report import Outcome, make_report
@@ -234,7 +235,9 @@ def _validate(job: Job, first: Served, bar: PhaseBar) -> dict[str, Any]:
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, job.device)
-    model = load_unstreamed(job.checkpoint, job.device)
+    original = original_of(job.plan, job.checkpoint)
+    packed = "the same packed store, unstreamed" if (job.checkpoint / MANIFEST).exists() else "the unstreamed model"
+    model = load_unstreamed(original or job.checkpoint, job.device)
     page_tokens = job.plan.decisions.kv.page_tokens
     check = compare_logits(model, job.device, first.batch, first.made, page_tokens, lambda done, total: bar("validate", done, total))
-    return asdict(check)
+    return asdict(check) | {"against": packed if original is None else "the checkpoint that was packed, unstreamed"}

@@ -86,7 +86,8 @@ def test_a_packed_store_runs_like_its_checkpoint(trained: Path, tmp_path: Path, 
     report = desk(tmp_path, plan).run(prompt=PROMPTS[0], checkpoint=str(tmp_path / "packed"), validate=Validation.full)
     assert report["texts"] == said_by_transformers(trained, PROMPTS[:1], max_new_tokens=6)
     assert report["logits"]["identical"] and report["logits"]["max_abs_error"] == 0
-    assert "bit-identical" in capsys.readouterr().out
+    assert report["logits"]["against"] == "the checkpoint that was packed, unstreamed"
+    assert "against the checkpoint that was packed, unstreamed: bit-identical" in " ".join(capsys.readouterr().out.split())
     read = report["ssd"]["direct_files"] + report["ssd"]["buffered_files"]
     assert read and all(Path(file).is_relative_to(tmp_path / "packed") for file in read)
 
