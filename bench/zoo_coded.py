@@ -300,8 +300,10 @@ BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_ty
 def coded_cases() -> list[CodedCase]:
     """The 22 quantised cases: 16 that run, and six of methods that are refused."""
     sizes = {case.name: case.sizes for case in cases()}
-    qwen, moe, deepseek = sizes["Qwen3"], {**sizes["Qwen3-MoE"], "moe_intermediate_size": 128}, sizes["DeepSeek-V3 (BF16)"]
-    deepseek, oss, llama = {**deepseek, "moe_intermediate_size": 128}, sizes["gpt-oss (BF16)"], {**sizes["Llama 2"], "head_dim": 32}
+    qwen, moe, deepseek = sizes["Qwen3"], {**sizes["Qwen3-MoE"], "moe_intermediate_size": 128}, {**sizes["DeepSeek-V3 (BF16)"]}
+    # of 192 rows with two rows of scales transformers makes blocks of 96: its reference needs whole blocks
+    deepseek |= {"moe_intermediate_size": 128, "qk_rope_head_dim": 32}
+    oss, llama = sizes["gpt-oss (BF16)"], {**sizes["Llama 2"], "head_dim": 32}
 
     def made(name: str, of: Mapping[str, Any], *how: Any, **more: Any) -> CodedCase:
         return CodedCase(name, "quantised", of, "", "", *how, **more)
