@@ -80,7 +80,8 @@ def text_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM | AutoMode
 
 def import_model(directory: Path) -> None:
     """Import the module that defines ``directory``'s model, which transformers would do when the model is built."""
-    config = read_config(directory)
+    with uncollected():
+        config = read_config(directory)
     with _told(directory), uncollected():
         text_class(config)._model_mapping[type(config)]
 

@@ -99,12 +99,13 @@ def synthesize(model: ModelConfig, out: Path, seed: int, shard_bytes: int, progr
 
 def _tensors(config: Mapping[str, Any]) -> Iterator[_Tensor]:
     """Every tensor of the checkpoint in the model's order: the module's own state, fused experts taken apart."""
-    with uncollected():
-        from transformers import AutoConfig, AutoModelForCausalLM
     keys = {key: value for key, value in config.items() if key != "model_type"}
-    hf = AutoConfig.for_model(config["model_type"], **keys)
+    with uncollected():  # the first use of a class imports its module
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        hf = AutoConfig.for_model(config["model_type"], **keys)
     dtype = getattr(torch, config["dtype"])
-    with torch.device("meta"), uncollected():  # the model's module is imported here
+    with torch.device("meta"), uncollected():
         model = AutoModelForCausalLM.from_config(hf, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
     for name, tensor in model.named_parameters():
