@@ -146,8 +146,9 @@ class LayerExperts:
 def clamps(module: ExpertsModule) -> tuple[float, float] | None:
     """gpt-oss's (alpha, limit) where ``module`` is its experts, coded: a fused product rounds less often than the model, and so may its
     gate."""
-    known = type(module).__name__ == "GptOssExperts" and hasattr(module, "stored_experts")
-    return (float(module.alpha), float(module.limit)) if known else None
+    known: Any = module
+    coded = type(module).__name__ == "GptOssExperts" and hasattr(module, "stored_experts")
+    return (float(known.alpha), float(known.limit)) if coded else None
 
 
 def padded(rows: int, tokens: int) -> int:

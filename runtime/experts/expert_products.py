@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +104,8 @@ def product_of(module: ExpertsModule, name: str) -> Product:
     coded = getattr(module, "stored_experts", {}).get(name)
     if coded is None:
         return PlainProduct(module, name)
-    return CodedProduct(module, name, coded, module.scratch, module.stored_dtype)
+    known: Any = module
+    return CodedProduct(module, name, coded, known.scratch, known.stored_dtype)
 
 
 def one_by_one(product: Product, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:

@@ -32,8 +32,8 @@ class Awq:
             words, scales, zeros = (parts[leaf].t() for leaf in ("qweight", "scales", "qzeros"))
             kernels.decode(words, scales, zeros, None, out, bits=4, by_rows=True, awq=True)
             return
-        stored = (parts[leaf] for leaf in ("qweight", "scales", "qzeros"))
-        if columns % 8 == 0 and decode_compiled(*stored, None, out, bits=4, layout=Layout.awq, zero=Zeros.in_words):
+        words, scales, zeros = (parts[leaf] for leaf in ("qweight", "scales", "qzeros"))
+        if columns % 8 == 0 and decode_compiled(words, scales, zeros, None, out, bits=4, layout=Layout.awq, zero=Zeros.in_words):
             return
         scale, zero = parts["scales"].t().contiguous(), _rows(parts["qzeros"])
         for stretch in stretches(rows, columns, out.device):

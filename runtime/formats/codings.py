@@ -19,20 +19,19 @@ from penstock.runtime.formats.twelve.lossless import Lossless
 
 _SIZES = (0, *GROUPS)
 
-CODINGS: Mapping[str, Coding] = MappingProxyType(
-    {
-        "FP8": Fp8((128, 128)),
-        "FP8-row": Fp8((1, 0)),
-        "FP8-tensor": Fp8((0, 0)),
-        "MXFP4": Mxfp4(),
-        "lossless": Lossless(),
-        "NVFP4": Nvfp4(),
-        **{name: GgufBlocks(name) for name in UNPACK},
-        **dict.fromkeys(("BF16", "F16", "F32"), PlainRows()),
-    }
-    | {f"INT{b}-{g or 'row'}{kind}": PackQuantized(b) for b in BITS for g in _SIZES for kind in ("", "-asym")}
-    | {f"GPTQ{b}-{g or 'row'}": Gptq(b, g) for b in BITS for g in _SIZES}
-    | {f"GPTQ{b}-{g}-order": Gptq(b, g) for b in BITS for g in GROUPS}
-    | {f"AWQ-{g or 'row'}": Awq() for g in _SIZES}
-)
+_ALL: dict[str, Coding] = {
+    "FP8": Fp8((128, 128)),
+    "FP8-row": Fp8((1, 0)),
+    "FP8-tensor": Fp8((0, 0)),
+    "MXFP4": Mxfp4(),
+    "lossless": Lossless(),
+    "NVFP4": Nvfp4(),
+    **{name: GgufBlocks(name) for name in UNPACK},
+    **dict.fromkeys(("BF16", "F16", "F32"), PlainRows()),
+    **{f"INT{b}-{g or 'row'}{kind}": PackQuantized(b) for b in BITS for g in _SIZES for kind in ("", "-asym")},
+    **{f"GPTQ{b}-{g or 'row'}": Gptq(b, g) for b in BITS for g in _SIZES},
+    **{f"GPTQ{b}-{g}-order": Gptq(b, g) for b in BITS for g in GROUPS},
+    **{f"AWQ-{g or 'row'}": Awq() for g in _SIZES},
+}
+CODINGS: Mapping[str, Coding] = MappingProxyType(_ALL)
 """By the names of ``planner.contract.given.formats``, of all that run."""

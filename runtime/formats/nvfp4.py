@@ -26,6 +26,7 @@ class Nvfp4:
             kernels.decode(self.on_card(parts, None), out)
             return
         matrix = self.on_card(parts, None)
+        assert matrix.factors is not None
         scale, factors = matrix.scales.float(), matrix.factors.view(-1, 1, 1)
         scale = scale.view(len(factors), -1, scale.shape[-1])
         unpack(matrix.codes, scale / factors if matrix.divides else scale * factors, out)

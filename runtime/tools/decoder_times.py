@@ -39,7 +39,7 @@ TABLES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 def samples(rows: int) -> dict[str, Shapes]:
     """Format -> leaf -> (shape, dtype) of one matrix. What others of its family take is taken to be alike."""
     blocks = {name: ((rows, KNOWN_FORMATS[name].stored_bytes(1, COLUMNS)), torch.uint8) for name in TABLES if name in CODINGS}
-    return {
+    found: dict[str, Shapes] = {
         "FP8": {"weight": ((rows, COLUMNS), torch.float8_e4m3fn), "weight_scale": ((rows // 128, _GROUPS), torch.float32)},
         "FP8-row": {"weight": ((rows, COLUMNS), torch.float8_e4m3fn), "weight_scale": ((rows, 1), torch.bfloat16)},
         "MXFP4": {"blocks": ((rows, COLUMNS // 32, 16), torch.uint8), "scales": ((rows, COLUMNS // 32), torch.uint8)},
@@ -67,7 +67,8 @@ def samples(rows: int) -> dict[str, Shapes]:
             "at": ((8,), torch.int32),
             "values": ((8,), torch.bfloat16),
         },
-    } | {name: {"weight": weight} for name, weight in blocks.items()}
+    }
+    return found | {name: {"weight": weight} for name, weight in blocks.items()}
 
 
 def parts_of(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
