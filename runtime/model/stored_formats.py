@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -83,8 +83,7 @@ class StoredFormats:
                 f"{self.where}: {matrix.name} is stored in {matrix.format.name} and belongs to a {type(replaced).__name__}; coded are only "
                 f"linear layers and routed experts: use the model's BF16 checkpoint"
             )
-        kind: Hashable = type(model.get_submodule(owner))
-        assert isinstance(kind, type)
+        kind: Any = type(model.get_submodule(owner))
         if reads_weight(kind, child):
             raise UserError(
                 f"{self.where}: {matrix.name} is stored in {matrix.format.name}, and {kind.__name__} looks at it beside multiplying by it, "
