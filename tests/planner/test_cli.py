@@ -208,7 +208,7 @@ def test_a_sweep_goes_to_the_next_free_directory_and_survives_a_point_that_fails
     (tmp_path / "sweeps" / "4").mkdir(parents=True)
     result = command("planner", *SOLVE, "hardware.vram_bytes=1GiB,8GiB", "--multirun", "out=my plan.yaml", cwd=tmp_path)
     assert result.returncode == 2
-    assert "[0] no plan fits" in result.stderr
+    assert "[0]  hardware.vram_bytes=1073741824  no plan fits" in result.stderr
     assert (tmp_path / "sweeps" / "5" / "1" / "my plan.yaml").is_file()
     assert not (tmp_path / "my plan.yaml").exists()
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
