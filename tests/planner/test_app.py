@@ -87,24 +87,30 @@ def test_a_bug_keeps_its_traceback(prog: Prog) -> None:
     assert "Traceback" in result.stderr
 
 
-def test_a_sweep_goes_on_after_a_mistake_and_fails_at_its_end(prog: Prog) -> None:
+def said(tmp_path: Path) -> list[str]:
+    """What each point of the first sweep wrote, in their order."""
+    return [path.read_text() for path in sorted((tmp_path / "work" / "sweeps" / "0").glob("*/output.txt"))]
+
+
+def test_a_sweep_goes_on_after_a_mistake_and_fails_at_its_end(prog: Prog, tmp_path: Path) -> None:
     result = prog("verify", "-m", "what=one,mistake,three")
     assert result.returncode == 2
-    assert "Config one 1 sweeps/0/0/out.txt" in result.stdout
-    assert "Config three 1 sweeps/0/2/out.txt" in result.stdout
-    assert result.stderr == "[1] a mistake\n"
+    first, *_, last = said(tmp_path)
+    assert "Config one 1 sweeps/0/0/out.txt" in first and "Config three 1 sweeps/0/2/out.txt" in last
+    assert result.stdout.splitlines()[:2] == ["[0]  what='one'  status 0", "[2]  what='three'  status 0"]
+    assert result.stderr == "[1]  what='mistake'  a mistake\n"
 
 
 def test_an_absolute_output_stays_where_it_is_in_a_sweep(prog: Prog, tmp_path: Path) -> None:
-    result = prog("verify", "-m", "what=one,two", f"out={tmp_path}/x")
-    printed = [line for line in result.stdout.splitlines() if line.startswith("Config")]
-    assert len(printed) == 2 and not any("sweeps" in line for line in printed)
+    prog("verify", "-m", "what=one,two", f"out={tmp_path}/x")
+    outputs = [(tmp_path / "work" / text.split()[-1]).resolve() for text in said(tmp_path)]
+    assert outputs == [(tmp_path / "x").resolve()] * 2
 
 
-def test_flags_may_stand_between_overrides(prog: Prog) -> None:
+def test_flags_may_stand_between_overrides(prog: Prog, tmp_path: Path) -> None:
     result = prog("verify", "what=one", "--multirun", "number=1,2")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("Config one") == 2
+    assert [text.split()[:3] for text in said(tmp_path)] == [["Config", "one", "1"], ["Config", "one", "2"]]
 
 
 def test_every_verb_of_the_runtime_answers_help_and_cfg(tmp_path: Path) -> None:

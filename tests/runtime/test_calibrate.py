@@ -83,7 +83,8 @@ def test_the_corrected_profile_predicts_the_run_that_corrected_it(here: Desk, pl
     report = here.run(calibrate=True)
     hardware, _ = with_calibration(plan.hardware, plan.model)
     said = predict(hardware, plan.model, plan.workload, plan.decisions)
-    assert said.decode_s_per_token == pytest.approx(learnt[0].decode_s, rel=1e-3)
+    slowest = max(learnt[0].decode.values())  # no step is predicted shorter than its slowest stage
+    assert said.decode_s_per_token == pytest.approx(max(learnt[0].decode_s, slowest), rel=1e-3)
     ahead = plan.decisions.weights.dram.prefetch_distance / (len(report["step_s"]) * (plan.model.layers - 1))
     assert learnt[0].decode_s == pytest.approx(median(report["step_s"]), rel=ahead), "less what was read for a step that did not come"
 
