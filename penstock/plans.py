@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from penstock.planner.cli import PROGRAM
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.solver.planning import make_plan
@@ -62,8 +64,13 @@ def _model(model: str | os.PathLike[str] | None) -> dict[str, str | None]:
 
 
 def _is_preset(text: str) -> bool:
-    """Whether it can name no directory and no GGUF file."""
-    return os.sep not in text and not text.lower().endswith(".gguf") and not Path(text).expanduser().is_dir()
+    """Whether it can name no directory and no GGUF file. Of a directory that is called as a preset and holds no config.json the preset is
+    meant: `make demo` leaves one."""
+    if os.sep in text or text.lower().endswith(".gguf"):
+        return False
+    directory = Path(text).expanduser()
+    known = (files("penstock.conf") / "model" / f"{text}.yaml").is_file()
+    return not directory.is_dir() or (known and not (directory / CONFIG).exists())
 
 
 def _text(key: str, value: Value) -> str:

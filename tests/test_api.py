@@ -104,6 +104,18 @@ def test_a_mistake_is_one_line(keys: dict[str, Any], said: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_a_directory_called_as_a_preset_is_a_checkpoint_only_with_a_config(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama8b").mkdir()
+    keys: dict[str, Any] = {"hardware": "cpu", "overrides": ["calibration=off", "workload.context_tokens=0"]}
+    assert penstock.solve("llama8b", **keys).model.layers == 32
+    for file in checkpoint.iterdir():
+        (tmp_path / "llama8b" / file.name).symlink_to(file)
+    assert penstock.solve("llama8b", **keys).model.checkpoint == str(tmp_path / "llama8b")
+
+
 def test_a_hydra_application_around_it_stays_as_it_was(checkpoint: Path) -> None:
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra

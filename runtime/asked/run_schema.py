@@ -84,7 +84,8 @@ class RunConfig(SamplingKeys, Closing):
     plan: str = MISSING
     """The plan file, written by `planner solve`."""
     checkpoint: str | None = None
-    """Hugging Face checkpoint or packed store to run; null takes the plan's."""
+    """Hugging Face checkpoint or packed store to run; null takes the plan's. A run does not compare a store with its checksums: `runtime
+    verify` does."""
     adapter: str | None = None
     """Directory of the LoRA adapter (PEFT) that the store to run was packed with; what is not merged yet is refused."""
     prompt: str | None = field(default=None, metadata={"literal": True})

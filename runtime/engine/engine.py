@@ -200,7 +200,9 @@ class Engine:
         """Why steps in which nothing moves are launched kernel by kernel; None where they are not, or something moves."""
         if not self._still():
             return None
-        return "engine.graphs=false, or no Triton" if self._graphs is None else self._graphs.refused
+        if self._graphs is None:
+            return "Triton is not installed" if self.host.options.graphs else "engine.graphs=false"
+        return self._graphs.refused
 
     @contextmanager
     def _nothing_moves(self) -> Iterator[None]:

@@ -69,6 +69,8 @@ class Session:
         """KV that is kept for later prompts, once :meth:`load` is over; None where none is."""
         self.pageable: str | None = None
         """How much DRAM could not be page-locked, and what that costs."""
+        self.launched: str | None = None
+        """That steps are not recorded although the plan says so, and why, once :meth:`load` is over."""
         self.slow_pages: str | None = None
         """That kept KV lies on a drive too slow to pay, once :meth:`load` is over."""
         self.loaded: dict[str, tuple[float, int]] = {}
@@ -99,7 +101,9 @@ class Session:
         if self.engine.copier is not None:
             self._peak.leave_out_cuda(self.engine.arena.nbytes)
         self.loaded = self.engine.loaded()
-        if self.engine.launched_because is not None:
+        why, gpu = self.engine.launched_because, self.plan.hardware.gpu
+        if why is not None and gpu is not None and gpu.layer_kernels_s:
+            self.launched = f"a decode step is launched kernel by kernel, not as one CUDA graph: {why}"
             self.plan = launched_singly(self.plan)
         self._mark("load")
         take_planned(Budget.of(self.plan), self.device)

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 
+from penstock.runtime.formats.coding import Parts
+from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
+from penstock.runtime.formats.kernels.on_card import e2m1_kernels
 from penstock.runtime.formats.native.nibbles import decode_nibbles
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """By code (OCP Microscaling 1.0, table 5.3.3)."""
 _AT_ONCE = 1 << 20
 """Bytes of codes that are decoded at a time, which bounds what is held beside the result."""
+
+
+class E2m1Coding(ABC):
+    """What both formats share: kernels on a card, whatever lies around the numbers."""
+
+    def decode(self, parts: Parts, out: torch.Tensor) -> None:
+        kernels = e2m1_kernels(out.device)
+        if kernels is None:
+            self.decode_here(parts, out)
+        else:
+            kernels.decode(self.on_card(parts, None), out)
+
+    def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
+        kernels = e2m1_kernels(x.device)
+        return None if kernels is None else kernels.linear(x, self.on_card(parts, bias))
+
+    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
+        kernels = e2m1_kernels(x.device)
+        if kernels is None:
+            return None
+        return kernels.experts(x, [self.on_card(parts, None if biases is None else biases[n]) for n, parts in enumerate(experts)])
+
+    @abstractmethod
+    def decode_here(self, parts: Parts, out: torch.Tensor) -> None:
+        """Without kernels."""
+
+    @abstractmethod
+    def on_card(self, parts: Parts, bias: torch.Tensor | None) -> E2m1Matrix:
+        """As kernels take it."""
 
 
 def unpack(packed: torch.Tensor, factors: torch.Tensor, out: torch.Tensor) -> None:

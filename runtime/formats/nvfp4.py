@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from penstock.runtime.formats.coding import Parts
-from penstock.runtime.formats.e2m1 import unpack
+from penstock.runtime.formats.e2m1 import E2m1Coding, unpack
 from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
-from penstock.runtime.formats.kernels.on_card import e2m1_kernels
 
 
-class Nvfp4:
+class Nvfp4(E2m1Coding):
     """Leaves ``weight`` [rows, columns / 2] uint8, two numbers a byte, the lower half first; ``weight_scale`` [rows, columns / 16] E4M3; in
     F32 either ``factor`` (ModelOpt's ``weight_scale_2``) or ``divisor`` (compressed-tensors' ``weight_global_scale``).
 
@@ -20,28 +17,13 @@ class Nvfp4:
     matrices joined by their rows, all of one height, have a factor each.
     """
 
-    def decode(self, parts: Parts, out: torch.Tensor) -> None:
-        kernels = e2m1_kernels(out.device)
-        if kernels is not None:
-            kernels.decode(self.on_card(parts, None), out)
-            return
+    def decode_here(self, parts: Parts, out: torch.Tensor) -> None:
         matrix = self.on_card(parts, None)
         assert matrix.factors is not None
         scale, factors = matrix.scales.float(), matrix.factors.view(-1, 1, 1)
         scale = scale.view(len(factors), -1, scale.shape[-1])
         unpack(matrix.codes, scale / factors if matrix.divides else scale * factors, out)
 
-    def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
-        kernels = e2m1_kernels(x.device)
-        return None if kernels is None else kernels.linear(x, self.on_card(parts, bias))
-
-    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
-        kernels = e2m1_kernels(x.device)
-        if kernels is None:
-            return None
-        return kernels.experts(x, [self.on_card(parts, None if biases is None else biases[n]) for n, parts in enumerate(experts)])
-
     def on_card(self, parts: Parts, bias: torch.Tensor | None) -> E2m1Matrix:
-        """As kernels take it."""
         divides = "divisor" in parts
         return E2m1Matrix(parts["weight"], parts["weight_scale"], parts["divisor" if divides else "factor"], divides, bias)

@@ -120,6 +120,8 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         session.load(job.largest, bar, [Sampler(job.sampling, session.device)])
         job = replace(job, plan=session.plan)
         clock.book("load")
+        if session.launched is not None:
+            console.print(f"note: {session.launched}", style="dim", markup=False)
         if session.slow_pages is not None:
             console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)
         for _ in range(cfg.warmup_rounds):

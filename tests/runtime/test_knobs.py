@@ -10,7 +10,8 @@ from penstock.planner.common.errors import UserError
 from penstock.runtime.asked.knobs import check_engine
 from penstock.runtime.asked.run_schema import EngineConfig
 from tests.runtime.running import Desk, desk
-from tests.support import decisions, plan_for
+from tests.runtime.sessions import opened
+from tests.support import HostCopier, decisions, plan_for
 
 
 @pytest.mark.parametrize(
@@ -57,10 +58,23 @@ def test_no_key_changes_what_is_computed(on_a_card: Desk, engine: dict) -> None:
     assert on_a_card.run(engine=EngineConfig(**engine))["tokens"] == on_a_card.run()["tokens"]
 
 
-def test_kept_units_show_as_waits_for_slots(on_a_card: Desk) -> None:
-    """A busy machine makes copies wait without it, too, and makes computing so late that none waits with it: three runs of each."""
-    usual, kept = ([on_a_card.run(engine=EngineConfig(keep_finished_units=n))["ring"] for _ in range(3)] for n in (0, 2))
-    assert max(ring["slot_waits"] for ring in kept) > kept[0]["units"] / 4 > min(ring["slot_waits"] for ring in usual)
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_slot_is_given_on_behind_so_many_units_that_are_kept(checkpoint: Path, kept: int) -> None:
+    """The ring's own turns, as compute that leaves unit after unit gives them."""
+    plan = plan_for(checkpoint, decisions(gpu=True, vram_distance=6, slots=6), gpu=True)
+    with opened(plan, checkpoint, HostCopier(), keep_finished_units=kept) as session:
+        turns, behind = session.engine.card.ring.turns, []
+        turns.begun = 4
+        for left in range(20):
+            turns.entered = turns.left = turns.asked = left
+            while turns.may_fetch() or turns.next_copy() is not None:
+                if (number := turns.next_copy()) is None:
+                    turns.fetched += 1
+                    continue
+                if (before := turns.before(number)) is not None:
+                    behind.append(left - before)
+                turns.copy(number)
+        assert min(behind) == 1 + kept
 
 
 def test_a_balance_shows_as_units_copied_before_their_turn(checkpoint: Path, tmp_path: Path, on_a_card: Desk) -> None:

@@ -176,29 +176,23 @@ def _few_rows(
 def _few_rows_of_any(
     x, words, scales, zeros, order, out, tokens, rows, columns, group, groups, share,
     w_row, w_column, s_row, s_group, z_row, z_group,
-    BITS: tl.constexpr, BY_ROWS: tl.constexpr, AWQ: tl.constexpr, ZEROS: tl.constexpr, LESS_ONE: tl.constexpr, ORDER: tl.constexpr,
+    BITS: tl.constexpr, ZEROS: tl.constexpr, LESS_ONE: tl.constexpr, ORDER: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """:func:`_few_rows` for words in every order: each weight loads its word, which the processor's own cache holds. Without ``order`` a
-    group is a multiple of ``COLUMNS``."""
+    """:func:`_few_rows` for words of adjacent columns in any strides: each weight loads its word, which the processor's own cache holds.
+    Without ``order`` a group is a multiple of ``COLUMNS``."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
     per: tl.constexpr = 32 // BITS
     mask: tl.constexpr = (1 << BITS) - 1
     lane = row % per
-    if AWQ:
-        lane = (lane % 2) * 4 + lane // 2
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
     first = tl.program_id(1) * share
     for base in range(first, tl.minimum(first + share, columns), COLUMNS):
         column = base + tl.arange(0, COLUMNS)
         inside = (column < columns)[:, None] & (row < rows)[None, :]
-        if BY_ROWS:
-            held = tl.load(words + column[:, None] * w_column + (row // per)[None, :] * w_row, inside, 0)
-            number = (held >> (lane * BITS)[None, :]) & mask
-        else:
-            held = tl.load(words + (column // per)[:, None] * w_column + row[None, :] * w_row, inside, 0)
-            number = (held >> (column % per * BITS)[:, None]) & mask
+        held = tl.load(words + (column // per)[:, None] * w_column + row[None, :] * w_row, inside, 0)
+        number = (held >> (column % per * BITS)[:, None]) & mask
         if ORDER:
             named = tl.load(order + column, column < columns, 0)
             member = tl.minimum(tl.where(named < 0, column // group, named), groups - 1)[:, None]
@@ -308,9 +302,10 @@ class WholeKernels:
 
     def product_of_any(
         self, x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, order: torch.Tensor | None,
-        bias: torch.Tensor | None, rows: int, *, bits: int, by_rows: bool = False, awq: bool = False, less_one: bool = False,
+        bias: torch.Tensor | None, rows: int, *, bits: int, less_one: bool = False,
     ) -> torch.Tensor | None:  # fmt: skip
-        """:meth:`product` with the parts of :meth:`decode`; None where groups are no multiples of 32 columns, or tokens too many."""
+        """As :meth:`product`, with the parts of :meth:`decode` whose words hold adjacent columns; None where groups are no multiples of 32
+        columns, or tokens too many."""
         (tokens, columns), groups = x.shape, scales.shape[1]
         tall, wide = 64, 32
         group = -(-columns // groups)
@@ -326,7 +321,7 @@ class WholeKernels:
         self._few_rows_of_any((blocks, shares),
             x, words, scales, scales if zeros is None else zeros, scales if order is None else order, parts, tokens, rows, columns,
             group, groups, share, *words.stride(), *scales.stride(), *steps,
-            BITS=bits, BY_ROWS=by_rows, AWQ=awq, ZEROS=zeros is not None, LESS_ONE=less_one, ORDER=order is not None,
+            BITS=bits, ZEROS=zeros is not None, LESS_ONE=less_one, ORDER=order is not None,
             TOKENS=MOST_TOKENS, ROWS=tall, COLUMNS=wide, num_warps=4,
         )  # fmt: skip
         added = out if bias is None else bias

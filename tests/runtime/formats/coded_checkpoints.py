@@ -11,11 +11,26 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.session import Session
+
 WEIGHTS = "model.safetensors"
 LINEAR = re.compile(r"layers\.\d+\.(?:self_attn|mlp|block_sparse_moe)\.(?:.*\.)?(?:\w+_proj|kv_a_proj_with_mqa|w[123])\.weight$")
 Coder = Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
 """A matrix -> leaf -> tensor."""
 FP8_BLOCKS = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def logits_of(session: Session, batch: Batch) -> list[torch.Tensor]:
+    """Of every pass of ``batch``, greedy, once ``session`` is loaded."""
+    session.load(batch)
+    return list(session.generate(batch, Sampler(Sampling(), torch.device("cpu")), keep_logits=True).logits)
+
+
+def same(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> bool:
+    """Every bit of them."""
+    return len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def coded(directory: Path, coder: Coder, said: Mapping[str, Any], only: re.Pattern[str] = LINEAR) -> Path:

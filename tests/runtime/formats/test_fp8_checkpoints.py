@@ -17,14 +17,23 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.formats import QUANTISED
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.session import Session
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.formats.stored_linear import DECODED
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, LINEAR, coded, compressed, edit, fp8_blocks, fp8_rows, fp8_tensor
+from tests.runtime.formats.coded_checkpoints import (
+    FP8_BLOCKS,
+    LINEAR,
+    coded,
+    compressed,
+    edit,
+    fp8_blocks,
+    fp8_rows,
+    fp8_tensor,
+    logits_of,
+    same,
+)
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for, save_tiny
@@ -66,35 +75,26 @@ def dequantized(checkpoint: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16, quantization_config=how).eval()
 
 
-def run(session: Session) -> list[torch.Tensor]:
-    session.load(ROWS)
-    return list(session.generate(ROWS, Sampler(Sampling(), CPU), keep_logits=True).logits)
-
-
-def same(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
-    return len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
 def test_streamed_and_packed_logits_are_those_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
     want = list(said(dequantized(checkpoint), ROWS).logits)
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
     packed = tmp_path / "packed"
     pack_checkpoint(checkpoint, packed, None, False, lambda *_: None)
     assert verify_store(packed, lambda *_: None)["nbytes"]
     assert spec_from_checkpoint(packed).units == spec_from_checkpoint(checkpoint).units
     with opened(plan_for(packed, decisions(gpu=True, resident=(1, 2, 1)), gpu=True), packed, HostCopier()) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
 
 
 @pytest.mark.parametrize("forms", [("decoded", "decoded"), ("stored", "decoded")], ids=" ".join)
 def test_residents_that_stay_decoded_give_the_same_logits(checkpoint: Path, forms: tuple[str, str]) -> None:
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
-        want = run(session)
+        want = logits_of(session, ROWS)
     made = decisions(gpu=True, resident=(2, 2, 1))
     made = replace(made, weights=replace(made.weights, forms=ResidentForms(*map(WeightForm, forms))))
     with opened(plan_for(checkpoint, made, gpu=True), checkpoint, HostCopier()) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
         kept = [m for m in session.engine.model.modules() if getattr(m, DECODED, None) is not None]
         assert len(kept) == 2 * (4 * (forms[0] == "decoded") + 3 * (forms[1] == "decoded")), (
             "4 matrices of attention, 3 of an FFN, in 2 layers"
@@ -109,7 +109,7 @@ def test_deepseeks_sizes_that_are_no_whole_blocks_are_those_of_its_decoded_check
     edit(plain, lambda tensors: tensors.update({n: decoded(fp8_blocks(t)) for n, t in tensors.items() if LINEAR.search(n)}))
     want = list(said(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16).eval(), ROWS).logits)
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
-        got = run(session)
+        got = logits_of(session, ROWS)
     assert {unit.format.name for unit in spec_from_checkpoint(checkpoint).of_kind(UnitKind.expert)} == {"FP8"}
     assert same(got, want)
 

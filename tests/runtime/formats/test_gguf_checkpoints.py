@@ -19,12 +19,11 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.validate import load_unstreamed
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
+from tests.runtime.formats.coded_checkpoints import logits_of, same
 from tests.runtime.formats.gguf_made import COMMITTED, WIDE, as_gguf
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
@@ -38,28 +37,19 @@ def transformers_model(file: Path, dtype: torch.dtype = torch.bfloat16) -> torch
     return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype).eval()
 
 
-def run(session: Session) -> list[torch.Tensor]:
-    session.load(ROWS)
-    return list(session.generate(ROWS, Sampler(Sampling(), CPU), keep_logits=True).logits)
-
-
-def same(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
-    return len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
 @pytest.mark.parametrize("name", ["Q4_K_M", "mixed"])
 def test_streamed_and_packed_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     file = COMMITTED / f"{name}.gguf"
     want = list(said(transformers_model(file), ROWS).logits)
     with opened(plan_for(file, decisions(hwm=2)), file) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
     packed = tmp_path / "packed"
     pack_checkpoint(file, packed, None, False, lambda *_: None)
     assert verify_store(packed, lambda *_: None)["nbytes"]
     assert spec_from_checkpoint(packed).units == spec_from_checkpoint(file).units
     made = decisions(gpu=True, resident=(1, 0, 1), slots=2, hwm=2, embedding=Tier.vram, head_blocks=2)
     with opened(plan_for(packed, made, gpu=True), packed, HostCopier()) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
     ours, theirs = read_vocabulary(packed, 512).tokenizer, AutoTokenizer.from_pretrained(COMMITTED, gguf_file=file.name)
     assert ours is not None and ours.get_vocab() == theirs.get_vocab() and ours.chat_template == theirs.chat_template
     assert ours("def f(x):\n    return x + 1")["input_ids"] == theirs("def f(x):\n    return x + 1")["input_ids"]
@@ -114,14 +104,14 @@ def test_other_architectures_and_types_say_what_transformers_says(model_type: st
     if model_type.endswith("_moe"):
         want = said(AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=dtype).eval(), ROWS)
         with opened(plan_for(file, decisions(hwm=2)), file) as session:
-            got = run(session)
+            got = logits_of(session, ROWS)
         assert torch.cosine_similarity(got[0].float().flatten(), want.logits[0].float().flatten(), 0) > 0.99
         return
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=file.name, dtype=dtype, config=AutoConfig.from_pretrained(tmp_path / "hf")
     )
     with opened(plan_for(file, decisions(hwm=2)), file) as session:
-        assert same(run(session), list(said(model.eval(), ROWS).logits))
+        assert same(logits_of(session, ROWS), list(said(model.eval(), ROWS).logits))
 
 
 def test_mixtral_runs_with_its_config_beside_the_file(tmp_path: Path) -> None:
@@ -133,7 +123,7 @@ def test_mixtral_runs_with_its_config_beside_the_file(tmp_path: Path) -> None:
     shutil.copy(hf / "config.json", file.parent)
     want = said(AutoModelForCausalLM.from_pretrained(hf, dtype=torch.bfloat16).eval(), ROWS)
     with opened(plan_for(file.parent, decisions(hwm=2)), file.parent) as session:
-        got = run(session)
+        got = logits_of(session, ROWS)
     assert torch.cosine_similarity(got[0].float().flatten(), want.logits[0].float().flatten(), 0) > 0.99
 
 
@@ -223,6 +213,6 @@ def test_experts_of_mixed_types_have_slots_for_the_largest(tmp_path: Path) -> No
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml").model == plan.model
     with opened(plan_for(file, decisions(hwm=2)), file) as session:
-        want = run(session)
+        want = logits_of(session, ROWS)
     with opened(plan_for(file, decisions(gpu=True, slots=2, hwm=2), gpu=True), file, HostCopier()) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)

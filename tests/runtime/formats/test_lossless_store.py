@@ -16,13 +16,11 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.runtime.asked.run_schema import PackFormat
 from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.validate import load_unstreamed
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.runtime.formats.coded_checkpoints import edit, say
+from tests.runtime.formats.coded_checkpoints import edit, logits_of, say
 from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
@@ -56,18 +54,13 @@ def packed(checkpoint: Path) -> Path:
     return out
 
 
-def run(session: Session) -> list[torch.Tensor]:
-    session.load(ROWS)
-    return list(session.generate(ROWS, Sampler(Sampling(), CPU), keep_logits=True).logits)
-
-
 def test_logits_are_the_checkpoints_own(checkpoint: Path, packed: Path) -> None:
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
-        want = run(session)
+        want = logits_of(session, ROWS)
     with opened(plan_for(packed, decisions()), packed) as session:
-        got = run(session)
+        got = logits_of(session, ROWS)
     with opened(plan_for(packed, decisions(gpu=True, resident=(1, 2, 1)), gpu=True), packed, HostCopier()) as session:
-        through_vram = run(session)
+        through_vram = logits_of(session, ROWS)
     for one, other, third in zip(want, got, through_vram, strict=True):
         assert torch.equal(one.view(torch.int16), other.view(torch.int16)) and torch.equal(one.view(torch.int16), third.view(torch.int16))
     assert verify_store(packed, lambda *_: None)["nbytes"]
@@ -80,9 +73,9 @@ def test_routed_experts_are_streamed_coded_to_the_same_bits(tmp_path: Path) -> N
     for one, other in zip(before.of_kind(UnitKind.expert), after.of_kind(UnitKind.expert), strict=True):
         assert other.format.name == "lossless" and other.count == one.count and 0.75 < other.stored_bytes / one.stored_bytes < 0.82
     with opened(plan_for(plain, decisions()), plain) as session:
-        want = run(session)
+        want = logits_of(session, ROWS)
     with opened(plan_for(out, decisions()), out) as session:
-        got = run(session)
+        got = logits_of(session, ROWS)
     assert all(torch.equal(one.view(torch.int16), other.view(torch.int16)) for one, other in zip(want, got, strict=True))
     ids = torch.tensor([[5, 9, 200, 31, 7]])
     assert torch.equal(load_unstreamed(out, CPU)(ids).logits, load_unstreamed(plain, CPU)(ids).logits)

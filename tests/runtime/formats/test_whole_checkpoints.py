@@ -20,11 +20,10 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.session import Session
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.runtime.formats.coded_checkpoints import LINEAR, Whole, awq, coded, compressed, edit, gptq, packed, say, whole
+from tests.runtime.formats.coded_checkpoints import LINEAR, Whole, awq, coded, compressed, edit, gptq, logits_of, packed, same, say, whole
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for, save_tiny
@@ -102,15 +101,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return made(directory, MADE[request.param])
 
 
-def run(session: Session) -> list[torch.Tensor]:
-    session.load(ROWS)
-    return list(session.generate(ROWS, Sampler(Sampling(), CPU), keep_logits=True).logits)
-
-
-def same(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
-    return len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
 def test_streamed_and_packed_logits_are_those_of_the_decoded_weights(checkpoint: Path, tmp_path: Path) -> None:
     dtype = MADE[checkpoint.name].dtype
     want = list(said(AutoModelForCausalLM.from_pretrained(checkpoint.parent / "decoded", dtype=dtype).eval(), ROWS).logits)
@@ -119,13 +109,13 @@ def test_streamed_and_packed_logits_are_those_of_the_decoded_weights(checkpoint:
         theirs = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, quantization_config=how).eval()
         assert same(list(said(theirs, ROWS).logits), want)
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
     out = tmp_path / "packed"
     pack_checkpoint(checkpoint, out, None, False, lambda *_: None)
     assert verify_store(out, lambda *_: None)["nbytes"]
     assert spec_from_checkpoint(out).units == spec_from_checkpoint(checkpoint).units
     with opened(plan_for(out, decisions(gpu=True, resident=(1, 2, 1)), gpu=True), out, HostCopier()) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
 
 
 @pytest.mark.parametrize("name", ["GPTQ4-64", "AWQ-32", "INT8-row"])
@@ -134,10 +124,10 @@ def test_routed_experts_are_read_as_they_are_stored(tmp_path: Path, name: str) -
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
     checkpoint = made(tmp_path / name, MADE[name]._replace(model_type="mixtral"), sizes)
     with opened(plan_for(checkpoint.parent / "decoded", decisions()), checkpoint.parent / "decoded") as session:
-        want = run(session)
+        want = logits_of(session, ROWS)
     assert {unit.format.name for unit in spec_from_checkpoint(checkpoint).of_kind(UnitKind.expert)} == {name}
     with opened(plan_for(checkpoint, decisions()), checkpoint) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
 
 
 def test_groups_of_one_config_store_what_they_target(tmp_path: Path) -> None:
@@ -158,9 +148,9 @@ def test_groups_of_one_config_store_what_they_target(tmp_path: Path) -> None:
     assert {unit.format.name for unit in spec.of_kind(UnitKind.attn)} == {"INT8-row"}
     assert {unit.format.name for unit in spec.of_kind(UnitKind.ffn)} == {"INT4-128"}
     with opened(plan_for(plain, decisions()), plain) as session:
-        want = run(session)
+        want = logits_of(session, ROWS)
     with opened(plan_for(stored, decisions()), stored) as session:
-        assert same(run(session), want)
+        assert same(logits_of(session, ROWS), want)
 
 
 def test_trained_weights_say_what_transformers_says_of_them(shared_models: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_kernels_decode_to_the_same_bits_and_multiply_by_what_they_decode() -> N
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert set(found) == set(cases()) and all(case["same"] for case in found.values()), found
-    assert all(len(case["errors"]) == 3 for case in found.values()), found
+    assert {name: len(case["errors"]) for name, case in found.items()} == {name: 0 if name.startswith("AWQ") else 3 for name in found}
     assert all(error < 1e-3 for case in found.values() for error in case["errors"]), found
 
 
