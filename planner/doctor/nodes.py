@@ -13,7 +13,8 @@ from penstock.planner.doctor.finding import Finding, Verdict
 
 def node_findings(root: Path = Path("/")) -> Iterator[Finding]:
     """Whether this process has cores of the card's node alone. One node, as on most machines, leaves nothing to choose."""
-    nodes = {int(d.name.removeprefix("node")): _numbers(read_text(d / "cpulist")) for d in _node_directories(root)}
+    yield from _interleaved(root)
+    nodes = {int(d.name.removeprefix("node")): numbers(read_text(d / "cpulist")) for d in _node_directories(root)}
     if len(nodes) < 2:
         yield Finding("NUMA", "one node", Verdict.good)
         return
@@ -22,7 +23,7 @@ def node_findings(root: Path = Path("/")) -> Iterator[Finding]:
         yield Finding("NUMA", f"{len(nodes)} nodes, {'no card' if not near else 'cards on several'}", Verdict.good)
         return
     (node,) = near
-    allowed = _numbers(_of_status(root, "Cpus_allowed_list"))
+    allowed = allowed_cores(root)
     if allowed <= nodes[node]:
         yield Finding("NUMA", f"{len(nodes)} nodes, here the cores of node {node}, the card's", Verdict.good)
         return
@@ -31,9 +32,22 @@ def node_findings(root: Path = Path("/")) -> Iterator[Finding]:
     yield Finding("NUMA", f"{len(nodes)} nodes, the card is on node {node}", Verdict.fair, change)
 
 
+def _interleaved(root: Path) -> Iterator[Finding]:
+    """Memory dealt over nodes line by line, by the BIOS, or page by page, by a policy."""
+    cpus, nodes = root / "sys/devices/system/cpu", len(list(_node_directories(root)))
+    sockets = {text for f in cpus.glob("cpu[0-9]*/topology/physical_package_id") if (text := read_text(f))}
+    if nodes == 1 and len(sockets) > 1 and " hypervisor" not in (read_text(root / "proc/cpuinfo") or ""):
+        change = "turn node interleaving off in the BIOS: half of what the CPU multiplies by comes from the other socket"
+        yield Finding("interleaving", f"{len(sockets)} sockets in one node", Verdict.fair, change)
+    policy = (read_text(root / "proc/self/numa_maps") or "").partition("\n")[0].split()[1:2]
+    if policy and policy[0].startswith("interleave"):
+        change = "start without numactl --interleave: the CPU multiplies by what lies in its own node's DRAM, at twice the rate"
+        yield Finding("interleaving", f"pages by the policy {policy[0]}", Verdict.fair, change)
+
+
 def _node_directories(root: Path) -> Iterator[Path]:
     """Those with cores: memory of an expander or of a card has none."""
-    return (d for d in (root / "sys/devices/system/node").glob("node[0-9]*") if _numbers(read_text(d / "cpulist")))
+    return (d for d in (root / "sys/devices/system/node").glob("node[0-9]*") if numbers(read_text(d / "cpulist")))
 
 
 def _of_status(root: Path, key: str) -> str | None:
@@ -41,7 +55,12 @@ def _of_status(root: Path, key: str) -> str | None:
     return match and match.group(1)
 
 
-def _numbers(text: str | None) -> frozenset[int]:
+def allowed_cores(root: Path) -> frozenset[int]:
+    """Numbers of the hardware threads that this process may run on."""
+    return numbers(_of_status(root, "Cpus_allowed_list"))
+
+
+def numbers(text: str | None) -> frozenset[int]:
     """``0-3,8`` as the kernel writes it."""
     spans = (part.partition("-") for part in (text or "").strip().split(",") if part)
     return frozenset(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))

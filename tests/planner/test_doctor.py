@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import struct
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from penstock.planner.doctor.disk_check import disk_findings
 from penstock.planner.doctor.examination import document, examine
 from penstock.planner.doctor.finding import Finding, Verdict
 from penstock.planner.doctor.memory_check import memory_findings
+from penstock.planner.doctor.memory_modules import module_findings
 from penstock.planner.doctor.nodes import node_findings
 from penstock.planner.doctor.processor import processor_findings
+from penstock.planner.doctor.products_check import products_findings
 from penstock.planner.probe.driver import Driver, NvmlGpu
 from tests.cli import command, refusal
 
@@ -272,3 +275,104 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_the_document_counts_what_stops() -> None:
     found = (Finding("a", "x", Verdict.stops, "y: z"), Finding("b", "x", Verdict.good))
     assert document(found)["stops"] == 1 and document(found)["findings"][1]["change"] is None
+
+
+ALL = "avx2 avx512f avx512_bf16 avx512_fp16 amx_bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "verdict", "said"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8480C", ALL, "good", "AMX"),
+        ("AMD EPYC 9354", "avx2 avx512f avx512_bf16", "good", "AVX-512 with BF16"),
+        ("Intel(R) Xeon(R) Platinum 8480C", "avx2 avx512f avx512_bf16 avx512_fp16", "fair", "AMX is hidden"),
+        ("Intel(R) Xeon(R) Gold 6148", "avx2", "fair", "BIOS"),
+        ("Intel(R) Core(TM) i9-13900K", "avx2", "good", "AVX2"),
+        ("AMD EPYC", "avx2 hypervisor", "fair", "-cpu host"),
+        ("QEMU Virtual CPU", "sse2 hypervisor", "fair", "-cpu host"),
+        ("", "", "unknown", "does not say"),
+    ],
+)
+def test_instructions_that_bios_or_hypervisor_hide_are_told(name: str, flags: str, verdict: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, proc__cpuinfo=f"model name\t: {name}\nflags\t\t: {flags}\n" if flags else "")
+    found = named(products_findings(tmp_path), "instructions")
+    assert found.verdict == verdict and said in found.found + found.change
+
+
+@pytest.mark.parametrize(("allowed", "verdict"), [("0-7", "good"), ("0,1,4,5", "fair"), ("0-3", None)])
+def test_hardware_threads_that_share_a_core_are_told_to_who_was_given_a_part(allowed: str, verdict: str | None, tmp_path: Path) -> None:
+    """Threads 0 to 3 lie on four cores, and 4 to 7 again."""
+    cpus = "sys__devices__system__cpu__"
+    write(tmp_path, proc__self__status=f"Cpus_allowed_list:\t{allowed}\n", **{f"{cpus}online": "0-7\n"})
+    for n in range(8):
+        write(tmp_path, **{f"{cpus}cpu{n}__topology__thread_siblings_list": f"{n % 4},{n % 4 + 4}\n"})
+    found = [f for f in products_findings(tmp_path) if f.name == "SMT"]
+    assert [f.verdict for f in found] == ([verdict] if verdict else [])
+    assert verdict != "fair" or "4 hardware threads on 2 cores" in found[0].found
+
+
+@pytest.mark.parametrize(("stopped", "verdict"), [(0, "good"), (400, "fair")])
+def test_a_quota_that_stops_threads_is_told(stopped: int, verdict: str, tmp_path: Path) -> None:
+    files = {
+        "proc__self__cgroup": "0::/box\n",
+        "proc__self__mountinfo": "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "sys__fs__cgroup__box__cpu.max": "800000 100000\n",
+        "sys__fs__cgroup__box__cpu.stat": f"nr_periods 1000\nnr_throttled {stopped}\n",
+    }
+    assert not any(f.name == "CPU quota" for f in products_findings(tmp_path)), "no group, no quota"
+    found = named(products_findings(write(tmp_path, **files)), "CPU quota")
+    assert found.verdict == verdict and "8 cores" in found.found
+
+
+def memory_device(locator: str, bank: str, mib: int, rated: int = 4800, clocked: int = 4800) -> bytes:
+    """An SMBIOS structure of type 17, version 2.7."""
+    size = mib if mib < 0x7FFF else 0x7FFF
+    fields = bytearray(0x22)
+    struct.pack_into("<BBH", fields, 0, 17, len(fields), 1)
+    struct.pack_into("<H", fields, 0x0C, size)
+    fields[0x10], fields[0x11] = 1, 2 if bank else 0
+    struct.pack_into("<H", fields, 0x15, rated)
+    struct.pack_into("<I", fields, 0x1C, mib)
+    struct.pack_into("<H", fields, 0x20, clocked)
+    return bytes(fields) + b"\0".join(text.encode() for text in (locator, bank) if text) + b"\0\0"
+
+
+OTHER = struct.pack("<BBH", 4, 4, 0) + b"\0\0"
+GIB32, NONE = 32 * 1024, 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "verdict", "said"),
+    [
+        ([("DIMM_A1", "", GIB32), ("DIMM_A2", "", NONE), ("DIMM_B1", "", GIB32), ("DIMM_B2", "", NONE)], "good", "2 of 34.4 GB, 4800 MT/s"),
+        ([("DIMM_A1", "", GIB32), ("DIMM_A2", "", GIB32), ("DIMM_B1", "", NONE)], "fair", "1 of 2 channels"),
+        ([("DIMM 0", "P0 CHANNEL A", GIB32), ("DIMM 0", "P0 CHANNEL B", 16384)], "fair", "fill all channels alike"),
+        ([("Controller0-ChannelA-DIMM0", "BANK 0", GIB32), ("Controller1-ChannelA-DIMM0", "BANK 0", NONE)], "fair", "1 of 2 channels"),
+        ([("DIMM_A1", "", GIB32, 5600, 4800), ("DIMM_B1", "", GIB32, 5600, 4800)], "fair", "rated 5600 MT/s"),
+        ([("DIMM1", "", GIB32), ("DIMM2", "", NONE)], "good", "1 of 34.4 GB"),
+    ],
+)  # fmt: skip
+def test_empty_uneven_and_slow_memory_channels_are_told(devices: list[tuple], verdict: str, said: str, tmp_path: Path) -> None:
+    table = tmp_path / "sys/firmware/dmi/tables/DMI"
+    assert named(module_findings(tmp_path), "memory modules").verdict is Verdict.unknown
+    table.parent.mkdir(parents=True)
+    table.write_bytes(OTHER + b"".join(memory_device(*device) for device in devices) + struct.pack("<BBH", 127, 4, 9) + b"\0\0")
+    found = named(module_findings(tmp_path), "memory modules")
+    assert found.verdict == verdict and said in found.found + found.change
+
+
+def test_a_table_of_modules_that_is_cut_says_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "sys/firmware/dmi/tables/DMI"
+    table.parent.mkdir(parents=True)
+    table.write_bytes(memory_device("DIMM_A1", "", GIB32)[:20])
+    assert named(module_findings(tmp_path), "memory modules").verdict is Verdict.unknown
+
+
+def test_memory_that_is_dealt_over_sockets_is_told(tmp_path: Path) -> None:
+    write(tmp_path, **{"sys__devices__system__node__node0__cpulist": "0-3\n"})
+    write(tmp_path, **{f"sys__devices__system__cpu__cpu{n}__topology__physical_package_id": f"{n // 2}\n" for n in range(4)})
+    assert "BIOS" in named(node_findings(tmp_path), "interleaving").change
+    write(tmp_path, proc__self__numa_maps="55d0 interleave:0-1 file=/bin/x\n", **{"sys__devices__system__node__node1__cpulist": "2-3\n"})
+    assert "numactl --interleave" in named(node_findings(tmp_path), "interleaving").change
+    write(tmp_path, proc__self__numa_maps="55d0 default file=/bin/x\n")
+    assert not any(f.name == "interleaving" for f in node_findings(tmp_path))
