@@ -26,7 +26,8 @@ from penstock.planner.contract.decided.decisions import (
     WeightDecisions,
 )
 from penstock.planner.contract.experts.expert_slots import fewest_slots
-from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict

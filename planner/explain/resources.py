@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 
 
 @dataclass(frozen=True)

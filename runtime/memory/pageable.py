@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.planner.common.measures import show_bytes, show_seconds
-from penstock.planner.contract.given.hardware import Curve
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.memory.arena import Arena

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import FORMATS, Dtype
-from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.model import ModelSpec, Routers
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.given.workload import Objective, Workload

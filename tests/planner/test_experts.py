@@ -16,7 +16,8 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.expert_hits import default_hit_rates, flaw
 from penstock.planner.contract.experts.expert_misses import misses, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_in_all, kept_slots
-from penstock.planner.contract.given.hardware import Curve, SsdPoint
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
-from penstock.planner.contract.given.hardware import Curve, HardwareProfile
+from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.corrections import slowed

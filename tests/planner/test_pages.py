@@ -6,7 +6,7 @@ import pytest
 
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.given.hardware import Curve
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.prices.sizes import kv_page_bytes
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.page_menu import PageCost, candidates, page_menu, told

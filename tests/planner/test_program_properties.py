@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from penstock.planner.contract.decided.decisions import Decisions, KvPages, ResidentUnits, Tier
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_slots import fewest_slots
-from penstock.planner.contract.given.hardware import Curve, SsdPoint
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.prices.cost import predict

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.planner.contract.decided.decisions import KvPages, KvReuse, Tier
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.given.hardware import Curve, SsdPoint
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict

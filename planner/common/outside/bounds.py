@@ -38,6 +38,7 @@ SOME_BYTES = Bounds(1, EXABYTE)
 RATE = Bounds(1e-6, 1e9, zero="above 0")
 """GB/s, TFLOPS."""
 RATE_IF_MEASURED = Bounds(1e-6, 1e9, or_zero=True, zero="0 or more")
+SHARE = Bounds(1e-3, 1, zero="above 0")
 SECONDS = Bounds(0, 1e6)
 SOME_SECONDS = Bounds(1e-12, 1e6, zero="above 0")
 TOKENS = Bounds(1, 2**31)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.ffn_activation import ffn_activation
 from penstock.planner.contract.checkpoint.hf_config import HfGeometry, geometry_from_config, text_config
 from penstock.planner.contract.checkpoint.layer_states import keeps_state, layer_states
 from penstock.planner.contract.checkpoint.quantised import as_matrices, quantisation_of
@@ -109,6 +110,7 @@ def spec_from_tensors(
         state_bytes=sum(state.state_bytes(stored.plain.nbytes) for state in states),
         max_tokens=geometry.max_tokens,
         scratch_bytes=found.scratch_bytes,
+        ffn_activation="" if routers else ffn_activation(own, shapes),
     )
 
 

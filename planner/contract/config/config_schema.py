@@ -20,6 +20,7 @@ from penstock.planner.common.outside.bounds import (
     RATE,
     RATE_IF_MEASURED,
     SECONDS,
+    SHARE,
     SOME_BYTES,
     SOME_SECONDS,
     TOKENS,
@@ -102,6 +103,20 @@ class GpuConfig:
 
 
 @dataclass
+class HostConfig:
+    threads: Annotated[int, Bounds(1, 2**20)] = MISSING
+    """Pinned threads that multiply beside the GPU; the other cores serve readers, copies and the interpreter."""
+    products: dict[str, list[list[Any]]] = field(default_factory=dict)
+    """Format of weights -> rows of [rows of the pass, GB/s of stored bytes], while nothing is copied to the GPU."""
+    hop_s: Annotated[float, SECONDS] = MISSING
+    """Seconds from the GPU to the CPU and back, of one unit, beside the product."""
+    beside_h2d: Annotated[float, SHARE] = MISSING
+    """Share of `products` that is left while copies to the GPU take the link's whole time."""
+    h2d_beside: Annotated[float, SHARE] = MISSING
+    """Share of the link's rate that is left while the CPU multiplies."""
+
+
+@dataclass
 class HardwareConfig:
     name: str = MISSING
     """As it is shown, and as a preset or profile is found."""
@@ -116,6 +131,8 @@ class HardwareConfig:
     cpu: CpuConfig = field(default_factory=CpuConfig)
     gpu: GpuConfig | None = None
     """None on a machine without a GPU."""
+    host: HostConfig | None = None
+    """What the CPU multiplies by beside a GPU; null: not measured, so that the GPU computes everything."""
     layer_launch_s: Annotated[float, SOME_SECONDS] = MISSING
     """Host seconds to issue one decoder layer's kernels."""
     origin: dict[str, str] = field(default_factory=dict)

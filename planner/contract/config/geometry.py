@@ -41,6 +41,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 """The decoder families whose bytes are known by arithmetic; any other model is read from its checkpoint."""
 
+ACTIVATION = "silu"
+"""Of all their FFNs."""
+
 
 def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
     """The spec of ``cfg``, stored and computed in ``cfg.dtype``. Elements of each part:
@@ -87,6 +90,7 @@ def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
         kv_dtype=cfg.dtype,
         routers=routers,
         max_tokens=cfg.max_positions,
+        ffn_activation="" if family.experts else ACTIVATION,
     )
 
 
@@ -108,7 +112,7 @@ def hf_config_dict(cfg: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": cfg.kv_heads,
         "head_dim": cfg.head_dim,
         "intermediate_size": cfg.ffn or cfg.expert_ffn,
-        "hidden_act": "silu",
+        "hidden_act": ACTIVATION,
         "vocab_size": cfg.vocab,
         "max_position_embeddings": cfg.max_positions,
         "rms_norm_eps": cfg.norm_eps,

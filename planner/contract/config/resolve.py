@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.outside.bounds import EXABYTE, MOST_DEPTH, RATE, check_bounds
-from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, HostConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
-from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 
@@ -61,6 +63,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         ssd_long_gbps=cfg.ssd.long_gbps,
         ssd_burst_s=cfg.ssd.burst_s,
         cpu_decode=_by_format("hardware.cpu.decode", cfg.cpu.decode),
+        host=_host(cfg.host) if cfg.host is not None and gpu is not None else None,
     )
 
 
@@ -98,6 +101,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "layer_kernels_s": gpu.layer_kernels_s,
         }
         | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates},
+        **({} if profile.host is None else {"host": _host_mapping(profile.host)}),
         "layer_launch_s": profile.layer_launch_s,
         "pass_s": profile.pass_s,
         "start_s": profile.start_s,
@@ -162,10 +166,27 @@ def _gpu(cfg: GpuConfig) -> Gpu:
     )
 
 
-def _by_format(key: str, rates: Mapping[str, float]) -> dict[str, float]:
-    for name, rate in rates.items():
+def _host(cfg: HostConfig) -> HostRates:
+    key = "hardware.host.products"
+    _known_formats(key, cfg.products)
+    products = {name: _curve(f"{key}.{name}", rows, "[rows, GB/s]") for name, rows in cfg.products.items()}
+    return HostRates(cfg.threads, products, cfg.hop_s, cfg.beside_h2d, cfg.h2d_beside)
+
+
+def _host_mapping(host: HostRates) -> dict[str, Any]:
+    products = {name: [list(point) for point in curve.points] for name, curve in host.products.items()}
+    return {name: getattr(host, name) for name in HostRates.__dataclass_fields__} | {"products": products}
+
+
+def _known_formats(key: str, names: Iterable[str]) -> None:
+    for name in names:
         if name not in KNOWN_FORMATS:
             raise UserError(f"{key}.{name}: no such format; choose of {', '.join(KNOWN_FORMATS)}{nearest(name, KNOWN_FORMATS)}")
+
+
+def _by_format(key: str, rates: Mapping[str, float]) -> dict[str, float]:
+    _known_formats(key, rates)
+    for name, rate in rates.items():
         if flaw := RATE.flaw(rate):
             raise UserError(f"{key}.{name}={rate}: {flaw}")
     return dict(rates)
@@ -189,11 +210,11 @@ def _measured(cfg: HardwareConfig) -> None:
             raise UserError(f"hardware.{path} was not measured ({lacking[path]}); run `planner probe` again, or set hardware.{path}=")
 
 
-def _curve(key: str, rows: list[list[Any]]) -> Curve:
-    points = tuple((int(size), float(rate)) for size, rate in _rows(key, rows, "[bytes, GB/s]", 2))
+def _curve(key: str, rows: list[list[Any]], shape: str = "[bytes, GB/s]") -> Curve:
+    points = tuple((int(size), float(rate)) for size, rate in _rows(key, rows, shape, 2))
     for (before, _), (after, _) in pairwise(points):
         if after <= before:
-            raise UserError(f"{key}: {after} bytes after {before}; rows must ascend in bytes, each size once")
+            raise UserError(f"{key}: {after} after {before}; the rows {shape} must ascend by their first number, each of them once")
     return Curve(points)
 
 

@@ -15,6 +15,7 @@ from penstock.planner.common.measures import ALIGN
 from penstock.planner.common.outside.bounds import MOST_DEPTH
 from penstock.planner.contract.decided.allowed import OneOf, Span
 from penstock.planner.contract.decided.decision import Decision
+from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.given.unit_spec import UnitKind
 
 
@@ -140,6 +141,7 @@ class WeightDecisions:
     ssd: SsdReads
     h2d: H2dCopies
     forms: ResidentForms = ResidentForms()
+    host: HostUnits = HostUnits()
 
 
 @dataclass(frozen=True)

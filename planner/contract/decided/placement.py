@@ -142,6 +142,20 @@ class Placement:
         return tuple(u for u, tier in self.units if tier is not Tier.vram) if self.gpu else ()
 
     @cached_property
+    def host_units(self) -> tuple[Unit, ...]:
+        """Units that the CPU computes in decode steps of at most ``weights.host.rows`` rows, in order; none without a GPU. They lie in
+        DRAM, evenly spread between those that stream, so that link and CPU work at the same time. Any other pass streams them, too."""
+        outside = [i for i, tier in enumerate(self.ffn) if tier is Tier.dram]
+        count = min(self.weights.host.ffn, len(outside)) if self.gpu else 0
+        return tuple(Unit("ffn", i) for i in split(outside, count)[0])
+
+    @cached_property
+    def step_units(self) -> tuple[Unit, ...]:
+        """Units that pass through the VRAM ring in such a decode step, in order."""
+        host = frozenset(self.host_units)
+        return tuple(unit for unit in self.streamed_units if unit not in host)
+
+    @cached_property
     def h2d_bytes_per_pass(self) -> int:
         return sum(self.unit_bytes(u) for u in self.streamed_units)
 

@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.planner.common.measures import GB
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A rate over transfer size: ``points`` are (bytes, GB/s), ascending in bytes."""
-
-    points: tuple[tuple[int, float], ...]
-
-    def at(self, nbytes: float) -> float:
-        """GB/s at ``nbytes``: linear in log(bytes) between points, held flat outside them."""
-        sizes = [p[0] for p in self.points]
-        i = bisect_left(sizes, nbytes)
-        if i == 0:
-            return self.points[0][1]
-        if i == len(sizes):
-            return self.points[-1][1]
-        (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
-        t = (math.log(nbytes) - math.log(x0)) / (math.log(x1) - math.log(x0))
-        return y0 + t * (y1 - y0)
-
-    @property
-    def peak(self) -> float:
-        """The highest rate of the curve, GB/s."""
-        return max(rate for _, rate in self.points)
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.host_rates import HostRates
 
 
 @dataclass(frozen=True)
@@ -115,6 +92,8 @@ class HardwareProfile:
     """Seconds for which it keeps the rates of ``ssd_read``."""
     cpu_decode: Mapping[str, float] = field(default_factory=dict)
     """Format -> 1e9 elements a second that the CPU decodes into memory."""
+    host: HostRates | None = None
+    """The CPU's products beside a card; None: not known, so the card computes everything."""
 
     def read_long(self) -> HardwareProfile:
         """The same with no read faster than the drive's long rate."""

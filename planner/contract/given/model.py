@@ -113,6 +113,9 @@ class ModelSpec:
     """Longest sequence that it is made for; 0: not known."""
     scratch_bytes: Annotated[int, COUNT_BYTES] = 0
     """Of the largest matrix that is stored coded, decoded: what products decode into; 0 where none is."""
+    ffn_activation: str = ""
+    """Of a model whose FFNs are each one MLP, gated or plain, and nothing else: ``silu``, ``gelu`` or ``gelu_tanh``. Empty for any other: a
+    CPU cannot compute its FFNs beside a card."""
 
     def __hash__(self) -> int:
         """Of what tells most models apart: to hash every unit takes longer than most of what is kept by model."""

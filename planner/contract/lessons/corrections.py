@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
-from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 
 _PATHS = {
     Figure.ssd: ("ssd.read", "ssd.write_gbps"),

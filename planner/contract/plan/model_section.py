@@ -52,6 +52,7 @@ def model_mapping(model: ModelSpec) -> dict[str, Any]:
         "state_bytes": model.state_bytes,
         "max_tokens": model.max_tokens,
         "scratch_bytes": model.scratch_bytes,
+        "ffn_activation": model.ffn_activation,
     }
 
 

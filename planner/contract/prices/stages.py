@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, Tier
-from penstock.planner.contract.given.hardware import Curve, Gpu, HardwareProfile
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s

@@ -13,6 +13,7 @@ from penstock.planner.contract.decided.declared import DECLARED, Declared
 from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.prices.beside import host_rows_timed, no_host_units
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
 
@@ -24,6 +25,7 @@ NO_RING = "no VRAM ring without a GPU"
 RING = "vram_slots >= vram_prefetch_distance + 2"
 KEPT = "resident_layers = cap under pinned, 0 under rolling"
 SLOTS = "expert slots"
+HOST = "units of the CPU lie in DRAM"
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,19 @@ class Setting:
     @property
     def head_blocks(self) -> Span:
         return Span(1, self.model.vocab) if self.gpu else Span(1, 1, why=NO_GPU)
+
+    @property
+    def host_ffn(self) -> Span:
+        """Units that the CPU computes are FFN units outside VRAM, of a step that is recorded."""
+        if why := no_host_units(self.hardware, self.model, self.decisions):
+            return Span(0, 0, why=f", since {why}", rule=HOST)
+        outside = self.model.layers - self.weights.vram.resident_units.ffn
+        return Span(0, outside, why=", the FFN units outside VRAM", rule=HOST)
+
+    @property
+    def host_rows(self) -> Span:
+        most = host_rows_timed(self.hardware, self.model)
+        return Span(min(most, int(self.weights.host.ffn > 0)), most, why=" for the format of the FFNs", rule=HOST)
 
     @property
     def page_tokens(self) -> OneOf:

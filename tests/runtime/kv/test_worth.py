@@ -9,7 +9,7 @@ import pytest
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import KvPages, Tier
-from penstock.planner.contract.given.hardware import Curve
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.kv.pages.find import Found, choose
 from penstock.runtime.kv.pages.worth import Worth

@@ -1,0 +1,23 @@
+"""Units that the CPU computes where they lie, beside a card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from penstock.planner.contract.decided.decision import Decision
+
+
+@dataclass(frozen=True)
+class HostUnits:
+    """FFN units in DRAM with which the CPU computes in a decode step of at most ``rows`` rows. In any other pass they stream like the
+    rest. Only a recorded step has such units."""
+
+    ffn: Annotated[int, Decision(lambda s: s.host_ffn, "force.host_ffn", "CPU", "{} ffn", weighed=True, card=True)] = 0
+    """FFN units that the CPU computes in decode steps, where they lie in DRAM; 0: the card computes all of them."""
+    rows: Annotated[int, Decision(lambda s: s.host_rows, "force.host_rows", "CPU", "up to {} rows", card=True, aside=True)] = 0
+    """The most rows of a pass for which the CPU computes its units; a pass with more streams them to the card."""
+
+    def compute(self, rows: int) -> bool:
+        """Whether the CPU computes any unit of a decode step with ``rows`` rows."""
+        return self.ffn > 0 and rows <= self.rows

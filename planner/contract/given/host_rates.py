@@ -1,0 +1,36 @@
+"""What a machine's CPU multiplies by beside a card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.formats import Format
+
+
+@dataclass(frozen=True)
+class HostRates:
+    """The CPU's products of few rows while a card computes the rest: threads of the pool, rates, and what a hand-over costs."""
+
+    threads: int
+    """Pinned threads that multiply; the other cores serve readers, copies and the interpreter."""
+    products: Mapping[str, Curve]
+    """Format -> GB/s of stored bytes over the rows of the pass, while the link is idle. A format that is missing has no such product."""
+    hop_s: float
+    """Seconds from the card to the CPU and back, of one unit, beside the product."""
+    beside_h2d: float
+    """The share of ``products`` that is left while copies to the card take the link's whole time."""
+    h2d_beside: float
+    """The share of the link's rate that is left while the CPU multiplies."""
+
+    def curve(self, stored: Format) -> Curve | None:
+        """Rates of ``stored``, or of the first format of its family, whose name begins alike; None where there is none."""
+        family = stored.name.partition("-")[0]
+        alike = (curve for name, curve in self.products.items() if name.partition("-")[0] == family)
+        return self.products.get(stored.name) or next(alike, None)
+
+    def most_rows(self, stored: Format) -> int:
+        """The most rows whose product was timed; 0 where the format has none."""
+        curve = self.curve(stored)
+        return curve.points[-1][0] if curve else 0
