@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: demo test coverage lint keys results docs clean
 
-$(STAMP): pyproject.toml $(wildcard planner/contract/experts/policies/*.c runtime/formats/native/*.[ch])
+$(STAMP): pyproject.toml $(wildcard planner/contract/experts/policies/*.c runtime/*/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
 	printf '%s\n' $(TORCH) > $(VENV)/constraints.txt
 	$(if $(strip $(TORCH)),$(BIN)/python -m pip install --disable-pip-version-check -q "$(TORCH)")

@@ -22,7 +22,8 @@ PLANNER = (
 """The planner's rooms from the bottom up. A room imports from itself and from those before it."""
 RUNTIME = (
     "runtime.asked", "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats.gguf",
-    "runtime.formats", "runtime.memory", "runtime.reading", "runtime.store", "runtime.model", "runtime.moving", "runtime.experts",
+    "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading", "runtime.store",
+    "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
     "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools", "runtime",
 )  # fmt: skip

@@ -185,7 +185,10 @@ def test_importing_penstock_imports_neither_torch_nor_hydra(tmp_path: Path) -> N
     assert finished([sys.executable, "-P", "-c", code], tmp_path, PYTHONPATH=str(ROOT)) == "set()"
 
 
-@pytest.mark.parametrize("place", ["planner/contract/experts/policies/_native", "runtime/formats/native/_decoders"])
+COMPILED = ("planner/contract/experts/policies/_native", "runtime/formats/native/_decoders", "runtime/beside/native/_products")
+
+
+@pytest.mark.parametrize("place", COMPILED)
 def test_what_is_written_in_c_is_compiled_into_the_wheel(installed: Path, place: str) -> None:
     assert list(installed.glob(f"penstock/{place}*.so"))
 

@@ -1,0 +1,1 @@
+"""Units that the CPU computes beside the card, from where their bytes lie."""

@@ -1,0 +1,81 @@
+"""Units that the CPU computes: an FFN, gated or plain, and one linear layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from penstock.runtime.beside.host_library import CMatrix, CUnit
+from penstock.runtime.beside.host_matrix import HostMatrix
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+"""In the order of ``enum activation`` of unit.h."""
+_PRODUCT, _PLAIN, _GATED = range(3)
+
+
+@dataclass(frozen=True)
+class HostFfn:
+    """``down(act(gate x) * up x)``; without ``gate`` ``down(act(up x))``; without ``up``, too, the linear layer ``down x``.
+
+    Inputs and outputs are BF16. What torch's BF16 layers round is rounded: each layer's output, the activation's, the product's. Sums
+    are F32, in another order than torch's.
+    """
+
+    gate: HostMatrix | None
+    up: HostMatrix | None
+    down: HostMatrix
+    activation: str = "silu"
+    """One of ``ACTIVATIONS``."""
+    biases: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None)
+    """Of gate, up and down."""
+    _kept: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where shapes do not fit each other."""
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"no activation {self.activation}; there are {', '.join(ACTIVATIONS)}")
+        if self.gate is not None and (self.up is None or (self.gate.rows, self.gate.columns) != (self.up.rows, self.up.columns)):
+            raise ValueError("gate and up have other shapes")
+        if self.up is not None and self.down.columns != self.up.rows:
+            raise ValueError(f"down takes {self.down.columns} columns, up gives {self.up.rows}")
+
+    @property
+    def inputs(self) -> int:
+        """Columns of an input row."""
+        return self.down.columns if self.up is None else self.up.columns
+
+    @property
+    def outputs(self) -> int:
+        """Columns of an output row."""
+        return self.down.rows
+
+    @property
+    def bytes(self) -> int:
+        """Of weights that one pass reads."""
+        return sum(matrix.bytes for matrix in (self.gate, self.up, self.down) if matrix is not None)
+
+    def in_c(self) -> CUnit:
+        """As the library takes it, made once; it lives as long as this does."""
+        if "unit" not in self._kept:
+            biases = [None if bias is None else bias.float().contiguous() for bias in self.biases]
+            form = _PRODUCT if self.up is None else _PLAIN if self.gate is None else _GATED
+            none = CMatrix()
+            self._kept["biases"] = biases
+            self._kept["unit"] = CUnit(
+                form,
+                ACTIVATIONS.index(self.activation),
+                none if self.gate is None else self.gate.in_c(),
+                none if self.up is None else self.up.in_c(),
+                self.down.in_c(),
+                (type(CUnit().bias))(*(None if bias is None else bias.data_ptr() for bias in biases)),
+                self.bytes,
+            )
+        unit = self._kept["unit"]
+        assert isinstance(unit, CUnit)
+        return unit
+
+
+def host_linear(matrix: HostMatrix, bias: torch.Tensor | None = None) -> HostFfn:
+    """One linear layer as a unit."""
+    return HostFfn(None, None, matrix, biases=(None, None, bias))

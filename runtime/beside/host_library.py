@@ -1,0 +1,108 @@
+"""The products in C as Python calls them: the compiled library that lies beside their sources."""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from collections.abc import Mapping
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from penstock.planner.common.errors import UserError
+
+VERSION = 1
+"""``PRODUCTS_VERSION`` of products.h."""
+REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
+
+
+class Level(IntEnum):
+    """Instruction sets that products are written for, each with those before it; ``enum level`` of products.h."""
+
+    portable = 0
+    avx2 = 1
+    avx512 = 2
+    avx512_bf16 = 3
+    amx = 4
+
+
+class CMatrix(ctypes.Structure):
+    """``struct matrix``."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("part", ctypes.c_void_p * 4),
+    ]
+
+
+class CUnit(ctypes.Structure):
+    """``struct unit``."""
+
+    _fields_ = [
+        ("form", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("gate", CMatrix),
+        ("up", CMatrix),
+        ("down", CMatrix),
+        ("bias", ctypes.c_void_p * 3),
+        ("bytes", ctypes.c_int64),
+    ]
+
+
+def products_file() -> Path:
+    """Where the compiled library of this Python lies, if a compiler made it."""
+    return Path(__file__).with_name("native") / f"_products{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def products_unbuilt() -> str | None:
+    """What lacks where no compiler made the library, and what mends it; None where it is there."""
+    return None if products_file().exists() else f"products are not compiled here: the CPU computes no unit beside the card; {REMEDY}"
+
+
+@cache
+def products_library() -> ctypes.CDLL:
+    """The library. Its calls run without the interpreter's lock. Raises UserError if it is not there, or was built from other sources."""
+    if said := products_unbuilt():
+        raise UserError(said)
+    path = products_file()
+    try:
+        found = ctypes.CDLL(str(path))
+        found.products_version.restype = ctypes.c_int64
+        version = found.products_version()
+    except (OSError, AttributeError) as error:
+        raise UserError(f"the library of products cannot be loaded ({error}): {REMEDY}") from None
+    if version != VERSION:
+        raise UserError(f"{path} was built from other sources: {REMEDY}")
+    number, address, numbers = ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64)
+    unit = ctypes.POINTER(CUnit)
+    for name, result, arguments in (
+        ("kind_name", ctypes.c_char_p, [number]),
+        ("machine_level", ctypes.c_int, []),
+        ("pool_open", address, [number, numbers, number]),
+        ("pool_start", number, [address, unit, number, address, address]),
+        ("pool_wait", None, [address, number]),
+        ("pool_near", None, [address, number]),
+        ("pool_tell", None, [address, numbers]),
+        ("pool_close", None, [address]),
+    ):
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+@cache
+def matrix_kinds() -> Mapping[str, int]:
+    """Name of each kind of matrix that the library multiplies -> its number there."""
+    library, kinds = products_library(), dict[str, int]()
+    while name := library.kind_name(len(kinds)):
+        kinds[name.decode()] = len(kinds)
+    return MappingProxyType(kinds)
+
+
+def machine_level() -> Level:
+    """The widest instruction set of this machine that the library has products for."""
+    return Level(products_library().machine_level())

@@ -1,0 +1,117 @@
+"""Threads that compute units on the CPU, from where their bytes lie."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+
+from penstock.planner.common.errors import UserError
+from penstock.runtime.beside.host_ffn import HostFfn, host_linear
+from penstock.runtime.beside.host_library import Level, products_library
+from penstock.runtime.beside.host_matrix import HostMatrix
+
+NEAR_S = 0.005
+
+
+@dataclass(frozen=True)
+class PoolTold:
+    """What a pool did so far."""
+
+    busy_s: float
+    """From the first thread's begin of each unit to the last one's end."""
+    bytes: int
+    """Of weights, read by those units."""
+    pinned: int
+    """Threads that got the core that they asked for."""
+    level: Level
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A unit that was started. Its tensors stay as long as this does; the pool needs them until it is waited for."""
+
+    number: int
+    ffn: HostFfn
+    x: torch.Tensor
+    out: torch.Tensor
+
+
+class HostPool:
+    """``threads`` threads, pinned to ``cores`` where those are given, which do one unit after the other, each unit all together.
+
+    They spin for 50 µs after a unit, or while one is :meth:`near`, and sleep otherwise. Scratch memory: some 16 bytes for each input row
+    and column of the widest layer. Calls release the interpreter's lock. Raises UserError where the products are not compiled, or the
+    threads cannot be made. ``level`` holds the instruction set below the machine's.
+    """
+
+    def __init__(self, threads: int, cores: Sequence[int] | None = None, level: Level = Level.amx) -> None:
+        if cores is not None and len(cores) < threads:
+            raise ValueError(f"{len(cores)} cores for {threads} threads")
+        self.threads = threads
+        self._library = products_library()
+        where = (ctypes.c_int64 * threads)(*(list(cores)[:threads] if cores is not None else [-1] * threads))
+        self._pool: int | None = self._library.pool_open(threads, where, level)
+        if not self._pool:
+            raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
+
+    def product(self, matrix: HostMatrix, x: torch.Tensor, out: torch.Tensor) -> None:
+        """``out`` [rows, matrix.rows] = ``x`` [rows, matrix.columns] times the matrix, transposed; both BF16 on the CPU."""
+        self.ffn(host_linear(matrix), x, out)
+
+    def ffn(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> None:
+        """``out`` [rows, ffn.outputs] of ``x`` [rows, ffn.inputs]; both BF16 on the CPU."""
+        self.wait(self.start(ffn, x, out))
+
+    def start(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> Ticket:
+        """Have ``out`` computed after what was started before. ``x`` must stay as it is until :meth:`wait`."""
+        rows = _rows_of(x, ffn.inputs)
+        if _rows_of(out, ffn.outputs) != rows:
+            raise ValueError(f"{rows} input rows for {out.shape[0]} output rows")
+        number = self._library.pool_start(self._open, ffn.in_c(), rows, x.data_ptr(), out.data_ptr())
+        if number < 0:
+            raise MemoryError("the CPU's products got no scratch memory")
+        return Ticket(number, ffn, x, out)
+
+    def wait(self, ticket: Ticket) -> None:
+        """Until the ticket's ``out`` is written."""
+        self._library.pool_wait(self._open, ticket.number)
+
+    def near(self, seconds: float = NEAR_S) -> None:
+        """A unit comes within so many seconds: threads wake up and spin for it. 0 lets them sleep."""
+        self._library.pool_near(self._open, int(seconds * 1e9))
+
+    def told(self) -> PoolTold:
+        """What was done so far."""
+        numbers = (ctypes.c_int64 * 4)()
+        self._library.pool_tell(self._open, numbers)
+        return PoolTold(numbers[0] / 1e9, numbers[1], numbers[2], Level(numbers[3]))
+
+    def close(self) -> None:
+        """End the threads, after what was started."""
+        if self._pool:
+            self._library.pool_close(self._pool)
+            self._pool = None
+
+    @property
+    def _open(self) -> int:
+        if not self._pool:
+            raise ValueError("the pool is closed")
+        return self._pool
+
+    def __enter__(self) -> HostPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _rows_of(tensor: torch.Tensor, columns: int) -> int:
+    if tensor.dtype != torch.bfloat16 or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.ndim != 2:
+        raise ValueError(f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} on {tensor.device} is no plain [rows, columns] of BF16")
+    if tensor.shape[1] != columns:
+        raise ValueError(f"rows of {tensor.shape[1]}, where the layer has {columns}")
+    return tensor.shape[0]

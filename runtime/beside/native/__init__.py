@@ -1,0 +1,1 @@
+"""Products in C and the threads that do them, compiled when the package is installed."""

@@ -1,0 +1,242 @@
+/* Threads pinned to cores that do units in the order they were posted. They spin while a job is near, and sleep otherwise. */
+#define _GNU_SOURCE
+#include "unit.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { MOST_THREADS = 256, JOBS = 64 };
+
+struct pool;
+
+/* A unit and its inputs. The unit is a copy: threads that come late look at it when the caller has long gone on. */
+struct job {
+    struct unit unit;
+    int64_t rows;
+    const uint16_t *x;
+    uint16_t *y;
+    struct scratch scratch;
+    int64_t begun, left; /* ns; threads that have still to leave it */
+    int32_t done;
+    struct progress own;
+};
+
+struct pool {
+    struct team team;
+    int64_t posted, busy_ns, bytes, near_until;
+    int32_t stopped;
+    int64_t pinned;
+    void *scratch;
+    int64_t scratch_bytes;
+    pthread_mutex_t lock, posting;
+    pthread_cond_t begun, ended;
+    pthread_t threads[MOST_THREADS];
+    struct job jobs[JOBS];
+};
+
+struct member {
+    struct pool *pool;
+    int64_t core;
+};
+
+int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline void relax(void)
+{
+#ifdef HAS_X86
+    __builtin_ia32_pause();
+#endif
+}
+
+enum { REST_NS = 50000 };
+
+/* 1 when job `number` is there, 0 when the pool ends. */
+static int await_job(struct pool *pool, int64_t number)
+{
+    int64_t until = now_ns() + REST_NS;
+    while (__atomic_load_n(&pool->posted, __ATOMIC_ACQUIRE) <= number) {
+        if (__atomic_load_n(&pool->stopped, __ATOMIC_ACQUIRE))
+            return 0;
+        relax();
+        int64_t near = __atomic_load_n(&pool->near_until, __ATOMIC_ACQUIRE), now = now_ns();
+        if (now < until || now < near)
+            continue;
+        pthread_mutex_lock(&pool->lock);
+        while (pool->posted <= number && !pool->stopped && pool->near_until <= now)
+            pthread_cond_wait(&pool->begun, &pool->lock);
+        pthread_mutex_unlock(&pool->lock);
+        until = now_ns() + REST_NS;
+    }
+    return 1;
+}
+
+static void finish(struct pool *pool, struct job *job)
+{
+    int64_t took = now_ns() - job->begun;
+    pthread_mutex_lock(&pool->lock);
+    pool->busy_ns += took;
+    pool->bytes += job->unit.bytes;
+    __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->ended);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void *live(void *given)
+{
+    struct pool *pool = ((struct member *)given)->pool;
+    int64_t core = ((struct member *)given)->core;
+    free(given);
+    if (core >= 0) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(core, &set);
+        if (!pthread_setaffinity_np(pthread_self(), sizeof set, &set))
+            __atomic_add_fetch(&pool->pinned, 1, __ATOMIC_RELAXED);
+    }
+    for (int64_t number = 0; await_job(pool, number); number++) {
+        struct job *job = &pool->jobs[number % JOBS];
+        int64_t none = 0;
+        if (!__atomic_load_n(&job->begun, __ATOMIC_RELAXED))
+            __atomic_compare_exchange_n(&job->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+        if (take_part(&pool->team, &job->unit, &job->scratch, &job->own, job->rows, job->x, job->y))
+            finish(pool, job);
+        __atomic_sub_fetch(&job->left, 1, __ATOMIC_ACQ_REL);
+    }
+    return NULL;
+}
+
+/* NULL when the threads cannot be made. cores: one a thread, -1 leaves it to the kernel. level: LEVELS or more for the machine's. */
+struct pool *pool_open(int64_t threads, const int64_t *cores, int64_t level)
+{
+    if (threads < 1 || threads > MOST_THREADS)
+        return NULL;
+    struct pool *pool = calloc(1, sizeof *pool);
+    if (!pool)
+        return NULL;
+    int machine = machine_level();
+    pool->team.threads = threads;
+    pool->team.level = level < machine ? (int)level : machine;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_mutex_init(&pool->posting, NULL);
+    pthread_cond_init(&pool->begun, NULL);
+    pthread_cond_init(&pool->ended, NULL);
+    for (int64_t t = 0; t < threads; t++) {
+        struct member *member = malloc(sizeof *member);
+        if (member)
+            *member = (struct member){pool, cores[t]};
+        if (!member || pthread_create(&pool->threads[t], NULL, live, member)) {
+            free(member);
+            pthread_mutex_lock(&pool->lock);
+            __atomic_store_n(&pool->stopped, 1, __ATOMIC_RELEASE);
+            pthread_cond_broadcast(&pool->begun);
+            pthread_mutex_unlock(&pool->lock);
+            while (t--)
+                pthread_join(pool->threads[t], NULL);
+            free(pool);
+            return NULL;
+        }
+    }
+    return pool;
+}
+
+static int idle(const struct pool *pool)
+{
+    for (int64_t j = 0; j < JOBS; j++)
+        if (__atomic_load_n(&pool->jobs[j].left, __ATOMIC_ACQUIRE))
+            return 0;
+    return 1;
+}
+
+/* The job's number, or -1 without memory. x, y and the matrices must stay until it is done. */
+int64_t pool_start(struct pool *pool, const struct unit *unit, int64_t rows, const uint16_t *x, uint16_t *y)
+{
+    pthread_mutex_lock(&pool->posting);
+    int64_t number = pool->posted, need = scratch_bytes(unit, rows);
+    struct job *job = &pool->jobs[number % JOBS];
+    while (__atomic_load_n(&job->left, __ATOMIC_ACQUIRE))
+        sched_yield();
+    if (need > pool->scratch_bytes) {
+        void *more;
+        while (!idle(pool))
+            sched_yield();
+        if (posix_memalign(&more, LINE, (size_t)need)) {
+            pthread_mutex_unlock(&pool->posting);
+            return -1;
+        }
+        free(pool->scratch);
+        pool->scratch = more;
+        pool->scratch_bytes = need;
+    }
+    memset(job, 0, sizeof *job);
+    job->unit = *unit;
+    job->rows = rows;
+    job->x = x;
+    job->y = y;
+    job->scratch = scratch_in(pool->scratch, unit, rows);
+    job->left = pool->team.threads;
+    pthread_mutex_lock(&pool->lock);
+    __atomic_store_n(&pool->posted, number + 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->begun);
+    pthread_mutex_unlock(&pool->lock);
+    pthread_mutex_unlock(&pool->posting);
+    return number;
+}
+
+/* Until the job of that number has written y. */
+void pool_wait(struct pool *pool, int64_t number)
+{
+    struct job *job = &pool->jobs[number % JOBS];
+    int64_t until = now_ns() + REST_NS;
+    while (now_ns() < until) {
+        if (__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) || __atomic_load_n(&pool->posted, __ATOMIC_ACQUIRE) > number + JOBS)
+            return;
+        relax();
+    }
+    pthread_mutex_lock(&pool->lock);
+    while (!job->done && pool->posted <= number + JOBS)
+        pthread_cond_wait(&pool->ended, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* A job comes within so many ns: threads wake up and spin for it. 0: none does. */
+void pool_near(struct pool *pool, int64_t ns)
+{
+    pthread_mutex_lock(&pool->lock);
+    __atomic_store_n(&pool->near_until, ns > 0 ? now_ns() + ns : 0, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->begun);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* told: ns that units took, bytes that they read, threads that got their cores, the level. */
+void pool_tell(struct pool *pool, int64_t *told)
+{
+    pthread_mutex_lock(&pool->lock);
+    told[0] = pool->busy_ns;
+    told[1] = pool->bytes;
+    told[2] = __atomic_load_n(&pool->pinned, __ATOMIC_RELAXED);
+    told[3] = pool->team.level;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* After the jobs that were posted. */
+void pool_close(struct pool *pool)
+{
+    while (!idle(pool))
+        sched_yield();
+    pthread_mutex_lock(&pool->lock);
+    __atomic_store_n(&pool->stopped, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->begun);
+    pthread_mutex_unlock(&pool->lock);
+    for (int64_t t = 0; t < pool->team.threads; t++)
+        pthread_join(pool->threads[t], NULL);
+    free(pool->scratch);
+    free(pool);
+}

@@ -1,0 +1,90 @@
+/* Products of a stored matrix with a few input rows, on the CPU. */
+#ifndef PENSTOCK_PRODUCTS_H
+#define PENSTOCK_PRODUCTS_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* Of every function that Python calls; host_library.py names the same number. Raised when one gets other arguments. */
+#define PRODUCTS_VERSION 1
+
+/* One a stored format; product_table.c names each, and each has a file product_KIND.c. */
+enum matrix_kind { KIND_BF16, KIND_F16, KIND_F32, KINDS };
+
+/* Instruction sets, each with all of those before it. */
+enum level { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512, LEVEL_AVX512_BF16, LEVEL_AMX, LEVELS };
+
+/* rows: outputs; columns: inputs; part: as the kind's file says. */
+struct matrix {
+    int32_t kind, group;
+    int64_t rows, columns;
+    const void *part[4];
+};
+
+enum { TILE_ROWS = 16 };
+
+/* x, xb: [rows][columns], F32 and the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
+ * up][16][2] BF16, zeros where no row or column is. */
+struct inputs {
+    int64_t rows, columns;
+    const float *x;
+    const uint16_t *xb, *pairs;
+};
+
+/* y[r * stride + o]: row o of m times input row r, summed in F32; o in [first, last), all r. first is a multiple of 16. */
+typedef void (*product_fn)(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
+
+/* The function of a kind for the widest instruction set up to level. */
+product_fn product_of(int32_t kind, int level);
+
+/* The machine's level; asks the kernel for tiles, which needs asking once a process. */
+int machine_level(void);
+
+static inline float as_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* A BF16 number's float. */
+static inline float from_bf16(uint16_t bits)
+{
+    return as_float((uint32_t)bits << 16);
+}
+
+/* The nearest BF16, ties to even; a NaN stays one. */
+static inline uint16_t to_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    uint32_t even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)(nan ? (bits >> 16) | 0x40u : even);
+}
+
+/* An F16 number's float. */
+static inline float from_f16(uint16_t bits)
+{
+    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, size = bits & 0x7fffu, small;
+    float below = as_float(size << 13 | 113u << 23) - 0x1p-14f; /* without the leading 1 of a normal number */
+    memcpy(&small, &below, sizeof small);
+    uint32_t normal = (size << 13) + (112u << 23);
+    normal = size >= 0x7c00u ? (size << 13) | 0x7f800000u : normal;
+    return as_float(sign | (size < 0x400u ? small : normal));
+}
+
+#define ALONE static inline __attribute__((always_inline))
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAS_X86 1
+#define X86(function) function
+#define FOR_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define FOR_AVX512 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#define FOR_AVX512_BF16 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+#define FOR_AMX __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")))
+#else
+#define X86(function) 0
+#endif
+
+#endif

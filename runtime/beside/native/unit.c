@@ -1,0 +1,238 @@
+/* The phases of a unit: inputs in all forms, gate and up with the activation, down. */
+#define _GNU_SOURCE
+#include "unit.h"
+
+#include <math.h>
+#include <sched.h>
+
+enum { CLAIM_BYTES = 1 << 16, SPINS = 1 << 14, TILES_FROM = 3 };
+
+struct work {
+    const struct team *team;
+    const struct unit *unit;
+    const struct scratch *scratch;
+    int64_t rows;
+    const uint16_t *x;
+    uint16_t *y;
+};
+
+typedef void (*phase_fn)(const struct work *work, int64_t first, int64_t last);
+
+int64_t inputs_of(const struct unit *unit)
+{
+    return unit->form == FORM_PRODUCT ? unit->down.columns : unit->up.columns;
+}
+
+int64_t middle_of(const struct unit *unit)
+{
+    return unit->form == FORM_PRODUCT ? 0 : unit->up.rows;
+}
+
+static int64_t lines(int64_t bytes)
+{
+    return (bytes + LINE - 1) / LINE * LINE;
+}
+
+static int64_t pairs_bytes(int64_t rows, int64_t columns)
+{
+    return lines((rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * ((columns + 1) / 2 * 2) * 2);
+}
+
+int64_t scratch_bytes(const struct unit *unit, int64_t rows)
+{
+    int64_t inputs = inputs_of(unit), middle = middle_of(unit);
+    return lines(4 * rows * inputs) + 2 * lines(4 * rows * middle) + lines(4 * rows * unit->down.rows) + lines(2 * rows * middle) +
+           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle);
+}
+
+struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
+{
+    int64_t inputs = inputs_of(unit), middle = middle_of(unit);
+    char *at = memory;
+    struct scratch found;
+    found.x = (float *)at;
+    found.gate = (float *)(at += lines(4 * rows * inputs));
+    found.up = (float *)(at += lines(4 * rows * middle));
+    found.out = (float *)(at += lines(4 * rows * middle));
+    found.middle = (uint16_t *)(at += lines(4 * rows * unit->down.rows));
+    found.x_pairs = (uint16_t *)(at += lines(2 * rows * middle));
+    found.middle_pairs = (uint16_t *)(at + pairs_bytes(rows, inputs));
+    return found;
+}
+
+static inline void relax(void)
+{
+#ifdef HAS_X86
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Threads claim less towards the end, so that all end together. Returns 1 if this thread finished the last of `total`. */
+static int do_phase(const struct work *work, struct progress *progress, int phase, int64_t total, int64_t grain, phase_fn each)
+{
+    int64_t *claimed = &progress->phase[phase].claimed, *finished = &progress->phase[phase].finished;
+    int64_t first = __atomic_load_n(claimed, __ATOMIC_RELAXED);
+    int last_of_all = 0;
+    while (first < total) {
+        int64_t size = (total - first) / (2 * work->team->threads) / grain * grain;
+        size = size < grain ? grain : size;
+        size = size > total - first ? total - first : size;
+        if (!__atomic_compare_exchange_n(claimed, &first, first + size, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            continue;
+        each(work, first, first + size);
+        last_of_all = __atomic_add_fetch(finished, size, __ATOMIC_ACQ_REL) == total;
+        first = __atomic_load_n(claimed, __ATOMIC_RELAXED);
+    }
+    return last_of_all;
+}
+
+/* Until others finished what they claimed. A core that others want, too, is given up after a while. */
+static void wait_for_phase(const struct progress *progress, int phase, int64_t total)
+{
+    for (int64_t spins = 0; __atomic_load_n(&progress->phase[phase].finished, __ATOMIC_ACQUIRE) < total; spins++) {
+        relax();
+        if (spins > SPINS)
+            sched_yield();
+    }
+}
+
+static void into_pairs(uint16_t *pairs, int64_t columns, int64_t row, int64_t column, uint16_t value)
+{
+    int64_t twos = (columns + 1) / 2;
+    pairs[((row / TILE_ROWS * twos + column / 2) * TILE_ROWS + row % TILE_ROWS) * 2 + column % 2] = value;
+}
+
+static int wants_pairs(const struct work *work)
+{
+    return work->team->level >= LEVEL_AMX && work->rows >= TILES_FROM;
+}
+
+/* Columns [first, last) of all of the tiles' rows. */
+static void pairs_of(const uint16_t *values, uint16_t *pairs, int64_t rows, int64_t columns, int64_t first, int64_t last)
+{
+    for (int64_t r = 0; r < (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; r++) {
+        for (int64_t k = first; k < last; k++)
+            into_pairs(pairs, columns, r, k, r < rows ? values[r * columns + k] : 0);
+        if (last == columns && columns % 2)
+            into_pairs(pairs, columns, r, columns, 0);
+    }
+}
+
+static void take_inputs(const struct work *work, int64_t first, int64_t last)
+{
+    int64_t columns = inputs_of(work->unit);
+    for (int64_t r = 0; r < work->rows; r++)
+        for (int64_t k = first; k < last; k++)
+            work->scratch->x[r * columns + k] = from_bf16(work->x[r * columns + k]);
+    if (wants_pairs(work))
+        pairs_of(work->x, work->scratch->x_pairs, work->rows, columns, first, last);
+}
+
+static struct inputs first_inputs(const struct work *work)
+{
+    const struct inputs in = {
+        work->rows, inputs_of(work->unit), work->scratch->x, work->x, wants_pairs(work) ? work->scratch->x_pairs : 0,
+    };
+    return in;
+}
+
+static inline float rounded(float value)
+{
+    return from_bf16(to_bf16(value));
+}
+
+/* e to the x for floats: 2 to the n times a polynomial of the rest, within 2 units of the last place. */
+static inline float exp_of(float x)
+{
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * as_float((uint32_t)((int32_t)n + 127) << 23);
+}
+
+static inline float tanh_of(float x)
+{
+    float e = exp_of(2.0f * (x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x));
+    return (e - 1.0f) / (e + 1.0f);
+}
+
+static inline float activated(float x, int32_t activation)
+{
+    switch (activation) {
+    case ACT_SILU: return x / (1.0f + exp_of(-x));
+    case ACT_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case ACT_GELU_TANH: return 0.5f * x * (1.0f + tanh_of(0.79788456f * (x + 0.044715f * x * x * x)));
+    default: return x > 0 ? x : 0;
+    }
+}
+
+static void make_middle(const struct work *work, int64_t first, int64_t last)
+{
+    const struct unit *unit = work->unit;
+    const struct scratch *scratch = work->scratch;
+    const struct inputs in = first_inputs(work);
+    const int64_t middle = middle_of(unit);
+    const int gated = unit->form == FORM_GATED;
+    if (gated)
+        product_of(unit->gate.kind, work->team->level)(&unit->gate, first, last, &in, scratch->gate, middle);
+    product_of(unit->up.kind, work->team->level)(&unit->up, first, last, &in, scratch->up, middle);
+    for (int64_t r = 0; r < work->rows; r++) {
+        float *gate = scratch->gate + r * middle, *up = scratch->up + r * middle;
+        for (int64_t o = first; o < last; o++) {
+            float value = rounded(up[o] + (unit->bias[1] ? unit->bias[1][o] : 0));
+            if (gated)
+                value *= rounded(activated(rounded(gate[o] + (unit->bias[0] ? unit->bias[0][o] : 0)), unit->activation));
+            else
+                value = activated(value, unit->activation);
+            uint16_t stored = to_bf16(value);
+            scratch->middle[r * middle + o] = stored;
+            up[o] = from_bf16(stored);
+        }
+    }
+    if (wants_pairs(work))
+        pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
+}
+
+static void make_outputs(const struct work *work, int64_t first, int64_t last)
+{
+    const struct unit *unit = work->unit;
+    const struct scratch *scratch = work->scratch;
+    const int64_t outputs = unit->down.rows;
+    const struct inputs after = {
+        work->rows, middle_of(unit), scratch->up, scratch->middle, wants_pairs(work) ? scratch->middle_pairs : 0,
+    };
+    const struct inputs in = unit->form == FORM_PRODUCT ? first_inputs(work) : after;
+    product_of(unit->down.kind, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);
+    for (int64_t r = 0; r < work->rows; r++)
+        for (int64_t o = first; o < last; o++)
+            work->y[r * outputs + o] = to_bf16(scratch->out[r * outputs + o] + (unit->bias[2] ? unit->bias[2][o] : 0));
+}
+
+/* Rows of a matrix that are worth a claim: a multiple of 16. */
+static int64_t grain_of(const struct matrix *m)
+{
+    int64_t rows = CLAIM_BYTES / (m->columns ? m->columns : 1) / TILE_ROWS * TILE_ROWS;
+    return rows < TILE_ROWS ? TILE_ROWS : rows;
+}
+
+int take_part(const struct team *team, const struct unit *unit, const struct scratch *scratch, struct progress *progress, int64_t rows,
+              const uint16_t *x, uint16_t *y)
+{
+    const struct work work = {team, unit, scratch, rows, x, y};
+    const int64_t inputs = inputs_of(unit), middle = middle_of(unit);
+    do_phase(&work, progress, 0, inputs, 256, take_inputs);
+    wait_for_phase(progress, 0, inputs);
+    do_phase(&work, progress, 1, middle, grain_of(&unit->up), make_middle);
+    wait_for_phase(progress, 1, middle);
+    int last = do_phase(&work, progress, 2, unit->down.rows, grain_of(&unit->down), make_outputs);
+    if (!last)
+        wait_for_phase(progress, 2, unit->down.rows);
+    return last;
+}

@@ -1,0 +1,53 @@
+/* A unit that the CPU computes: a linear layer or an FFN, done by threads that claim rows. */
+#ifndef PENSTOCK_UNIT_H
+#define PENSTOCK_UNIT_H
+
+#include "products.h"
+
+/* product: down alone. plain: down(act(up x)). gated: down(act(gate x) * up x). */
+enum form { FORM_PRODUCT, FORM_PLAIN, FORM_GATED };
+enum activation { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU };
+
+struct unit {
+    int32_t form, activation;
+    struct matrix gate, up, down;
+    const float *bias[3]; /* of gate, up, down; NULL for none */
+    int64_t bytes;        /* that one pass reads */
+};
+
+/* Memory that threads share for one unit at a time. Floats of `rows` input rows and the widest layers. */
+struct scratch {
+    float *x, *gate, *up, *out;
+    uint16_t *middle, *x_pairs, *middle_pairs;
+};
+
+enum { PHASES = 3, LINE = 64 };
+
+/* How far threads are with one unit: rows claimed and rows finished in each phase. */
+struct progress {
+    struct {
+        int64_t claimed;
+        char apart[LINE - 8];
+        int64_t finished;
+        char apart_too[LINE - 8];
+    } phase[PHASES];
+};
+
+struct team {
+    int64_t threads;
+    int level;
+};
+
+int64_t inputs_of(const struct unit *unit);
+int64_t middle_of(const struct unit *unit);
+
+/* Bytes that a unit with `rows` input rows needs, and the same laid out in memory aligned to 64 bytes. */
+int64_t scratch_bytes(const struct unit *unit, int64_t rows);
+struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows);
+
+/* Takes part until all rows of y are written. x: [rows][inputs], y: [rows][outputs], BF16. Returns 1 for the thread that finished the
+ * last rows, else 0. What torch's BF16 layers round is rounded: each linear's output, the activation's, the product's. */
+int take_part(const struct team *team, const struct unit *unit, const struct scratch *scratch, struct progress *progress, int64_t rows,
+              const uint16_t *x, uint16_t *y);
+
+#endif

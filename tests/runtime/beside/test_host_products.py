@@ -1,0 +1,121 @@
+"""Products on the CPU equal torch's within the order of summation, at every instruction set that this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional
+
+from penstock.runtime.beside.host_ffn import HostFfn
+from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
+from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
+from penstock.runtime.beside.host_pool import HostPool
+
+pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
+LEVELS = [] if products_unbuilt() else [level for level in Level if level <= machine_level()]
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: level.name, scope="module")
+def pool(request: pytest.FixtureRequest) -> Iterator[HostPool]:
+    with HostPool(3, level=request.param) as made:
+        yield made
+
+
+def matrix_of(weight: torch.Tensor, name: str = "BF16") -> HostMatrix:
+    made = host_matrix_of(name, {"weight": weight})
+    assert made is not None
+    return made
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns"), [(1, 37, 1100), (2, 16, 64), (3, 50, 33), (7, 5, 2049), (16, 48, 256), (21, 70, 95)]
+)
+def test_a_product_is_the_sum_in_double_precision(pool: HostPool, name: str, rows: int, outputs: int, columns: int) -> None:
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[name]
+    weight, x, out = normal(outputs, columns, dtype=dtype), normal(rows, columns), torch.empty(rows, outputs, dtype=torch.bfloat16)
+    pool.product(matrix_of(weight, name), x, out)
+    exact = x.double() @ weight.double().T
+    size = x.double().abs() @ weight.double().abs().T
+    assert ((out.double() - exact).abs() <= exact.abs() * 2**-8 + size * 2**-22).all()
+
+
+def test_rows_of_a_product_do_not_depend_on_their_neighbours(pool: HostPool) -> None:
+    weight, x = normal(40, 1500), normal(16, 1500)
+    matrix = matrix_of(weight)
+    together, alone = torch.empty(16, 40, dtype=torch.bfloat16), torch.empty(1, 40, dtype=torch.bfloat16)
+    pool.product(matrix, x, together)
+    pool.product(matrix, x[5:6].contiguous(), alone)
+    assert (together[5:6].float() - alone.float()).abs().max() <= alone.float().abs().max() * 2**-7
+
+
+ACTS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+@pytest.mark.parametrize("activation", ACTS)
+@pytest.mark.parametrize(("rows", "gated", "biased"), [(1, True, False), (5, True, True), (2, False, True)])
+def test_an_ffn_rounds_where_torch_rounds(pool: HostPool, activation: str, rows: int, gated: bool, biased: bool) -> None:
+    hidden, middle = 96, 160
+    gate, up, down = normal(middle, hidden) / 8, normal(middle, hidden + 0) / 7, normal(hidden, middle) / 10
+    biases = tuple(normal(size, 1).flatten() if biased else None for size in (middle, middle, hidden))
+    if not gated:
+        biases = (None, *biases[1:])
+    x, out = normal(rows, hidden), torch.empty(rows, hidden, dtype=torch.bfloat16)
+    pool.ffn(HostFfn(matrix_of(gate) if gated else None, matrix_of(up), matrix_of(down), activation, biases), x, out)
+    act, above = ACTS[activation], functional.linear(x, up, biases[1])
+    inner = act(functional.linear(x, gate, biases[0])) * above if gated else act(above)
+    expected = functional.linear(inner, down, biases[2])
+    assert (out.float() - expected.float()).abs().max() <= 2**-6 * expected.float().abs().max()
+    assert (out == expected).float().mean() > 0.8, "most agree to the bit"
+
+
+def test_started_units_are_done_in_their_order(pool: HostPool) -> None:
+    weight = normal(64, 64) / 8
+    chain = [normal(1, 64), *(torch.empty(1, 64, dtype=torch.bfloat16) for _ in range(100))]
+    unit = HostFfn(None, None, matrix_of(weight))
+    before = pool.told()
+    tickets = [pool.start(unit, x, out) for x, out in zip(chain, chain[1:], strict=False)]
+    for ticket in tickets[::-1]:
+        pool.wait(ticket)
+    again = [torch.empty_like(chain[0]) for _ in chain[1:]]
+    for x, out in zip(chain, again, strict=False):
+        pool.ffn(unit, x, out)
+    assert all(torch.equal(one, other) for one, other in zip(chain[1:], again, strict=True))
+    assert pool.told().bytes - before.bytes == 200 * weight.nbytes
+    assert pool.told().busy_s > before.busy_s
+
+
+def test_a_pool_refuses_what_is_no_plain_memory(pool: HostPool) -> None:
+    matrix = matrix_of(normal(8, 16))
+    out = torch.empty(2, 8, dtype=torch.bfloat16)
+    for x in (torch.zeros(2, 16), torch.zeros(2, 17, dtype=torch.bfloat16), torch.zeros(16, 2, dtype=torch.bfloat16).T):
+        with pytest.raises(ValueError, match="plain|rows of 17"):
+            pool.product(matrix, x, out)
+    with pytest.raises(ValueError, match="3 input rows for 2"):
+        pool.product(matrix, torch.zeros(3, 16, dtype=torch.bfloat16), out)
+
+
+def test_an_ffn_refuses_layers_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="down takes 7 columns, up gives 8"):
+        HostFfn(None, matrix_of(normal(8, 16)), matrix_of(normal(16, 7)))
+    with pytest.raises(ValueError, match="no activation tanh; there are silu"):
+        HostFfn(None, matrix_of(normal(8, 16)), matrix_of(normal(16, 8)), "tanh")
+
+
+def test_a_closed_pool_says_so() -> None:
+    made = HostPool(1)
+    made.close()
+    made.close()
+    with pytest.raises(ValueError, match="closed"):
+        made.near()
