@@ -12,6 +12,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.price import computing_of
+from penstock.planner.contract.prices.recording import is_recorded
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
 from penstock.planner.render.stage_names import STAGES
@@ -80,8 +81,10 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
 
 def launches_bind(plan: Plan) -> bool:
     """Whether a decode step computes no faster than the host launches its kernels."""
+    if plan.hardware.gpu is None or is_recorded(plan.hardware, plan.placement, plan.decisions.kv):
+        return False
     launched_s = issue_s(plan.hardware, plan.model, plan.decisions.batch)
-    return plan.hardware.gpu is not None and launched_s >= NEARLY * plan.prediction.decode_stages[computing_of(plan.hardware)]
+    return launched_s >= NEARLY * plan.prediction.decode_stages[computing_of(plan.hardware)]
 
 
 def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:

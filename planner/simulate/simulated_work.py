@@ -15,8 +15,9 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.planner.contract.prices.prefill import Prefill
+from penstock.planner.contract.prices.recording import is_recorded
 from penstock.planner.contract.prices.reuse import expected
-from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, step_compute_s, table_is_far
+from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, recorded_s, step_compute_s, table_is_far
 from penstock.planner.simulate.lanes import NS, ns
 
 PREFILL = "prefill"
@@ -72,12 +73,15 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         before_s += restore_s if first == start else 0.0
         dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
         found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first)))
+    recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     page, until = made.kv.page_tokens, work.end_tokens - 1
     first = work.prompt_tokens
     while first < until:
         last = min(until, (first // page + 1) * page)
         context = (first + last) / 2
-        seconds, device_s = (step_compute_s(h, stay, context, batch) for h in machines)
+        seconds = device_s = recorded_s(plan.hardware, stay, context, batch)
+        if not recorded:
+            seconds, device_s = (step_compute_s(h, stay, context, batch) for h in machines)
         before_s = lookup_s(model, batch, 1) if far else 0.0
         dealt = shares.cut(device_s, seconds - device_s, context, batch)
         found.append(Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1)))

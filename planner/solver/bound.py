@@ -43,7 +43,7 @@ def bound_s(problem: Problem) -> float:
     prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
     prefill_s = min(c.phase.bill(units, KvPrice(), 0).lasts() for c in passes)
     phase = decode_phase(hardware, model, p.workload, p.batch, blocks, p.forms)
-    step = phase.bill(units + _experts(problem, table, vram, dram), KvPrice(), 0, moves=0)
+    step = phase.bill(units + _experts(problem, table, vram, dram), KvPrice(), 0, launched=0)
     return prefill_weight * prefill_s + decode_weight * step.lasts()
 
 

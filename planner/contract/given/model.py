@@ -250,11 +250,6 @@ class ModelSpec:
         return not self.kv_stays_because
 
     @property
-    def attends_over_pages(self) -> bool:
-        """Whether its layers keep K and V alone, and attend through transformers' interface."""
-        return self.model_type not in OWN_ATTENTION and not self.state_bytes
-
-    @property
     def kv_stays_because(self) -> str:
         """Why it may not; empty where it may."""
         if self.model_type in OWN_ATTENTION:

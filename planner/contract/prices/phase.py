@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
+from penstock.planner.contract.prices.recording import can_record
 from penstock.planner.contract.prices.stages import (
     decode_compute_s,
     earlier_kv,
@@ -49,17 +51,18 @@ class Phase:
     lookups: Price
     """Rows of an embedding table that lies in DRAM beside a card."""
     launches: Price = NOTHING
-    """Launching kernel after kernel beyond launching a recorded step, where something streams."""
+    """Launching kernel after kernel beyond launching a recorded step, where none is recorded."""
     coded: Mapping[UnitKind, Price] = field(default_factory=dict)
     """Of a kind whose units stay decoded: multiplying in all passes by one that comes as it is stored, beyond by one that stays."""
 
-    def bill(self, each_pass: Price, kv: KvPrice, far: Amount, streamed: Mapping[UnitKind, Amount] = _NONE, moves: Amount = 1) -> Price:
+    def bill(self, each_pass: Price, kv: KvPrice, far: Amount, streamed: Mapping[UnitKind, Amount] = _NONE, launched: Amount = 1) -> Price:
         """``each_pass``: all units and missed experts once. ``kv``: all that lies outside the device. ``far``: 1 where embedding rows are
-        looked up over the link, else 0. ``streamed``: units of each kind that do not stay. ``moves``: 1 where any unit streams, else 0.
+        looked up over the link, else 0. ``streamed``: units of each kind that do not stay. ``launched``: 1 where kernels are launched one
+        after the other, 0 where the step is recorded.
         Linear in all five, so it holds for numbers as for the program's variables."""
         moved = each_pass * self.passes + kv.read * self.kv_read + kv.back * self.kv_back + kv.written * self.kv_written
         coded = total(price * streamed.get(kind, 0) for kind, price in self.coded.items())
-        return moved + self.rest + self.lookups * far + self.launches * moves + coded
+        return moved + self.rest + self.lookups * far + self.launches * launched + coded
 
     def in_units_of(self, seconds: float) -> Phase:
         """The same with so many seconds as the unit of time."""
@@ -74,8 +77,8 @@ def decode_phase(
     """A step at the mean context."""
     computed_by = model.decoded(forms.decoded)
     launched_s = decode_compute_s(hardware, computed_by, workload, batch)
-    compute_s = min(launched_s, recorded_s(hardware, computed_by, workload, batch))
     context = workload.prompt_tokens + workload.new_tokens / 2
+    compute_s = min(launched_s, recorded_s(hardware, computed_by, context, batch) if can_record(hardware, model) else math.inf)
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
     lookups = _lookups(hardware, model, batch, 1)

@@ -17,6 +17,7 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
+from penstock.planner.contract.prices.recording import is_recorded
 from penstock.planner.contract.prices.sizes import kv_layer_bytes
 from penstock.planner.contract.prices.stages import prefill_passes, table_is_far
 
@@ -38,6 +39,8 @@ class Moved:
     """One from DRAM to the card; nothing without one."""
     streamed: Mapping[UnitKind, int]
     """Units that do not stay where they are computed with."""
+    recorded: bool
+    """Whether decode steps are."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Moved:
@@ -59,7 +62,7 @@ class Moved:
             copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
         outside = round(sum(layers.values()) * layer) if gpu else 0
         streamed = Counter(UnitKind(unit.kind) for unit in placement.streamed_units)
-        return cls(units, kv_price, round(layers[Tier.ssd] * layer), outside, read, copied, streamed)
+        return cls(units, kv_price, round(layers[Tier.ssd] * layer), outside, read, copied, streamed, is_recorded(hardware, placement, kv))
 
     def each_pass(self, missed: Misses) -> Price:
         """Of a pass that misses so many experts."""
@@ -103,8 +106,8 @@ class Prefill:
 
     def _bill(self, phase: Phase) -> Price:
         missed = misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
-        each_pass, moves = self.moved.each_pass(missed), int(bool(self.moved.streamed))
-        return phase.bill(each_pass, self.moved.kv, table_is_far(self.hardware, self.decisions), self.moved.streamed, moves)
+        each_pass, launched = self.moved.each_pass(missed), int(not self.moved.recorded)
+        return phase.bill(each_pass, self.moved.kv, table_is_far(self.hardware, self.decisions), self.moved.streamed, launched)
 
     def _passes_s(self, start: int) -> float:
         return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

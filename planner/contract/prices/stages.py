@@ -112,13 +112,12 @@ def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Work
     return step_compute_s(hardware, model, workload.prompt_tokens + workload.new_tokens / 2, batch)
 
 
-def recorded_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
-    """The same of a step that is one CUDA graph, which the host launches once; infinite where none can be. It may be where nothing streams,
-    and the host decides nothing: without routed experts, KV outside the card, states and attention of a model's own."""
+def recorded_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
+    """Compute seconds of one decode step that the host launches at once, over ``context`` tokens a sequence; infinite where a machine
+    records none."""
     gpu = hardware.gpu
-    if gpu is None or not gpu.layer_kernels_s or model.experts or workload.kv_spill or not model.attends_over_pages:
+    if gpu is None or not gpu.layer_kernels_s:
         return math.inf
-    context = workload.prompt_tokens + workload.new_tokens / 2
     return step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch) + model.layers * gpu.layer_kernels_s
 
 

@@ -20,6 +20,7 @@ from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
+from penstock.planner.contract.prices.recording import can_record
 from penstock.planner.contract.prices.reuse import kept_set
 from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s
@@ -187,7 +188,7 @@ class Formulation(LinearProgram):
         self.decode_t = self.amount("decode_t")
         phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms).in_units_of(self.tick_s)
         streamed = {UnitKind.attn: self.layers - self.attn, UnitKind.ffn: self.layers - self.ffn}
-        step = phase.bill(self.each_pass, kv, far, streamed, self.ring_busy if self.gpu else 1)
+        step = phase.bill(self.each_pass, kv, far, streamed, self._launched())
         self._lasts(self.decode_t, step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv.read.of(Resource.h2d)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):
@@ -207,6 +208,17 @@ class Formulation(LinearProgram):
         passes = pulp.lpSum(bit * c.phase.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
         self.whole_prefill_t, self.whole_step_t = self.prefill_t + passes * pass_t, self.decode_t + pass_t
         self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
+
+    def _launched(self) -> Amount:
+        """1 where a decode step is launched kernel after kernel, by :func:`launched_because`."""
+        if not can_record(self.problem.hardware, self.problem.model):
+            return 1
+        if not self.problem.workload.kv_spill:
+            return 1 - self.all_cached
+        launched = self.integer("launched", 0, 1)
+        self.add(launched >= 1 - self.all_cached)
+        self.add(self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd] <= self.layers * launched)
+        return launched
 
     def _lasts(self, phase_t: Amount, bill: Price, bit: pulp.LpVariable | int = 1, most: Price = NOTHING) -> None:
         """``phase_t`` is no less than ``bill`` where ``bit`` is 1; ``most`` is what the bill can be.

@@ -1,0 +1,44 @@
+"""When a decode step is recorded, so that the host issues it at once: one rule for plans, their notes and runs."""
+
+from __future__ import annotations
+
+from penstock.planner.contract.decided.decisions import KvPages, Tier
+from penstock.planner.contract.decided.placement import Placement
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import OWN_ATTENTION, ModelSpec
+
+
+def never_recorded(model: ModelSpec) -> str | None:
+    """Why no step of ``model`` is recorded, wherever its weights lie; None where one can be."""
+    if model.experts is not None:
+        return "the host reads what routers chose"
+    if model.state_bytes:
+        return "some layers keep a state beside K and V"
+    if model.model_type in OWN_ATTENTION:
+        return f"{model.model_type} models attend by code of their own"
+    return None
+
+
+def launched_because(placement: Placement, kv_outside: int) -> str | None:
+    """Why decode steps by ``placement`` are launched kernel after kernel; None where a machine with Triton's attention records them.
+
+    ``kv_outside``: layers, or pages, of running sequences' KV outside VRAM. Units that stream from DRAM are recorded with the kernels; what
+    comes from the drive waits for the host.
+    """
+    if not placement.gpu:
+        return "the model computes on the CPU"
+    if (why := never_recorded(placement.model)) is not None:
+        return why
+    if placement.ssd_layers:
+        return f"{len(placement.ssd_layers)} layers come from the SSD in every pass"
+    return "KV of running sequences lies outside VRAM" if kv_outside else None
+
+
+def can_record(hardware: HardwareProfile, model: ModelSpec) -> bool:
+    """Whether ``hardware`` records steps of ``model`` where its weights and its KV lie right."""
+    return hardware.gpu is not None and bool(hardware.gpu.layer_kernels_s) and never_recorded(model) is None
+
+
+def is_recorded(hardware: HardwareProfile, placement: Placement, kv: KvPages) -> bool:
+    """Whether decode steps of a plan are recorded."""
+    return can_record(hardware, placement.model) and launched_because(placement, kv.of(Tier.dram) + kv.of(Tier.ssd)) is None

@@ -1,0 +1,107 @@
+"""Decode steps that are recorded: when they are, and what the program makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.placement import head_blocks, place
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.recording import can_record, is_recorded, launched_because
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.simulate.simulated_work import passes_of
+from penstock.planner.solver.program import solve
+from tests.planner.small import GB, MB, gpu, machine, model, work
+from tests.planner.test_program_properties import PHASES, QUICK, SLOWER, brute_force, machines, models, solved, workloads
+
+LAUNCH_S, KERNELS_S = 5e-3, 1e-5
+"""Of a layer: launching binds wherever steps are not recorded."""
+
+
+def recording(hardware: HardwareProfile) -> HardwareProfile:
+    made = hardware.gpu and replace(hardware.gpu, layer_kernels_s=KERNELS_S)
+    return replace(hardware, gpu=made, layer_launch_s=LAUNCH_S)
+
+
+def decided(hardware: HardwareProfile, m: ModelSpec, w: Workload) -> tuple[Decisions, bool]:
+    decisions = solve(hardware, m, w)
+    return decisions, is_recorded(hardware, place(m, decisions.weights, hardware.gpu is not None), decisions.kv)
+
+
+def test_a_step_is_recorded_whatever_streams_from_dram():
+    hardware, m = recording(machine(vram=GB)), model(16)
+    decisions, is_one = decided(hardware, m, work())
+    assert is_one and place(m, decisions.weights, True).streamed_units
+    assert predict(hardware, m, work(), decisions).decode_stages["card"] < LAUNCH_S
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"hardware": {"gpu": None}}, "the CPU"),
+        ({"hardware": {"dram_bytes": 900 * MB}}, "from the SSD"),
+        ({"model": {"model_type": "falcon"}}, "code of their own"),
+        ({"model": {"experts": 4}}, "routers"),
+        ({"kv": 1}, "outside VRAM"),
+    ],
+)
+def test_what_keeps_a_step_from_being_recorded_is_named(change: dict, why: str):
+    hardware = replace(recording(machine(vram=GB)), **change.get("hardware", {}))
+    m = replace(model(16, experts=change.get("model", {}).get("experts", 0)))
+    m = replace(m, **{key: value for key, value in change.get("model", {}).items() if key != "experts"})
+    placement = place(m, solve(hardware, m, work()).weights, hardware.gpu is not None)
+    assert why in (launched_because(placement, change.get("kv", 0)) or "")
+
+
+def test_a_machine_without_such_attention_launches():
+    hardware, m = replace(recording(machine()), gpu=gpu(layer_kernels_s=0.0)), model()
+    decisions, is_one = decided(hardware, m, work())
+    assert not is_one and not can_record(hardware, m)
+    assert predict(hardware, m, work(), decisions).decode_s_per_token >= m.layers * LAUNCH_S
+
+
+def test_a_simulation_computes_recorded_steps_as_predicted():
+    hardware, m, w = recording(machine(vram=GB)), model(16), work()
+    decisions, _ = decided(hardware, m, w)
+    plan = Plan(hardware, m, w, decisions, predict(hardware, m, w, decisions))
+    units = tuple(unit for unit, _ in plan.placement.units)
+    steps = [found for found in passes_of(plan, units, 1) if not found.each.prefill]
+    mean_ns = sum(found.count * (sum(found.each.unit_ns) + found.each.before_ns) for found in steps) / sum(found.count for found in steps)
+    assert mean_ns / 1e9 == pytest.approx(plan.prediction.decode_stages["card"], rel=0.01)
+
+
+@settings(QUICK, max_examples=25)
+@given(st.data())
+def test_plans_whose_steps_are_recorded_cost_what_the_program_says(data):
+    m = data.draw(models())
+    hardware, w = recording(data.draw(machines(m, True))), data.draw(workloads())
+    found = solved(hardware, m, w)
+    assume(found)
+    assert broken_rules(hardware, m, w, found.decisions) == []
+    assert found.best_s * (1 - 1e-5) <= predict(hardware, m, w, found.decisions).total_s <= found.best_s * SLOWER
+
+
+@settings(max_examples=3, deadline=None, derandomize=True, phases=PHASES)
+@given(st.data())
+def test_the_program_equals_brute_force_where_steps_are_recorded(data):
+    m = data.draw(models(3, 4))
+    assume(head_blocks(m) <= 2 and m.experts is None)
+    hardware, w = recording(data.draw(machines(m, True))), data.draw(workloads(False))
+    found = solved(hardware, m, w)
+    assume(found)
+    assert found.best_s == pytest.approx(brute_force(hardware, m, w, found.decisions), rel=1e-5)
+
+
+def test_kv_that_would_spill_stays_where_launching_costs_more():
+    hardware, m = recording(machine(vram=GB)), model(16)
+    w = work(batch=2, prompt_tokens=700, new_tokens=100, kv_spill=True)
+    decisions, is_one = decided(hardware, m, w)
+    assert is_one and not decisions.kv.of(Tier.dram)
