@@ -8,11 +8,11 @@ from enum import StrEnum
 
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.price import computing_of
-from penstock.planner.contract.prices.recording import is_recorded
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
 from penstock.planner.render.stage_names import STAGES

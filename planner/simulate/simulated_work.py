@@ -8,6 +8,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier, WeightForm
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind
@@ -15,7 +16,6 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.planner.contract.prices.prefill import Prefill
-from penstock.planner.contract.prices.recording import is_recorded
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, recorded_s, step_compute_s, table_is_far
 from penstock.planner.simulate.lanes import NS, ns

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import head_blocks, place
+from penstock.planner.contract.decided.recording import can_record, is_recorded, launched_because
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.recording import can_record, is_recorded, launched_because
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import solve

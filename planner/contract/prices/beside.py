@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.recording import can_record, launched_because
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -25,10 +26,6 @@ def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisi
         return "the CPU's products beside the GPU were not measured"
     if not host_rows_timed(hardware, model):
         return "the CPU has no product with these FFNs"
-    if not hardware.gpu.layer_kernels_s or model.experts or not model.attends_over_pages:
+    if not can_record(hardware, model):
         return "steps of this model cannot be recorded"
-    if decisions.kv.pages > decisions.kv.vram_pages:
-        return "KV lies outside VRAM"
-    if place(model, decisions.weights, True).ssd_layers:
-        return "the SSD is read in each pass"
-    return ""
+    return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""

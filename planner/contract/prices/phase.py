@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from penstock.planner.contract.decided.decisions import ResidentForms
 from penstock.planner.contract.decided.placement import head_block_bytes
+from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
@@ -16,7 +17,6 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
-from penstock.planner.contract.prices.recording import can_record
 from penstock.planner.contract.prices.stages import (
     decode_compute_s,
     earlier_kv,

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.experts.expert_misses import Misses, misses
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -17,7 +18,6 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
-from penstock.planner.contract.prices.recording import is_recorded
 from penstock.planner.contract.prices.sizes import kv_layer_bytes
 from penstock.planner.contract.prices.stages import prefill_passes, table_is_far
 
