@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
@@ -28,7 +29,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cases import Row, chosen, run_cases  # noqa: E402
+from bench.cases import Case, Row, chosen, run_cases  # noqa: E402
 
 
 class Bench:
@@ -43,7 +44,9 @@ class Bench:
     def call(self, program: str, *arguments: str) -> dict:
         """Run a verb; the JSON document that ends its output."""
         code = f"import sys; sys.argv[0] = {program!r}; from penstock.{program}.cli import main; main()"
+        begun = time.perf_counter()
         done = subprocess.run([sys.executable, "-c", code, *arguments], env=self.env, capture_output=True, text=True)
+        print(f"  {program} {arguments[0]}: {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
         if done.returncode:
             raise SystemExit(f"{program} {' '.join(arguments)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
         return json.loads(done.stdout.strip().splitlines()[-1])
@@ -71,9 +74,11 @@ class Bench:
         self._starts += start_rows(name, found)
         return found
 
-    def starts(self) -> Iterator[Row]:
-        """Of every run so far: how long it took to load and to its first token, over what its plan predicted."""
+    def and_starts(self, case: Case) -> Iterator[Row]:
+        """The rows of ``case``; then, of each of its runs, the time to load and to its first token, over what its plan predicted."""
+        yield from case()
         yield from self._starts
+        self._starts.clear()
 
 
 def start_rows(name: str, report: dict) -> Iterator[Row]:
@@ -297,25 +302,22 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
 
 def machine(profile: dict) -> dict:
     """What this ran on."""
-    import torch
-    import transformers
-
     return {
         "gpu": profile["gpu"] and profile["gpu"]["name"],
         "cores": profile["cpu"]["cores"],
         "dram_gb": profile["dram_bytes"] / 1e9,
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
     }
 
 
 def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    cases = chosen(given.get("cases", "host"), {name: partial(case, bench) for name, case in CASES.items()})
-    run_cases({**cases, "starts": bench.starts}, machine(bench.probe()), Path(given["out"]) if "out" in given else None)
+    cases = chosen(given.get("cases", "host"), {name: partial(bench.and_starts, partial(case, bench)) for name, case in CASES.items()})
+    run_cases(cases, machine(bench.probe()), Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ steps, which differ by what they miss.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 
@@ -213,8 +213,8 @@ def main() -> None:
     whole = {key: int(given.get(key, default)) for key, default in (("slots", "2"), ("new_tokens", "96"))}
     cases = Cases(bench, shape, vram, float(given.get("share", "0.6")), **whole)
     in_vram, half = (cases.none, cases.hits, cases.ahead, cases.prefill), (cases.three, cases.three_ahead, cases.three_again)
-    known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (*in_vram, *half, cases.peer, cases.cpu)}
-    run_cases({**chosen(",".join(names), known), "starts": bench.starts}, where, Path(given["out"]) if "out" in given else None)
+    known = {f.__name__: partial(bench.and_starts, f) for f in (*in_vram, *half, cases.peer, cases.cpu)}
+    run_cases(chosen(",".join(names), known), where, Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

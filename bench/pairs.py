@@ -6,15 +6,18 @@ Each tree measures the machine, solves and runs by its own code, every run in a 
 new tree is given the old plan's decisions, so that code is compared and not two probes. A row gives the median of new over old, and how
 far old was from old: the median of |ratio - 1| over consecutive runs of it. Rows that the SSD binds compare shares of the drive's rate,
 which the run's own process measures before and after. `cases=host,drive` needs no GPU.
+
+A tree's processes are forks of one that has imported torch and transformers (`bench/warm.py`). After every pair the table so far is
+printed and `out` written: a run that is cut off has told what it found.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.link import limit_of, machine, step_s  # noqa: E402
+from bench.warm import Warm  # noqa: E402
 
 BATCH = 96
 MOST = 1.01
@@ -95,6 +99,7 @@ def forced(decided: Mapping) -> tuple[str, ...]:
     keys = {f"resident_{kind}": units for kind, units in vram["resident_units"].items()}
     keys |= {"policy": weights["policy"], "embedding": weights["embedding"], "page_tokens": kv["page_tokens"]}
     keys |= {"vram_slots": vram["slots"], "vram_prefetch_distance": vram["prefetch_distance"]}
+    keys["host_ffn"] = weights.get("host", {}).get("ffn", 0)
     keys |= {key: dram[key] for key in ("cap_layers", "hwm_layers", "prefetch_distance")}
     keys |= {**weights["ssd"], **weights["h2d"], "prefill_chunk_tokens": decided["prefill_chunk_tokens"]}
     return ("workload.context_tokens=0", *(f"force.{key}={value}" for key, value in keys.items()))
@@ -102,7 +107,7 @@ def forced(decided: Mapping) -> tuple[str, ...]:
 
 @dataclass
 class Tree:
-    """One version of the code, with a configuration of its own."""
+    """One version of the code, with a configuration of its own. Both trees' imports go on at once."""
 
     name: str
     root: Path
@@ -110,15 +115,19 @@ class Tree:
     found: dict[str, list[float]] = field(default_factory=dict)
     decided: dict[str, object] = field(default_factory=dict)
 
-    def call(self, program: str, *arguments: str) -> dict:
-        """Run a verb; the JSON document that ends its output. SystemExit with the end of its output where it fails."""
+    def __post_init__(self) -> None:
         package = "penstock." if (self.root / "penstock").is_dir() else ""
-        code = f"import sys; sys.argv[0] = {program!r}; from {package}{program}.cli import main; main()"
         path = os.pathsep.join([str(self.root), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, "PENSTOCK_CONFIG_DIR": str(self.work / f"config-{self.name}"), "PYTHONPATH": path}
-        done = subprocess.run([sys.executable, "-P", "-c", code, *arguments], env=env, capture_output=True, text=True, cwd=self.work)
+        self.warm = Warm({program: f"{package}{program}.cli" for program in ("planner", "runtime")}, env, self.work)
+
+    def call(self, program: str, *arguments: str) -> dict:
+        """Run a verb; the JSON document that ends its output. SystemExit with the end of its output where it fails."""
+        begun = time.perf_counter()
+        done = self.warm.run(program, arguments)
         if done.returncode:
             raise SystemExit(f"{self.name}: {program} {' '.join(arguments)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
+        print(f"  {self.name:4} {program} {arguments[0]}: {time.perf_counter() - begun:.1f} s", flush=True)
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def solve(self, name: str, case: Case, checkpoint: Path, like: Mapping | None = None) -> dict:
@@ -134,22 +143,36 @@ class Tree:
         return {f"{name}: {figure}": take(report) for figure, take in case.figures.items()}
 
 
-def compare(name: str, case: Case, old: Tree, new: Tree, checkpoint: Path, pairs: int) -> None:
-    """Run ``case`` ``pairs`` times with each tree; what they found is theirs to keep."""
+def compare(name: str, case: Case, old: Tree, new: Tree, checkpoint: Path, pairs: int) -> Iterator[None]:
+    """Run ``case`` ``pairs`` times with each tree, and stop after each pair; what they found is theirs to keep."""
     new.solve(name, case, checkpoint, old.solve(name, case, checkpoint))
     for k in range(pairs):
         for tree in (old, new) if k % 2 == 0 else (new, old):
             for figure, value in tree.run(name, case).items():
                 tree.found.setdefault(figure, []).append(value)
                 print(f"  {figure:24} {tree.name:4} {value:.5g}", flush=True)
+        yield
+
+
+def differing(old: Mapping, new: Mapping, at: str = "") -> list[str]:
+    """The decisions of ``old`` that ``new`` took otherwise."""
+    found: list[str] = []
+    for key, value in old.items():
+        theirs = new.get(key)
+        if isinstance(value, Mapping) and isinstance(theirs, Mapping):
+            found += differing(value, theirs, f"{at}{key}.")
+        elif value != theirs:
+            found.append(f"{at}{key}: {value}, {theirs}")
+    return found
 
 
 def rows(old: Tree, new: Tree) -> list[dict]:
-    """A row a figure: the old code's median is the limit. Two plans that differ are no comparison of code, so such a row has no target."""
+    """A row a figure: the old code's median is the limit. Two plans that differ are no comparison of code, so such a row has no target;
+    decisions that the old code does not know are no difference."""
     found = []
     for figure, before in old.found.items():
         case, what = figure.split(": ")
-        after, same = new.found[figure], old.decided[case] == new.decided[case]
+        after, same = new.found[figure], not differing(old.decided[case], new.decided[case])
         ratio = median(b / a for a, b in zip(before, after, strict=True))
         spread = median(abs(b / a - 1) for a, b in pairwise(before)) if len(before) > 1 else 0.0
         row = {"case": what, "what": f"{case}, {len(before)} pairs", "result": median(after), "limit": median(before), "unit": "s"}
@@ -172,13 +195,18 @@ def main() -> None:
         if not checkpoint.exists():
             new.call("runtime", "synth", *case.model, f"out={checkpoint}")
             os.sync()
-        compare(name, case, old, new, checkpoint, int(given.get("pairs", 5)))
-        document["rows"] = rows(old, new)
-        if "out" in given:
-            Path(given["out"]).write_text(json.dumps(document, indent=1) + "\n")
-    for row in rows(old, new):
+        for _ in compare(name, case, old, new, checkpoint, int(given.get("pairs", 5))):
+            show(found := rows(old, new))
+            if "out" in given:
+                Path(given["out"]).write_text(json.dumps({**document, "rows": found}, indent=1) + "\n")
+    for tree in (old, new):
+        tree.warm.close()
+
+
+def show(found: list[dict]) -> None:
+    for row in found:
         plans = "" if row["target"] else "   the plans differ"
-        print(f"{row['what']:20} {row['case']:34} new/old {row['ratio']:.4f}   old/old +-{row['old_to_old']:.4f}{plans}")
+        print(f"{row['what']:20} {row['case']:34} new/old {row['ratio']:.4f}   old/old +-{row['old_to_old']:.4f}{plans}", flush=True)
 
 
 if __name__ == "__main__":
