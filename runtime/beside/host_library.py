@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 1
+VERSION = 2
 """``PRODUCTS_VERSION`` of products.h."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
@@ -85,8 +85,15 @@ def products_library() -> ctypes.CDLL:
         ("pool_open", address, [number, numbers, number]),
         ("pool_start", number, [address, unit, number, address, address]),
         ("pool_wait", None, [address, number]),
+        ("pool_step", number, [address, address, number]),
+        ("pool_abandon", None, [address, address]),
+        ("pool_rest", None, [address]),
+        ("pool_ended", number, [address, number]),
         ("pool_near", None, [address, number]),
         ("pool_tell", None, [address, numbers]),
+        ("served_open", address, [number, unit, number, address, address, address, address]),
+        ("served_tell", None, [address, numbers]),
+        ("served_close", None, [address]),
         ("pool_close", None, [address]),
     ):
         function = getattr(found, name)

@@ -13,6 +13,7 @@ from penstock.planner.common.errors import UserError
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear
 from penstock.runtime.beside.host_library import Level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
+from penstock.runtime.beside.host_serve import HostServe
 
 NEAR_S = 0.005
 
@@ -79,6 +80,26 @@ class HostPool:
     def wait(self, ticket: Ticket) -> None:
         """Until the ticket's ``out`` is written."""
         self._library.pool_wait(self._open, ticket.number)
+
+    def serve(
+        self,
+        units: Sequence[HostFfn],
+        rows: int,
+        hidden: int,
+        ask: torch.Tensor,
+        done: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+    ) -> HostServe:
+        """Threads for a recorded step's units, as :class:`HostServe` says; close it before the pool.
+
+        ``ask``, ``done``: int32 flags, 64 bytes apart; ``x``, ``y``: BF16 of at least ``rows`` rows. Raises ValueError where a unit does
+        not take rows of ``hidden`` columns.
+        """
+        for unit in units:
+            if unit.inputs != hidden:
+                raise ValueError(f"a unit takes rows of {unit.inputs}, where the step's have {hidden}")
+        return HostServe(self._open, units, rows, ask, done, x, y)
 
     def near(self, seconds: float = NEAR_S) -> None:
         """A unit comes within so many seconds: threads wake up and spin for it. 0 lets them sleep."""

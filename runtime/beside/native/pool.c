@@ -1,10 +1,10 @@
 /* Threads pinned to cores that do units in the order they were posted. They spin while a job is near, and sleep otherwise. */
 #define _GNU_SOURCE
-#include "unit.h"
+#include "served.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -12,8 +12,9 @@ enum { MOST_THREADS = 256, JOBS = 64 };
 
 struct pool;
 
-/* A unit and its inputs. The unit is a copy: threads that come late look at it when the caller has long gone on. */
+/* A unit and its inputs, or a step's units. The unit is a copy: threads that come late look at it when the caller has long gone on. */
 struct job {
+    struct served *served;
     struct unit unit;
     int64_t rows;
     const uint16_t *x;
@@ -28,7 +29,7 @@ struct pool {
     struct team team;
     int64_t posted, busy_ns, bytes, near_until;
     int32_t stopped;
-    int64_t pinned;
+    int64_t pinned, made;
     void *scratch;
     int64_t scratch_bytes;
     pthread_mutex_t lock, posting;
@@ -78,12 +79,21 @@ static int await_job(struct pool *pool, int64_t number)
     return 1;
 }
 
+/* What a job's units took and read, and that it is done. */
 static void finish(struct pool *pool, struct job *job)
 {
-    int64_t took = now_ns() - job->begun;
+    int64_t took = 0, bytes = 0;
+    for (int64_t i = 0; job->served && i < job->served->count; i++) {
+        took += job->served->units[i].ended - job->served->units[i].begun;
+        bytes += job->served->units[i].unit.bytes;
+    }
+    if (!job->served) {
+        took = now_ns() - job->begun;
+        bytes = job->unit.bytes;
+    }
     pthread_mutex_lock(&pool->lock);
     pool->busy_ns += took;
-    pool->bytes += job->unit.bytes;
+    pool->bytes += bytes;
     __atomic_store_n(&job->done, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&pool->ended);
     pthread_mutex_unlock(&pool->lock);
@@ -94,6 +104,7 @@ static void *live(void *given)
     struct pool *pool = ((struct member *)given)->pool;
     int64_t core = ((struct member *)given)->core;
     free(given);
+    pthread_setname_np(pthread_self(), "penstock-beside");
     if (core >= 0) {
         cpu_set_t set;
         CPU_ZERO(&set);
@@ -106,11 +117,38 @@ static void *live(void *given)
         int64_t none = 0;
         if (!__atomic_load_n(&job->begun, __ATOMIC_RELAXED))
             __atomic_compare_exchange_n(&job->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-        if (take_part(&pool->team, &job->unit, &job->scratch, &job->own, job->rows, job->x, job->y))
+        if (job->served ? served_live(&pool->team, job->served)
+                        : take_part(&pool->team, &job->unit, &job->scratch, &job->own, job->rows, job->x, job->y))
             finish(pool, job);
         __atomic_sub_fetch(&job->left, 1, __ATOMIC_ACQ_REL);
     }
     return NULL;
+}
+
+/* 0 when all of them live. */
+static int make_threads(struct pool *pool, const int64_t *cores)
+{
+    for (; pool->made < pool->team.threads; pool->made++) {
+        struct member *member = malloc(sizeof *member);
+        if (!member)
+            return 1;
+        *member = (struct member){pool, cores[pool->made]};
+        if (pthread_create(&pool->threads[pool->made], NULL, live, member)) {
+            free(member);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void end_threads(struct pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    __atomic_store_n(&pool->stopped, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->begun);
+    pthread_mutex_unlock(&pool->lock);
+    for (int64_t t = 0; t < pool->made; t++)
+        pthread_join(pool->threads[t], NULL);
 }
 
 /* NULL when the threads cannot be made. cores: one a thread, -1 leaves it to the kernel. level: LEVELS or more for the machine's. */
@@ -128,21 +166,15 @@ struct pool *pool_open(int64_t threads, const int64_t *cores, int64_t level)
     pthread_mutex_init(&pool->posting, NULL);
     pthread_cond_init(&pool->begun, NULL);
     pthread_cond_init(&pool->ended, NULL);
-    for (int64_t t = 0; t < threads; t++) {
-        struct member *member = malloc(sizeof *member);
-        if (member)
-            *member = (struct member){pool, cores[t]};
-        if (!member || pthread_create(&pool->threads[t], NULL, live, member)) {
-            free(member);
-            pthread_mutex_lock(&pool->lock);
-            __atomic_store_n(&pool->stopped, 1, __ATOMIC_RELEASE);
-            pthread_cond_broadcast(&pool->begun);
-            pthread_mutex_unlock(&pool->lock);
-            while (t--)
-                pthread_join(pool->threads[t], NULL);
-            free(pool);
-            return NULL;
-        }
+    sigset_t all, before; /* signals are the interpreter's */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = make_threads(pool, cores);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        end_threads(pool);
+        free(pool);
+        return NULL;
     }
     return pool;
 }
@@ -155,39 +187,95 @@ static int idle(const struct pool *pool)
     return 1;
 }
 
+/* Until no thread is at any job. */
+void pool_rest(struct pool *pool)
+{
+    while (!idle(pool))
+        sched_yield();
+}
+
+/* The slot of the next job, when all threads have left the job that had it. */
+static struct job *next_slot(struct pool *pool)
+{
+    struct job *job = &pool->jobs[pool->posted % JOBS];
+    while (__atomic_load_n(&job->left, __ATOMIC_ACQUIRE))
+        sched_yield();
+    memset(job, 0, sizeof *job);
+    job->left = pool->team.threads;
+    return job;
+}
+
+static int64_t post(struct pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    int64_t number = pool->posted;
+    __atomic_store_n(&pool->posted, number + 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->begun);
+    pthread_mutex_unlock(&pool->lock);
+    return number;
+}
+
 /* The job's number, or -1 without memory. x, y and the matrices must stay until it is done. */
 int64_t pool_start(struct pool *pool, const struct unit *unit, int64_t rows, const uint16_t *x, uint16_t *y)
 {
     pthread_mutex_lock(&pool->posting);
-    int64_t number = pool->posted, need = scratch_bytes(unit, rows);
-    struct job *job = &pool->jobs[number % JOBS];
-    while (__atomic_load_n(&job->left, __ATOMIC_ACQUIRE))
-        sched_yield();
-    if (need > pool->scratch_bytes) {
-        void *more;
-        while (!idle(pool))
-            sched_yield();
-        if (posix_memalign(&more, LINE, (size_t)need)) {
-            pthread_mutex_unlock(&pool->posting);
-            return -1;
-        }
+    int64_t need = scratch_bytes(unit, rows), number = -1;
+    void *more = NULL;
+    if (need > pool->scratch_bytes && !posix_memalign(&more, LINE, (size_t)need)) {
+        pool_rest(pool);
         free(pool->scratch);
         pool->scratch = more;
         pool->scratch_bytes = need;
     }
-    memset(job, 0, sizeof *job);
-    job->unit = *unit;
-    job->rows = rows;
-    job->x = x;
-    job->y = y;
-    job->scratch = scratch_in(pool->scratch, unit, rows);
-    job->left = pool->team.threads;
-    pthread_mutex_lock(&pool->lock);
-    __atomic_store_n(&pool->posted, number + 1, __ATOMIC_RELEASE);
-    pthread_cond_broadcast(&pool->begun);
-    pthread_mutex_unlock(&pool->lock);
+    if (need <= pool->scratch_bytes) {
+        struct job *job = next_slot(pool);
+        job->unit = *unit;
+        job->rows = rows;
+        job->x = x;
+        job->y = y;
+        job->scratch = scratch_in(pool->scratch, unit, rows);
+        number = post(pool);
+    }
     pthread_mutex_unlock(&pool->posting);
     return number;
+}
+
+/* A step whose units are done as they are asked: the job's number. The step before has ended. */
+int64_t pool_step(struct pool *pool, struct served *served, int64_t rows)
+{
+    pthread_mutex_lock(&pool->posting);
+    pool_rest(pool);
+    served_ready(served, rows);
+    next_slot(pool)->served = served;
+    int64_t number = post(pool);
+    pthread_mutex_unlock(&pool->posting);
+    return number;
+}
+
+/* Ends a step that will not be asked for more, and waits until no thread is at it. */
+void pool_abandon(struct pool *pool, struct served *served)
+{
+    pthread_mutex_lock(&pool->posting);
+    __atomic_store_n(&served->stopped, 1, __ATOMIC_RELEASE);
+    pool_rest(pool);
+    __atomic_store_n(&served->stopped, 0, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&pool->posting);
+}
+
+/* 1 when the job of that number has ended. */
+int64_t pool_ended(struct pool *pool, int64_t number)
+{
+    const struct job *job = &pool->jobs[number % JOBS];
+    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) || __atomic_load_n(&pool->posted, __ATOMIC_ACQUIRE) > number + JOBS;
+}
+
+/* times: begin and end of each unit in ns, 0 where it was not done. */
+void served_tell(const struct served *served, int64_t *times)
+{
+    for (int64_t i = 0; i < served->count; i++) {
+        times[2 * i] = __atomic_load_n(&served->units[i].begun, __ATOMIC_ACQUIRE);
+        times[2 * i + 1] = __atomic_load_n(&served->units[i].ended, __ATOMIC_ACQUIRE);
+    }
 }
 
 /* Until the job of that number has written y. */
@@ -196,7 +284,7 @@ void pool_wait(struct pool *pool, int64_t number)
     struct job *job = &pool->jobs[number % JOBS];
     int64_t until = now_ns() + REST_NS;
     while (now_ns() < until) {
-        if (__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) || __atomic_load_n(&pool->posted, __ATOMIC_ACQUIRE) > number + JOBS)
+        if (pool_ended(pool, number))
             return;
         relax();
     }
@@ -229,14 +317,8 @@ void pool_tell(struct pool *pool, int64_t *told)
 /* After the jobs that were posted. */
 void pool_close(struct pool *pool)
 {
-    while (!idle(pool))
-        sched_yield();
-    pthread_mutex_lock(&pool->lock);
-    __atomic_store_n(&pool->stopped, 1, __ATOMIC_RELEASE);
-    pthread_cond_broadcast(&pool->begun);
-    pthread_mutex_unlock(&pool->lock);
-    for (int64_t t = 0; t < pool->team.threads; t++)
-        pthread_join(pool->threads[t], NULL);
+    pool_rest(pool);
+    end_threads(pool);
     free(pool->scratch);
     free(pool);
 }

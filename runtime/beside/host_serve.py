@@ -1,0 +1,104 @@
+"""A recorded step's units on the CPU: done as the card asks for them, without the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+
+import torch
+
+from penstock.runtime.beside.host_ffn import HostFfn
+from penstock.runtime.beside.host_library import CUnit, products_library
+
+FLAG_WORDS = 16
+"""int32 from one flag to the next: each has 64 bytes for itself."""
+
+
+def flags(count: int) -> torch.Tensor:
+    """``count`` flags at zero, int32 [count, FLAG_WORDS]; the first word of each row is the flag."""
+    return torch.zeros(count, FLAG_WORDS, dtype=torch.int32)
+
+
+class HostServe:
+    """``units``, in the order in which each step asks for them. Made by :meth:`HostPool.serve`.
+
+    Between :meth:`begin_step` and a step's last unit the pool's threads spin, or nap by 50 µs where they are not asked for 20 ms. Unit i
+    begins when ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written; then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever
+    asks clears ``done[i]``. Rows lie one behind the other from the buffers' first byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
+    """
+
+    def __init__(
+        self, pool: int, units: Sequence[HostFfn], rows: int, ask: torch.Tensor, done: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        """Raises ValueError for buffers that are too small for ``rows`` rows, or no plain memory of the CPU."""
+        _check(x, torch.bfloat16, rows * max((unit.inputs for unit in units), default=0), "x")
+        _check(y, torch.bfloat16, rows * max((unit.outputs for unit in units), default=0), "y")
+        for tensor, name in ((ask, "ask"), (done, "done")):
+            _check(tensor, torch.int32, FLAG_WORDS * len(units), name)
+        if rows < 1 or not units:
+            raise ValueError(f"{len(units)} units of {rows} rows: there must be one of each at least")
+        self.units, self.rows = tuple(units), rows
+        self._kept = (ask, done, x, y)
+        self._library, self._pool = products_library(), pool
+        in_c = (CUnit * len(units))(*(unit.in_c() for unit in units))
+        pointers = (tensor.data_ptr() for tensor in self._kept)
+        self._served: int | None = self._library.served_open(len(units), in_c, rows, *pointers)
+        if not self._served:
+            raise MemoryError("the CPU's units got no scratch memory")
+        self._step: int | None = None
+
+    def begin_step(self, rows: int | None = None) -> None:
+        """The card will ask for all units, in order, with so many rows: all that the buffers hold where it is not said.
+
+        Raises RuntimeError if the step before has not ended.
+        """
+        if rows is not None and not 1 <= rows <= self.rows:
+            raise ValueError(f"{rows} rows, where the buffers hold 1 to {self.rows}")
+        if not self.ended:
+            left = sum(not ended for _, ended in self.times())
+            raise RuntimeError(f"the card has not asked for {left} of the {len(self.units)} units of the step before")
+        self._step = self._library.pool_step(self._pool, self._open, self.rows if rows is None else rows)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all units of the last step are done."""
+        return self._step is None or bool(self._library.pool_ended(self._pool, self._step))
+
+    def times(self) -> list[tuple[float, float]]:
+        """Begin and end of each unit in the last step, seconds of ``perf_counter``; 0 for what was not done."""
+        numbers = (ctypes.c_int64 * (2 * len(self.units)))()
+        self._library.served_tell(self._open, numbers)
+        return [(begun / 1e9, ended / 1e9) for begun, ended in zip(numbers[::2], numbers[1::2], strict=True)]
+
+    def abandon(self) -> None:
+        """Of a step that will ask for no more: threads finish the unit that they are at, and rest."""
+        if self._served and not self.ended:
+            self._library.pool_abandon(self._pool, self._served)
+        self._step = None
+
+    def close(self) -> None:
+        """Abandon what is not done, and free memory."""
+        self.abandon()
+        if self._served:
+            self._library.pool_rest(self._pool)
+            self._library.served_close(self._served)
+            self._served = None
+
+    @property
+    def _open(self) -> int:
+        if not self._served:
+            raise ValueError("the served units are closed")
+        return self._served
+
+    def __enter__(self) -> HostServe:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _check(tensor: torch.Tensor, dtype: torch.dtype, least: int, name: str) -> None:
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() < least:
+        kind = f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} on {tensor.device}"
+        raise ValueError(f"{name} is {kind}, where {least} contiguous {dtype} on the CPU are needed")

@@ -1,0 +1,105 @@
+/* A step's units in their order. The card sets ask[i] when x is there; done[i] is set, and ask[i] cleared, when y is there. */
+#define _GNU_SOURCE
+#include "served.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+enum { SPIN_NS = 20000000, NAP_NS = 50000, LOOKS = 64 };
+
+int64_t now_ns(void);
+
+struct served *served_open(int64_t count, const struct unit *units, int64_t rows, int32_t *ask, int32_t *done, const uint16_t *x, uint16_t *y)
+{
+    struct served *served = calloc(1, sizeof *served + (size_t)count * sizeof *served->units);
+    int64_t most = 0;
+    if (!served)
+        return NULL;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t need = scratch_bytes(&units[i], rows);
+        most = need > most ? need : most;
+    }
+    if (posix_memalign(&served->scratch, LINE, (size_t)most)) {
+        free(served);
+        return NULL;
+    }
+    served->count = count;
+    served->x = x;
+    served->y = y;
+    served->ask = ask;
+    served->done = done;
+    for (int64_t i = 0; i < count; i++)
+        served->units[i].unit = units[i];
+    return served;
+}
+
+void served_close(struct served *served)
+{
+    free(served->scratch);
+    free(served);
+}
+
+void served_ready(struct served *served, int64_t rows)
+{
+    served->rows = rows;
+    served->front = 0;
+    for (int64_t i = 0; i < served->count; i++) {
+        struct served_unit *unit = &served->units[i];
+        unit->scratch = scratch_in(served->scratch, &unit->unit, rows);
+        memset(&unit->progress, 0, sizeof unit->progress);
+        unit->begun = unit->ended = 0;
+    }
+}
+
+static inline void relax(void)
+{
+#ifdef HAS_X86
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Until unit i is asked, or another thread saw that it is. 0 when there is no use in waiting. */
+static int await_unit(struct served *served, int64_t i)
+{
+    const int32_t *ask = &served->ask[i * FLAG_WORDS];
+    int64_t since = 0;
+    for (int64_t looks = 1;; looks++) {
+        int64_t front = __atomic_load_n(&served->front, __ATOMIC_ACQUIRE);
+        if (front > i)
+            return 1;
+        if (__atomic_load_n(ask, __ATOMIC_ACQUIRE)) {
+            while (front <= i && !__atomic_compare_exchange_n(&served->front, &front, i + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+                ;
+            return 1;
+        }
+        if (__atomic_load_n(&served->stopped, __ATOMIC_RELAXED))
+            return 0;
+        relax();
+        if (looks % LOOKS)
+            continue;
+        int64_t now = now_ns();
+        since = since ? since : now;
+        if (now - since > SPIN_NS) /* whoever asks is late: others may have the core */
+            nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+    }
+}
+
+int served_live(const struct team *team, struct served *served)
+{
+    int last = 0;
+    for (int64_t i = 0; i < served->count; i++) {
+        struct served_unit *unit = &served->units[i];
+        int64_t none = 0;
+        if (!await_unit(served, i))
+            return 0;
+        if (!__atomic_load_n(&unit->begun, __ATOMIC_RELAXED))
+            __atomic_compare_exchange_n(&unit->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+        last = take_part(team, &unit->unit, &unit->scratch, &unit->progress, served->rows, served->x, served->y);
+        if (last) {
+            unit->ended = now_ns();
+            __atomic_store_n(&served->ask[i * FLAG_WORDS], 0, __ATOMIC_RELAXED);
+            __atomic_store_n(&served->done[i * FLAG_WORDS], 1, __ATOMIC_RELEASE);
+        }
+    }
+    return last;
+}

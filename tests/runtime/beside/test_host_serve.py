@@ -1,0 +1,158 @@
+"""Units of a recorded step are done in their order, as their flags are set."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.runtime.beside.host_ffn import HostFfn, host_linear
+from penstock.runtime.beside.host_library import products_unbuilt
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.host_serve import HostServe, flags
+from tests.runtime.beside.test_host_products import matrix_of, normal
+
+pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
+HIDDEN, MIDDLE, VOCABULARY, ROWS = 64, 96, 200, 4
+HANGS_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[HostPool]:
+    with HostPool(3) as made:
+        yield made
+
+
+class Asking:
+    """The card's side of a step."""
+
+    def __init__(self, pool: HostPool) -> None:
+        gate, up, down = normal(MIDDLE, HIDDEN) / 8, normal(MIDDLE, HIDDEN) / 8, normal(HIDDEN, MIDDLE) / 9
+        ffn = HostFfn(matrix_of(gate), matrix_of(up), matrix_of(down))
+        self.units = [ffn, HostFfn(None, matrix_of(up), matrix_of(down)), host_linear(matrix_of(normal(VOCABULARY, HIDDEN)))]
+        self.ask, self.done = flags(3), flags(3)
+        self.x, self.y = torch.zeros(ROWS * HIDDEN).bfloat16(), torch.zeros(ROWS * VOCABULARY).bfloat16()
+        self.pool = pool
+        self.serve = pool.serve(self.units, ROWS, HIDDEN, self.ask, self.done, self.x, self.y)
+
+    def asked(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        self.x[: x.numel()] = x.flatten()
+        self.ask[number, 0] = 1
+        end = time.monotonic() + HANGS_S
+        while not self.done[number, 0]:
+            assert time.monotonic() < end, "the unit is done"
+        self.done[number, 0] = 0
+        outputs = self.units[number].outputs
+        return self.y[: x.shape[0] * outputs].view(x.shape[0], outputs).clone()
+
+    def expected(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape[0], self.units[number].outputs, dtype=torch.bfloat16)
+        self.pool.ffn(self.units[number], x, out)
+        return out
+
+
+@pytest.fixture
+def asking(pool: HostPool) -> Iterator[Asking]:
+    made = Asking(pool)
+    yield made
+    made.serve.close()
+
+
+def test_each_step_answers_what_it_is_asked(asking: Asking) -> None:
+    for rows in (1, ROWS, 2, 1):
+        x = normal(rows, HIDDEN)
+        expected = [asking.expected(number, x) for number in range(3)]
+        asking.serve.begin_step(rows)
+        assert all(torch.equal(asking.asked(number, x), expected[number]) for number in range(3))
+        assert not asking.ask.any(), "the flags of what was asked are cleared"
+        while not asking.serve.ended:
+            pass
+
+
+def test_times_tell_the_order_of_units(asking: Asking) -> None:
+    before = time.perf_counter()
+    asking.serve.begin_step()
+    for number in range(3):
+        asking.asked(number, normal(ROWS, HIDDEN))
+    moments = [before, *(moment for times in asking.serve.times() for moment in times), time.perf_counter()]
+    assert moments == sorted(moments)
+
+
+def test_what_was_done_is_counted(asking: Asking) -> None:
+    before = asking.pool.told()
+    asking.serve.begin_step()
+    for number in range(3):
+        asking.asked(number, normal(ROWS, HIDDEN))
+    while not asking.serve.ended:
+        pass
+    told = asking.pool.told()
+    assert told.bytes - before.bytes == sum(unit.bytes for unit in asking.units)
+    assert told.busy_s > before.busy_s
+
+
+def test_a_step_that_is_not_over_lets_none_begin(asking: Asking) -> None:
+    asking.serve.begin_step()
+    asking.asked(0, normal(ROWS, HIDDEN))
+    with pytest.raises(RuntimeError, match="has not asked for 2 of the 3 units"):
+        asking.serve.begin_step()
+    asking.serve.abandon()
+    asking.serve.begin_step()
+    x = normal(ROWS, HIDDEN)
+    for number in range(3):
+        assert torch.equal(asking.asked(number, x), asking.y[: ROWS * asking.units[number].outputs].view(ROWS, -1))
+
+
+def test_closing_in_the_middle_of_a_step_ends_it(pool: HostPool) -> None:
+    made = Asking(pool)
+    made.serve.begin_step()
+    made.asked(0, normal(ROWS, HIDDEN))
+    made.serve.close()
+    made.serve.close()
+    with pytest.raises(ValueError, match="closed"):
+        made.serve.begin_step()
+    out = torch.empty(1, HIDDEN, dtype=torch.bfloat16)
+    pool.ffn(made.units[0], normal(1, HIDDEN), out)
+
+
+def test_an_interrupt_while_threads_wait_reaches_the_interpreter(pool: HostPool) -> None:
+    made = Asking(pool)
+    before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    try:
+        with pytest.raises(KeyboardInterrupt), made.serve as serve:
+            serve.begin_step()
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            time.sleep(HANGS_S)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_threads_rest_when_no_step_runs(asking: Asking) -> None:
+    asking.serve.begin_step()
+    for number in range(3):
+        asking.asked(number, normal(ROWS, HIDDEN))
+    end = time.monotonic() + HANGS_S
+    while set(states("penstock-beside")) != {"S"}:
+        assert time.monotonic() < end, "all sleep"
+
+
+def states(name: str) -> list[str]:
+    """Of this process's threads of that name, as the kernel tells them."""
+    told = [path.read_text() for path in Path("/proc/self/task").glob("*/stat")]
+    return [text.rpartition(")")[2].split()[0] for text in told if f"({name})" in text]
+
+
+def test_buffers_that_are_too_small_are_refused(asking: Asking) -> None:
+    x, y, ask, done = asking.x, asking.y, asking.ask, asking.done
+    for wrong in ((ask[:2], done, x, y), (ask, done.long(), x, y), (ask, done, x[:-1], y), (ask, done, x, y[:-1])):
+        with pytest.raises(ValueError, match="contiguous torch"):
+            asking.pool.serve(asking.units, ROWS, HIDDEN, *wrong)
+    with pytest.raises(ValueError, match="rows of 64, where the step's have 65"):
+        asking.pool.serve(asking.units, ROWS, HIDDEN + 1, ask, done, x, y)
+    with pytest.raises(ValueError, match="5 rows, where the buffers hold 1 to 4"):
+        asking.serve.begin_step(ROWS + 1)
+    with pytest.raises(ValueError, match="one of each at least"):
+        HostServe(0, [], 1, ask, done, x, y)
