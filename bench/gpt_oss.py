@@ -65,7 +65,7 @@ class Cases:
         yield from self._streamed("cpu", "half of the experts in DRAM", 2, "hardware.vram_bytes=0")
 
     def _streamed(self, name: str, what: str, share: int, *solve: str) -> Iterator[Row]:
-        spec = spec_from_checkpoint(self._checkpoint({}))
+        spec = spec_from_checkpoint(self.checkpoint({}))
         experts = spec.experts
         assert experts is not None
         report = self._run(name, {}, f"force.expert_dram_slots={experts.units // share}", *solve)
@@ -93,9 +93,9 @@ class Cases:
         new = self._given.get("new_tokens", "96")
         work = {"prompt_tokens": PROMPT, "new_tokens": new, "context_tokens": 0, "requests": 2}
         asked = [f"workload.{key}={value}" for key, value in work.items()]
-        return self._bench.run(f"gpt-oss-{name}", self._checkpoint(changed), [*asked, *solve], ["temperature=1.0", "top_k=0"])
+        return self._bench.run(f"gpt-oss-{name}", self.checkpoint(changed), [*asked, *solve], ["temperature=1.0", "top_k=0"])
 
-    def _checkpoint(self, changed: Mapping[str, str]) -> Path:
+    def checkpoint(self, changed: Mapping[str, str]) -> Path:
         given = {key: value for key, value in {**self._given, **changed}.items() if key in KEYS}
         path = self._bench.work / "-".join(["gpt-oss", *(f"{key}{value}" for key, value in sorted(given.items()))])
         if not path.exists():

@@ -1,0 +1,160 @@
+"""What the CPU, the link and the bus between them give, measured in the process that ran plans: the parts of a hybrid step's bound."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import ALIGN, GB, align_up
+from penstock.planner.probe.bus_rate import Reading
+from penstock.planner.probe.dram_rates import Arena, Lock, mlock
+from penstock.planner.probe.gpu_rates import Gpu, host_register
+
+if TYPE_CHECKING:
+    from penstock.runtime.beside.host_matrix import HostMatrix
+    from penstock.runtime.beside.host_pool import HostPool
+
+ARENA_BYTES = 2 << 30
+ROWS, COLUMNS = 14336, 4096
+"""An FFN matrix of an 8B model."""
+ROTATED_BYTES = 1 << 30
+"""Matrices that take turns, so that no cache holds the next one."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """GB/s, each the mean of one stretch of time. ``link_gbps`` is 0 without a card."""
+
+    read_gbps: float
+    """A plain read by as many threads."""
+    link_gbps: float
+    cpu_gbps: Mapping[str, float]
+    """Format -> stored bytes by products of one row, the link idle."""
+    beside: Mapping[str, tuple[float, float]]
+    """Format -> the same beside copies, and the copies."""
+    read_beside: tuple[float, float]
+    """The plain read beside copies, and the copies."""
+
+    def bus_gbps(self, format: str) -> float:
+        """CPU and link together: the most that was measured, by products or by plain reads."""
+        return max(sum(self.beside[format]), sum(self.read_beside), self.cpu_gbps[format], self.read_gbps)
+
+
+class Multiplying:
+    """``matrices`` are multiplied by one row, over and over, while the ``with`` block runs."""
+
+    def __init__(self, pool: HostPool, matrices: Sequence[HostMatrix]):
+        import torch
+
+        self._pool, self._matrices = pool, matrices
+        self._x = torch.randn(1, matrices[0].columns, dtype=torch.bfloat16)
+        self._out = torch.empty(1, matrices[0].rows, dtype=torch.bfloat16)
+        self._stop = threading.Event()
+        self._done: list[float] = []
+        self._thread = threading.Thread(target=self._multiply)
+
+    def __enter__(self) -> Multiplying:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def going(self) -> bool:
+        return self._thread.is_alive()
+
+    def gbps_within(self, start: float, end: float) -> float:
+        return sum(start < at <= end for at in self._done) * self._matrices[0].bytes / GB / (end - start)
+
+    def _multiply(self) -> None:
+        for matrix in cycle(self._matrices):
+            if self._stop.is_set():
+                return
+            self._pool.product(matrix, self._x, self._out)
+            self._done.append(time.perf_counter())
+
+
+def measure_rates(formats: Sequence[str], threads: int, seconds: float) -> Rates:
+    """Each rate for about ``seconds``. Takes 2.1 GB of DRAM and 1.1 GB for each format, one after the other, and gives them back."""
+    import torch
+
+    from penstock.runtime.beside.host_pool import HostPool
+
+    gpu = Gpu(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    lock: Lock = host_register() if gpu else mlock()
+    with closing(_Arena(threads, lock)) as held, closing(HostPool(threads)) as pool:
+        arena = held.arena
+        with Reading(arena, threads) as reading:
+            read = _alone(reading, seconds)
+        link, read_beside = 0.0, (0.0, 0.0)
+        if gpu is not None:
+            link, *_ = gpu.feeding(arena, seconds, lambda: True)
+            with Reading(arena, threads) as reading:
+                copied, start, end = gpu.feeding(arena, seconds, reading.going)
+                read_beside = reading.gbps_within(start, end), copied
+        alone: dict[str, float] = {}
+        beside: dict[str, tuple[float, float]] = {}
+        for format in formats:
+            with Multiplying(pool, _matrices(format, threads)) as busy:
+                alone[format] = _alone(busy, seconds)
+                beside[format] = alone[format], 0.0
+                if gpu is not None:
+                    copied, start, end = gpu.feeding(arena, seconds, busy.going)
+                    beside[format] = busy.gbps_within(start, end), copied
+    return Rates(read, link, alone, beside, read_beside)
+
+
+class _Arena:
+    """All zero, faulted in and page-locked."""
+
+    def __init__(self, threads: int, lock: Lock):
+        self.arena, self._lock = Arena(ARENA_BYTES, threads), lock
+        self.arena.fault_in()
+        self.arena.locked = lock.lock(self.arena.address, self.arena.nbytes) is None
+
+    def close(self) -> None:
+        self.arena.close(self._lock)
+
+
+def _alone(busy: Reading | Multiplying, seconds: float) -> float:
+    start = time.perf_counter()
+    time.sleep(seconds)
+    return busy.gbps_within(start, time.perf_counter())
+
+
+def _matrices(format: str, threads: int) -> list[HostMatrix]:
+    """Matrices of random bits in memory of huge pages, as an engine's, which they keep. UserError for a format that the CPU does not
+    multiply by as it is stored."""
+    import torch
+
+    from penstock.runtime.beside.host_matrix import host_matrix_of
+    from penstock.runtime.tools.decoder_times import parts_of, samples
+
+    plain = {"BF16": {"weight": ((ROWS, COLUMNS), torch.bfloat16)}}
+    known = {**plain, **samples(ROWS)}
+    alike = next((name for name in (format, *known) if name in known and name.partition("-")[0] == format.partition("-")[0]), "")
+    parts = parts_of(known[alike], torch.device("cpu")) if alike else {}
+    one = host_matrix_of(format, parts) if parts else None
+    if one is None:
+        raise UserError(f"{format}: the CPU has no product with it as it is stored; choose a checkpoint in another format")
+    each = sum(align_up(part.nbytes, ALIGN) for part in parts.values())
+    count = max(2, ROTATED_BYTES // each)
+    memory = torch.frombuffer(Arena(count * each + (2 * threads << 21), threads).buffer, dtype=torch.uint8)
+    found, at = [], 0
+    for _ in range(count):
+        placed = {}
+        for leaf, part in parts.items():
+            placed[leaf] = memory[at : at + part.nbytes].view(part.dtype).view(part.shape)
+            placed[leaf].copy_(part)
+            at += align_up(part.nbytes, ALIGN)
+        made = host_matrix_of(format, placed)
+        assert made is not None
+        found.append(made)
+    return found

@@ -1,0 +1,399 @@
+"""Steps computed where the bytes lie: each case beside streaming alone and beside the slowest of bus, CPU, link and chain.
+
+    python bench/hybrid.py work=/dev/shm/penstock out=dense.json cases=dense        # one case a command: each makes its own files
+    python bench/hybrid.py work=/dev/shm/penstock out=splits.json cases=splits splits=0,4,8,12,16,20,24,28,32
+    python bench/hybrid.py work=bench-work cases=files,dense,prefill,batch,lossless,int4,splits,two model=demo layers=4   # without a card
+
+`dense`: BF16, VRAM 6 GiB, batch 1. `prefill`: 2048 tokens. `batch`: 8 and 16. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `seventy`: 70B
+at 16 GiB, for a host of 512 GB. `splits`: `force.host_ffn` from 0 to all, each predicted and measured; what the plan's own choice lost to
+the best. `two`: the plan for a CPU that was probed on two cores. `mixtral`, `mixtral_traces`: 16 layers at 13 GiB, routed at random and
+with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. `files`: makes the checkpoints of `forms`, so that a case need not. `model`,
+`layers`, `vram` change the geometry and the budget of the dense cases; `drop=true` removes the files of a case behind it.
+
+Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
+warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
+
+    bound = max(host bytes / CPU, copied bytes / link, all bytes / bus, chain)
+    chain = resident step * (1 - host bytes / weights) + host bytes / CPU + hops
+
+`resident step` is a step with all weights in VRAM, measured there, too. Experts' bytes differ by what is missed, so `mixtral` and `gpt_oss`
+take theirs from a run's report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench import gpt_oss  # noqa: E402
+from bench.beside_rates import Rates, measure_rates  # noqa: E402
+from bench.cases import Row, chosen, run_cases  # noqa: E402
+from bench.coded_synth import config_of, write_coded  # noqa: E402
+from bench.keys import given_of  # noqa: E402
+from bench.link import Bench, limit_of, link_limit, machine  # noqa: E402
+from bench.moe import mean_s  # noqa: E402
+from bench.moe_routing import favour  # noqa: E402
+from bench.worker import Measured, Trial, Worker, measure  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
+from penstock.planner.contract.plan.plan import Plan  # noqa: E402
+from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
+
+KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "splits", "forms", "drop")
+ALONE = ("force.host_ffn=0",)
+"""Nothing is computed by the CPU: all that VRAM does not keep streams."""
+SHORT, LONG = 128, 2048
+"""Tokens of a prompt: behind which steps are measured, and that is measured itself."""
+HANG_S = 140.0
+BUSY_S, SHORT_S = 1.5, 0.3
+"""Of each rate, with and without a card."""
+FEW, MANY = 16, 32
+"""Cores of the hosts that issue 20 names."""
+MOST_LEFT = 1.08
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan and what its runs took."""
+
+    plan: Plan
+    runs: Sequence[Measured]
+
+    @property
+    def step_s(self) -> float:
+        return median(run.step_s for run in self.runs)
+
+    @property
+    def prefill_s(self) -> float:
+        return median(run.prefill_s for run in self.runs)
+
+    @property
+    def host_gb(self) -> float:
+        """Of a step, read by the CPU's products."""
+        placed = self.plan.placement
+        return sum(placed.unit_bytes(u) for u in placed.host_units) / 1e9
+
+    @property
+    def copied_gb(self) -> float:
+        """Of a step, over the link."""
+        placed = self.plan.placement
+        return sum(placed.unit_bytes(u) for u in placed.step_units) / 1e9
+
+    def predicted(self, key: str, measured: float) -> float:
+        return getattr(self.plan.prediction, key) / measured
+
+
+class Hybrid:
+    """The cases over one geometry; ``given`` are the command's keys."""
+
+    def __init__(self, bench: Bench, worker: Worker, profile: Mapping, given: Mapping[str, str]):
+        self.bench, self.worker, self.profile, self.given = bench, worker, profile, given
+        self.card, self.cores = bool(profile["gpu"]), int(profile["cpu"]["cores"])
+        self.model, self.layers = given.get("model", "llama8b"), given.get("layers")
+        self.vram = given.get("vram", "6GiB")
+        self.steps, self.pairs = int(given.get("steps", "24")), int(given.get("pairs", "2"))
+
+    # ---- checkpoints
+
+    def checkpoint(self, form: str = "bf16", model: str | None = None, layers: str | None = None) -> Path:
+        """Of ``form``, made once."""
+        model, layers = model or self.model, layers or self.layers
+        path = self.bench.work / "-".join(filter(None, (model, layers, form)))
+        if path.exists():
+            return path
+        if form == "bf16":
+            return self.bench.checkpoint(path.name, f"model={model}", *([f"model.layers={layers}"] if layers else []))
+        if form == "lossless":
+            self.bench.call("runtime", "pack", f"checkpoint={self.checkpoint('bf16', model, layers)}", f"out={path}", "format=lossless")
+            return path
+        write_coded(form, config_of(model, int(layers) if layers else None), path)
+        return path
+
+    def files(self) -> Iterator[Row]:
+        for form in self.given.get("forms", "bf16").split(","):
+            begun = time.perf_counter()
+            path = self.checkpoint(form)
+            gb = sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) / 1e9
+            seconds = time.perf_counter() - begun
+            yield Row("files", path.name, gb / seconds, gb, "GB/s", seconds, "", None, 0, 0)
+
+    @contextmanager
+    def dropped(self, *paths: Path) -> Iterator[None]:
+        """Behind it ``paths`` are gone, with ``drop=true``: 46 GB twice and an arena do not fit into a host's memory."""
+        try:
+            yield
+        finally:
+            for path in paths if self.given.get("drop") == "true" else ():
+                shutil.rmtree(path, ignore_errors=True)
+
+    # ---- plans and runs
+
+    def solve(self, name: str, checkpoint: Path, *keys: str, vram: str = "", prompt: int = SHORT, batch: int = 1) -> Plan:
+        path = self.bench.work / f"hybrid-{name}.yaml"
+        asked = {"prompt_tokens": prompt, "new_tokens": self.steps + 2, "context_tokens": 0, "batch": batch, "requests": batch}
+        budget = [f"hardware.vram_bytes={vram or self.vram}"] if self.card else []
+        given = ["hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={path}", *budget]
+        self.bench.call("planner", "solve", *given, *(f"workload.{key}={value}" for key, value in asked.items()), *keys)
+        return read_plan(path)
+
+    def both(self, name: str, checkpoint: Path, vram: str = "", prompt: int = SHORT, batch: int = 1) -> tuple[Point, Point]:
+        """The plan as it is solved and streaming alone, in turns."""
+        asked = {"vram": vram, "prompt": prompt, "batch": batch}
+        plans = [self.solve(f"{name}-{what}", checkpoint, *keys, **asked) for what, keys in (("plan", ()), ("alone", ALONE))]
+        plan, alone = self.in_turns(checkpoint, plans)
+        return plan, alone
+
+    def in_turns(self, checkpoint: Path, plans: Sequence[Plan], seed: int = 0) -> list[Point]:
+        """Each of ``plans`` run ``pairs`` times, in an order of its own each time, behind one run of the first that warms up."""
+        runs: list[list[Measured]] = [[] for _ in plans]
+        self.run(plans[0], checkpoint)
+        draw = Random(seed)
+        for _ in range(self.pairs):
+            for k in draw.sample(range(len(plans)), len(plans)):
+                runs[k].append(self.run(plans[k], checkpoint))
+        return [Point(plan, each) for plan, each in zip(plans, runs, strict=True)]
+
+    def run(self, plan: Plan, checkpoint: Path) -> Measured:
+        return self.worker(measure, Trial(plan, checkpoint, self.steps, 0))
+
+    def rates(self, plan: Plan) -> Rates:
+        """Of the process in which plans run."""
+        formats = {plan.placement.spec(unit).format.name for unit in plan.placement.host_units}
+        threads = plan.hardware.host.threads if plan.hardware.host else self.cores
+        return self.worker(measure_rates, sorted(formats) or ["BF16"], threads, BUSY_S if self.card else SHORT_S)
+
+    def resident_s(self, checkpoint: Path, batch: int = 1) -> float:
+        """A step with all weights in VRAM; without a card, in DRAM."""
+        plan = self.solve("resident", checkpoint, vram="null", batch=batch)
+        if self.card and plan.placement.streamed_units:
+            raise SystemExit(f"{checkpoint.name}: does not fit into the card's memory as a whole, so that no chain can be measured")
+        return median(self.run(plan, checkpoint).step_s for _ in range(2))
+
+    # ---- rows
+
+    def row(self, case: str, what: str, result: float, limit: float, unit: str, target: str, point: Point, predicted: float | None) -> Row:
+        said = point.plan.prediction
+        return Row(case, what, result, limit, unit, result / limit, target, predicted, said.vram_bytes / 1e9, said.dram_bytes / 1e9)
+
+    def bound_rows(self, case: str, plan: Point, rates: Rates, resident_s: float) -> Iterator[Row]:
+        """The step over its bound; what the CPU and the link carried together; the CPU's product over a plain read."""
+        format_gbps = rates.cpu_gbps[self._format(plan)]
+        cpu_s = plan.host_gb / format_gbps
+        weights_gb = plan.plan.model.weight_bytes / 1e9
+        host = plan.plan.hardware.host
+        hops = len(plan.plan.placement.host_units) * host.hop_s if host else 0.0
+        parts = {
+            "CPU": cpu_s,
+            "link": plan.copied_gb / rates.link_gbps if rates.link_gbps else 0.0,
+            "bus": (plan.copied_gb + plan.host_gb) / rates.bus_gbps(self._format(plan)),
+            "chain": resident_s * (1 - plan.host_gb / weights_gb) + cpu_s + hops,
+        }
+        slowest = max(parts, key=parts.__getitem__)
+        what = f"{self.where(plan)}; bound by {slowest}: " + ", ".join(f"{name} {s * 1e3:.1f}" for name, s in parts.items()) + " ms"
+        predicted = plan.predicted("decode_s_per_token", plan.step_s)
+        yield self.row(f"{case} over its bound", what, plan.step_s, parts[slowest], "s", f"<= {MOST_LEFT}", plan, predicted)
+        carried = (plan.copied_gb + plan.host_gb) / plan.step_s
+        yield self.row(f"{case}, CPU and link", "beside what they carry together", carried, parts_gbps(rates), "GB/s", "", plan, None)
+        yield self.row(f"{case}, the CPU's product", "beside a plain read", format_gbps, rates.read_gbps, "GB/s", ">= 0.9", plan, None)
+
+    def _format(self, point: Point) -> str:
+        """Of the host units; where there are none, any that was measured."""
+        return next((str(point.plan.placement.spec(u).format.name) for u in point.plan.placement.host_units), "BF16")
+
+    def where(self, point: Point) -> str:
+        placed = point.plan.placement
+        return f"{len(placed.host_units)} units on the CPU, {len(placed.step_units)} copied"
+
+    # ---- cases
+
+    def dense(self) -> Iterator[Row]:
+        checkpoint = self.checkpoint()
+        with self.dropped(checkpoint):
+            yield from self._beside("8B BF16" if self.model == "llama8b" else self.model, "dense", checkpoint, "")
+
+    def int4(self) -> Iterator[Row]:
+        checkpoint = self.checkpoint("int4")
+        with self.dropped(checkpoint):
+            yield from self._beside("INT4", "int4", checkpoint, "2GiB")
+
+    def seventy(self) -> Iterator[Row]:
+        checkpoint = self.checkpoint(model="llama70b" if self.card else self.model)
+        with self.dropped(checkpoint):
+            plan, alone = self.both("seventy", checkpoint, "16GiB")
+            yield self._faster("70B BF16", plan, alone, ">= 1.8")
+
+    def _beside(self, case: str, name: str, checkpoint: Path, vram: str) -> Iterator[Row]:
+        plan, alone = self.both(name, checkpoint, vram)
+        target = ">= 2.2" if self.cores >= MANY else ">= 1.7" if self.cores >= FEW else ">= 1"
+        yield self._faster(case, plan, alone, target)
+        yield from self.bound_rows(case, plan, self.rates(plan.plan), self.resident_s(checkpoint))
+
+    def _faster(self, case: str, plan: Point, alone: Point, target: str) -> Row:
+        """Tokens a second over those of streaming alone."""
+        rates = [point.plan.decisions.batch / point.step_s for point in (plan, alone)]
+        said = alone.predicted("decode_s_per_token", alone.step_s)
+        what = f"{self.where(plan)}; alone predicted/measured {said:.3f}"
+        predicted = plan.predicted("decode_s_per_token", plan.step_s)
+        return self.row(f"{case} over streaming alone", what, *rates, "tok/s", target, plan, predicted)
+
+    def prefill(self) -> Iterator[Row]:
+        """2048 tokens as the hybrid plan runs them, over streaming alone."""
+        plan, alone = self.both("prefill", self.checkpoint(), prompt=LONG if self.card else SHORT)
+        what, predicted = self.where(plan), plan.predicted("prefill_s", plan.prefill_s)
+        yield self.row("prefill over streaming alone", what, plan.prefill_s, alone.prefill_s, "s", "<= 1.02", plan, predicted)
+
+    def batch(self) -> Iterator[Row]:
+        for size in (8, 16):
+            plan, alone = self.both(f"batch{size}", self.checkpoint(), batch=size)
+            yield self._faster(f"batch {size}", plan, alone, ">= 1")
+
+    def lossless(self) -> Iterator[Row]:
+        """Tokens a second over BF16's, both as they are solved."""
+        points = []
+        for form in ("bf16", "lossless"):
+            checkpoint = self.checkpoint(form)
+            points += self.in_turns(checkpoint, [self.solve(f"lossless-{form}", checkpoint)])
+        plain, coded = points
+        predicted = coded.predicted("decode_s_per_token", coded.step_s)
+        yield self.row("lossless over BF16", self.where(coded), 1 / coded.step_s, 1 / plain.step_s, "tok/s", ">= 1.25", coded, predicted)
+
+    def splits(self) -> Iterator[Row]:
+        """Each forced split, predicted and measured; last, what the plan's own choice lost to the best of them."""
+        checkpoint = self.checkpoint()
+        own = self.solve("own", checkpoint)
+        layers = own.model.layers
+        most = sum(tier is Tier.dram for tier in own.placement.ffn) if self.card else 0
+        steps = [int(n) for n in self.given["splits"].split(",")] if "splits" in self.given else range(0, most + 1, max(1, layers // 8))
+        plans = [self.solve(f"split{n}", checkpoint, f"force.host_ffn={n}") for n in steps if n <= most]
+        chosen_, *others = self.in_turns(checkpoint, [own, *plans])
+        for point in (chosen_, *others):
+            predicted = point.predicted("decode_s_per_token", point.step_s)
+            name = "the plan's own" if point is chosen_ else f"host_ffn={point.plan.decisions.weights.host.ffn}"
+            said = point.plan.prediction.decode_s_per_token
+            yield self.row(f"split, {name}", self.where(point), point.step_s, said, "s", "0.93-1.07", point, predicted)
+        best = min((chosen_, *others), key=lambda p: p.step_s)
+        yield self.row("regret of the plan's split", self.where(best), chosen_.step_s, best.step_s, "s", "<= 1.03", chosen_, None)
+
+    def two(self) -> Iterator[Row]:
+        """The machine probed again on two of its cores: the plan must be that of streaming alone, so that its runs differ from it by
+        nothing but themselves."""
+        usual, config = os.sched_getaffinity(0), self.bench.work / "config" / "hardware" / "local.yaml"
+        kept = config.read_bytes()
+        try:
+            os.sched_setaffinity(0, sorted(usual)[:2])
+            self.bench.probe()
+            checkpoint = self.checkpoint()
+            plans = [self.solve(f"two-{what}", checkpoint, *keys) for what, keys in (("plan", ()), ("alone", ALONE))]
+        finally:
+            os.sched_setaffinity(0, usual)
+            config.write_bytes(kept)
+        same = float(plans[0].decisions == plans[1].decisions)
+        plan, alone = self.in_turns(checkpoint, plans)
+        yield self.row("two cores: the plan streams alone", self.where(plan), same, 1.0, "", "= 1", plan, None)
+        yield self.row("two cores, step", "over streaming alone", plan.step_s, alone.step_s, "s", "<= 1.01", plan, None)
+
+    def mixtral(self) -> Iterator[Row]:
+        checkpoint = self._mixtral()
+        yield from self._routed("Mixtral, random routing", "mixtral", checkpoint, "13GiB")
+
+    def mixtral_traces(self) -> Iterator[Row]:
+        """The files of `mixtral`, whose routers are given favourites in place."""
+        path = self.bench.work / "mixtral-traces"
+        if not path.exists():
+            os.rename(self._mixtral(), path)
+            favour(path, 0.6, 2, seed=0)
+        with self.dropped(path):
+            yield from self._routed("Mixtral, routed like traces", "traces", path, "13GiB")
+
+    def _mixtral(self) -> Path:
+        return self.bench.checkpoint("mixtral", *(("model=mixtral8x7b", "model.layers=16") if self.card else SMALL_MIXTRAL))
+
+    def gpt_oss(self) -> Iterator[Row]:
+        given = {"layers": "20"} if self.card else {"layers": "4", "hidden": "512", "experts": "16", "vocab": "4000"}
+        cases = gpt_oss.Cases(self.bench, given)
+        yield from cases.dram() if self.card else cases.cpu()
+        path = cases.checkpoint({})
+        with self.dropped(path):
+            yield from self._routed("gpt-oss", "gpt-oss", path, "8GiB")
+
+    def _routed(self, case: str, name: str, checkpoint: Path, vram: str) -> Iterator[Row]:
+        """A run's mean step over max(bus, CPU, link, chain) of the bytes that its experts took."""
+        budget = [f"hardware.vram_bytes={vram}"] if self.card else []
+        work = {"prompt_tokens": SHORT, "new_tokens": 64 if self.card else 8, "context_tokens": 0, "requests": 2}
+        asked = [*(f"workload.{key}={value}" for key, value in work.items()), *budget]
+        report = self.bench.run(f"hybrid-{name}", checkpoint, asked, ["temperature=1.0", "top_k=0"])
+        plan = read_plan(self.bench.work / f"hybrid-{name}.yaml")
+        stages, steps = report["stages"]["decode"], len(report["step_s"])
+        copied, computed = (stages.get(track, {}).get("bytes", 0) / steps / 1e9 for track in ("h2d", "cpu"))
+        rates = self.rates(plan)
+        format = next(iter(rates.cpu_gbps))
+        link = link_limit(report, "h2d")[0] if copied else 1.0
+        cpu_s = computed / rates.cpu_gbps[format]
+        parts = {
+            "CPU": cpu_s,
+            "link": copied / link,
+            "bus": (copied + computed) / rates.bus_gbps(format),
+            "chain": limit_of(report, "decode_s") + max(cpu_s, copied / link),
+        }
+        slowest = max(parts, key=parts.__getitem__)
+        seconds = mean_s(report)
+        what = f"{computed:.2f} GB on the CPU, {copied:.2f} copied; bound by {slowest}"
+        predicted = report["predicted"]["decode_s_per_token"] / seconds
+        vram_gb, dram_gb = (report["measured"][f"{tier}_bytes"] / 1e9 for tier in ("vram", "dram"))
+        limit = parts[slowest]
+        yield Row(f"{case} over its bound", what, seconds, limit, "s", seconds / limit, "<= 1.15", predicted, vram_gb, dram_gb)
+
+
+SMALL_MIXTRAL = (
+    "model=mixtral8x7b",
+    "model.layers=2",
+    "model.hidden=512",
+    "model.heads=8",
+    "model.kv_heads=2",
+    "model.head_dim=64",
+    "model.expert_ffn=1792",
+)
+CASES = ("files", "dense", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "mixtral", "mixtral_traces", "gpt_oss")
+
+
+def parts_gbps(rates: Rates) -> float:
+    """CPU and link at once, the most of the formats that were measured."""
+    return max(rates.bus_gbps(format) for format in rates.cpu_gbps)
+
+
+def profile_of(bench: Bench) -> dict:
+    """What `planner probe` said of this machine, once for all commands over the same directory."""
+    kept = bench.work / "profile.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(bench.probe()))
+    return json.loads(kept.read_text())
+
+
+def main() -> None:
+    try:
+        given = given_of(sys.argv[1:], KEYS)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    bench = Bench(Path(given.get("work", "bench-work")).resolve())
+    profile = profile_of(bench)
+    with closing(Worker(HANG_S)) as worker:
+        one = Hybrid(bench, worker, profile, given)
+        methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
+        run_cases(chosen(given.get("cases", "dense"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
+
+
+if __name__ == "__main__":
+    main()
