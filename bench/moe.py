@@ -34,7 +34,7 @@ from bench.moe_routing import favour  # noqa: E402
 from bench.peers.run import Request, compare  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
-from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots  # noqa: E402
+from penstock.planner.contract.experts.expert_slots import fewest_slots  # noqa: E402
 
 PROMPT, RECORDED = 128, 128
 """Tokens of a request; new ones of a request whose routings are recorded."""
@@ -64,7 +64,7 @@ class Cases:
         self._reports: dict[str, dict] = {}
 
     def none(self) -> Iterator[Row]:
-        passing = max(TRANSIT_SLOTS, fewest_slots(self._experts))
+        passing = fewest_slots(self._experts)
         yield from self._decode("none", "no expert kept in VRAM", f"force.expert_vram_slots={passing}", *self._all_in_dram())
 
     def hits(self) -> Iterator[Row]:
@@ -107,7 +107,7 @@ class Cases:
 
     def cpu(self) -> Iterator[Row]:
         for share in (2, 4):
-            slots = self._experts.units * share // self._experts.count + TRANSIT_SLOTS
+            slots = self._experts.units * share // self._experts.count + fewest_slots(self._experts)
             case = f"SSD -> CPU, {share} of {self._experts.count} in DRAM"
             for name, what, more in (("", "1.5 GB", ()), ("_ahead", "1.5 GB, routers asked beforehand", FORESIGHT)):
                 report = self._run(f"cpu{share}{name}", PROMPT, self._new, f"force.expert_dram_slots={slots}", *more)

@@ -27,7 +27,7 @@ from bench.link import Bench, machine  # noqa: E402
 from bench.moe import SMALL, favoured  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
-from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS  # noqa: E402
+from penstock.planner.contract.experts.expert_slots import fewest_slots  # noqa: E402
 from penstock.planner.contract.experts.routing_files import read_routings  # noqa: E402
 from penstock.planner.contract.given.figures import Figure  # noqa: E402
 from penstock.planner.contract.lessons.corrections import slowed  # noqa: E402
@@ -138,7 +138,7 @@ def run_case(bench: Bench, case: str) -> tuple[Plan, dict, Path | None]:
     if case in OF_EXPERTS:
         checkpoint, routings = moe_checkpoint(bench)
         experts = spec_from_checkpoint(checkpoint).experts
-        slots = experts.units * OF_EXPERTS[case] // experts.count + TRANSIT_SLOTS
+        slots = experts.units * OF_EXPERTS[case] // experts.count + fewest_slots(experts)
         overrides, told = (f"force.expert_dram_slots={slots}",), [*told, *SAMPLED]
     else:
         checkpoint = bench.checkpoint("demo", "model=demo")

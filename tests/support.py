@@ -31,6 +31,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPo
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.memory.pieces import Segment
 
 GPU = Gpu(
     name="a card",
@@ -197,6 +198,11 @@ class HostCopier:
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         assert getattr(self.copiers, "inside", False), "a copy outside copying() would go to the compute stream"
         dst.copy_(src)
+
+    def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
+        with self.copying():
+            for s in segments:
+                self.copy(into[s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
 
     def copy_event(self) -> float:
         return time.perf_counter()

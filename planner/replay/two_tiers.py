@@ -11,7 +11,7 @@ import numpy as np
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches
-from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, kept_in_all
+from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_in_all
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.given.model import SECOND_TIER, Experts
@@ -37,7 +37,7 @@ def second_tier(experts: Experts, routings: Routings, policy: ExpertPolicyName) 
     default stands.
     """
     shape = replace(experts, layers=tuple(range(routings.layers)))
-    splits = [[round(share * shape.units) + TRANSIT_SLOTS for share in shares] for shares in SPLITS]
+    splits = [[round(share * shape.units) + fewest_slots(shape) for share in shares] for shares in SPLITS]
     return _weight(shape, routings, [ExpertSlots(vram, dram, policy) for vram, dram in splits], SECOND_TIER)
 
 

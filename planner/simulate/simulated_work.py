@@ -14,7 +14,7 @@ from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.launches import OPERATIONS
+from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, recorded_s, step_compute_s, table_is_far
@@ -107,7 +107,7 @@ class _Shares:
         work, work_each, work_row = self._work(context, tokens, routed, touched)
         issue, issue_each = [self._operations(unit, tokens) for unit in self._units], 0
         if experts:
-            issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None)
+            issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None, self._grouped(tokens))
         rows = tokens * experts.top_k if experts else 0
         by_work = device_s / (sum(work) + routed * (touched * work_each + rows * work_row))
         by_issue = issued_s / (sum(issue) + routed * touched * issue_each)
@@ -142,7 +142,10 @@ class _Shares:
         if unit.kind == "attn":
             return OPERATIONS.attention + marks
         experts = self._plan.model.experts
-        return (OPERATIONS.routing(tokens) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
+        return (OPERATIONS.routing(tokens, self._grouped(tokens)) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
+
+    def _grouped(self, tokens: int) -> bool:
+        return are_grouped(self._plan.hardware, self._plan.model, tokens)
 
     def _read(self, unit: Unit, tokens: int) -> float:
         """Bytes that take as long to read as a product of ``tokens`` rows with ``unit``, as it is kept, waits for its weights."""

@@ -13,7 +13,7 @@ import torch
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.runtime.experts.dram_experts import DramExperts
-from penstock.runtime.experts.expert_copies import ExpertCopies
+from penstock.runtime.experts.expert_copies import ExpertCopies, Wanted
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.experts.expert_forward import Arrived
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
@@ -32,6 +32,8 @@ class _Misses:
     near: deque[int]
     far: dict[int, None]
     started: deque[int] = field(default_factory=deque)
+    at_once: int = 1
+    """Experts whose copies share an event: one where each is computed with as it comes, else as many as there are slots for."""
     looked_ahead: bool = False
 
 
@@ -102,7 +104,7 @@ class CardExperts:
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
-                over = self._copy_all(key, slot)
+                over = self._copy([self._whole(key, slot)])
         if over is not None:
             self._device.host_waits(over)
 
@@ -116,71 +118,68 @@ class CardExperts:
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
-        hits, coming = self._begin(layer, routing)
+        hits, coming = self._begin(layer, routing, at_once=1)
         for expert in hits:
-            yield self._ready(layer, expert)
+            yield from self._ready(layer, (expert,))
             self._used(layer, (expert,))
         while coming.near or coming.started:
             self._go_on(layer, coming, routing)
             expert = coming.started.popleft()
-            yield self._ready(layer, expert)
+            yield from self._ready(layer, (expert,))
             self._used(layer, (), (expert,))
         while coming.far:
             arrived = self._bring_part(layer, coming)
             if arrived is not None:
-                yield self._ready(layer, arrived)
+                yield from self._ready(layer, (arrived,))
                 self._used(layer, (), (arrived,))
         self.settle()
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
         """As many together as there are slots for: those that were here, and those that come from DRAM. One that comes from the SSD is a
         group of its own."""
-        here, coming = self._begin(layer, routing)
+        here, coming = self._begin(layer, routing, at_once=len(self._copies.slots))
         while here or coming.near or coming.started:
             self._go_on(layer, coming, routing)
             came = [*coming.started]
             coming.started.clear()
-            yield [self._ready(layer, expert) for expert in (*here, *came)]
+            yield self._ready(layer, [*here, *came])
             self._used(layer, here, came)
             here = ()
         while coming.far:
             arrived = self._bring_part(layer, coming)
             if arrived is not None:
-                yield [self._ready(layer, arrived)]
+                yield self._ready(layer, (arrived,))
                 self._used(layer, (), (arrived,))
         self.settle()
 
-    def _begin(self, layer: int, routing: Routing) -> tuple[Sequence[int], _Misses]:
+    def _begin(self, layer: int, routing: Routing, at_once: int) -> tuple[Sequence[int], _Misses]:
         """Queue what is missing, and decide what is to stay. Returns what is here, first what needs no more copies, and what is not."""
         self._wanted = None
         with self._deciding:
             seen = self._cache.find(layer, routing.experts)
         for slot in seen.dropped:
             self._cache.give_back(slot)
-        begun = {key: self._coming.pop(key) for key in [*self._coming] if key[0] == layer}
+        begun = {key: self._coming.pop(key) for key in [*self._coming] if key[0] == layer} if self._coming else {}
         partly = [e for e in seen.hits if (layer, e) in begun]
         for expert in partly:
             self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
         near, far = self._dram.visit(layer, routing, seen.misses)
-        coming = _Misses(deque(near), dict.fromkeys(far))
+        coming = _Misses(deque(near), dict.fromkeys(far), at_once=at_once)
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
-        self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
-        self._ahead = {key for key in self._ahead if key[0] != layer}
+        if self._ahead:
+            self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
+            self._ahead = {key for key in self._ahead if key[0] != layer}
         self._judge(layer, routing)
         self._go_on(layer, coming, routing)
         return [*(e for e in seen.hits if e not in partly), *partly], coming
 
     def _start(self, layer: int, coming: _Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
-        if not (coming.near and self._cache.free):
-            return
-        with self._copies.copying():
-            while coming.near and self._cache.free:
-                expert = coming.near.popleft()
-                key = layer, expert
-                self._copy_inside(key, self._take(layer, expert), *self._dram.place(*key), self._layouts[key].segments)
-                coming.started.append(expert)
+        while coming.near and self._cache.free:
+            taken = [coming.near.popleft() for _ in range(min(len(coming.near), self._cache.free, coming.at_once))]
+            self._copy([self._whole((layer, expert), self._take(layer, expert)) for expert in taken])
+            coming.started.extend(taken)
 
     def _judge(self, layer: int, routing: Routing) -> None:
         """Decide in both tiers what is to stay."""
@@ -207,37 +206,37 @@ class CardExperts:
         slot = self._cache.slot(layer, expert)
         if slot is None:
             slot = self._take(layer, expert)
-        self._copy((layer, expert), slot, *self._dram.place(layer, expert), arrived)
+        self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), arrived)])
         if not over:
             return None
         del coming.far[expert]
         return expert
 
-    def _ready(self, layer: int, expert: int) -> Arrived:
-        """``expert`` for kernels that are issued from now on, which wait until it has arrived."""
-        slot = self._slot(layer, expert)
-        arrival = self._copies.arrival(slot)
-        if arrival is not None and not self._device.done(arrival):
-            self._clock.pause()
-            self._device.compute_waits(arrival)
-        self._clock.resume(arrival)
-        return expert, self._views.of((layer, expert), slot, self._copies.slots[slot])
+    def _ready(self, layer: int, experts: Sequence[int]) -> Sequence[Arrived]:
+        """``experts`` for kernels that are issued from now on, which wait until they have arrived."""
+        slots, late = self._slots(layer, experts), None
+        for arrival in self._copies.arrivals(slots):
+            if not self._device.done(arrival):
+                if late is None:
+                    self._clock.pause()
+                self._device.compute_waits(arrival)
+                late = arrival
+        self._clock.resume(late)
+        buffers = self._copies.slots
+        return [(e, self._views.of((layer, e), slot, buffers[slot])) for e, slot in zip(experts, slots, strict=True)]
 
-    def _slot(self, layer: int, expert: int) -> int:
-        slot = self._cache.slot(layer, expert)
-        assert slot is not None, "it was waited for"
-        return slot
+    def _slots(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """Where experts lie that were waited for."""
+        return [slot for slot in [self._cache.slot(layer, expert) for expert in experts] if slot is not None]
 
     def _used(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> None:
         """What computes with experts that were ``here``, and with those that ``came`` from DRAM, is issued."""
         experts = (*here, *came)
-        self._copies.left(self._slot(layer, expert) for expert in experts)
-        for expert in experts:
-            for slot in self._cache.settle(layer, expert):
-                self._cache.give_back(slot)
+        self._copies.left(self._slots(layer, experts))
+        for slot in self._cache.settle_all(layer, experts):
+            self._cache.give_back(slot)
         self.fetch_ahead()
-        for expert in came:
-            self._dram.release(layer, expert)
+        self._dram.release(layer, came)
 
     def _take(self, layer: int, expert: int) -> int:
         slot = self._cache.take(layer, expert)
@@ -245,16 +244,12 @@ class CardExperts:
             raise RuntimeError(f"no slot for expert {layer}.{expert}")
         return slot
 
-    def _copy_all(self, key: Key, slot: int) -> Event:
-        return self._copy(key, slot, *self._dram.place(*key), self._layouts[key].segments)
+    def _whole(self, key: Key, slot: int) -> Wanted:
+        return Wanted(key, slot, *self._dram.place(*key), self._layouts[key].segments)
 
-    def _copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
-        with self._copies.copying():
-            return self._copy_inside(key, slot, dram_slot, source, segments)
-
-    def _copy_inside(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
-        over = self._copies.copy(key, slot, dram_slot, source, segments)
-        self._dram.read_until(dram_slot, partial(self._device.host_waits, over))
+    def _copy(self, wanted: Sequence[Wanted]) -> Event:
+        over = self._copies.copy(wanted)
+        self._dram.read_until([one.dram_slot for one in wanted], partial(self._device.host_waits, over))
         return over
 
     def _look_ahead(self, layer: int, touched: int) -> None:
@@ -303,4 +298,4 @@ class CardExperts:
 
     def _queue(self, coming: _Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
-        return self._copy(coming.key, coming.slot, coming.dram_slot, coming.source, chunks)
+        return self._copy([Wanted(coming.key, coming.slot, coming.dram_slot, coming.source, chunks)])

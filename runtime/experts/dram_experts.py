@@ -85,8 +85,9 @@ class DramExperts:
             under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
             for slot in seen.dropped:
                 self._drop(slot, under_way.get(slot))
-            self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
-            self._ahead = {key for key in self._ahead if key[0] != layer}
+            if self._ahead:
+                self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
+                self._ahead = {key for key in self._ahead if key[0] != layer}
             here, coming = [], []
             for expert in seen.hits:
                 fetch = self._fetches.get((layer, expert))
@@ -132,12 +133,12 @@ class DramExperts:
             self._parts[layer, expert] = parts_of(self._layouts[layer, expert], self._part_bytes)
         return self._parts[layer, expert]
 
-    def read_until(self, slot: int, wait: Callable[[], None]) -> None:
-        """Copies that read ``slot`` are queued; ``wait`` returns once they are over."""
+    def read_until(self, slots: Sequence[int], wait: Callable[[], None]) -> None:
+        """Copies that read ``slots`` are queued; ``wait`` returns once they are over."""
         if self._cache.still:
             return
         with self._cond:
-            self._left[slot] = wait
+            self._left |= dict.fromkeys(slots, wait)
 
     def next_part(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> tuple[int, int, bool]:
         """Wait until a part of one of ``experts``, all on their way, has arrived: (expert, number of the part, whether it was the last).
@@ -178,12 +179,12 @@ class DramExperts:
                 return expert, part, over
         return None
 
-    def release(self, layer: int, expert: int) -> None:
-        """The consumer is through with it, but for copies that :meth:`read_until` named."""
-        if self._cache.still:
+    def release(self, layer: int, experts: Sequence[int]) -> None:
+        """The consumer is through with them, but for copies that :meth:`read_until` named."""
+        if self._cache.still or not experts:
             return
         with self._cond:
-            for slot in self._cache.settle(layer, expert):
+            for slot in self._cache.settle_all(layer, experts):
                 self._cache.give_back(slot)
             self._go_on()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import torch
 
@@ -13,9 +13,28 @@ from penstock.planner.common.timeline.spans import EXPERTS
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.memory.device import CopyDevice, Event
-from penstock.runtime.memory.pieces import Parts, Segment
+from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.booking import Booking, Queued
 from penstock.runtime.moving.ledger import Ledger
+
+
+class Wanted(NamedTuple):
+    """What is to be copied of an expert: ``segments`` of ``source``, the bytes of ``dram_slot``, into ``slot``."""
+
+    key: Key
+    slot: int
+    dram_slot: int
+    source: torch.Tensor
+    segments: Sequence[Segment]
+
+
+class _Together(NamedTuple):
+    """Experts behind one event."""
+
+    keys: tuple[Key, ...]
+
+    def __str__(self) -> str:
+        return " ".join(str(Unit("expert", *key)) for key in self.keys)
 
 
 class ExpertCopies:
@@ -26,36 +45,32 @@ class ExpertCopies:
         self.device = device
         self._booking = Booking(device, ledger, EXPERTS)
         self._queued: deque[Queued] = deque()
-        self._into, self._from = Parts(), Parts()
         self._arrived: dict[int, Event] = {}
         self._left: dict[int, Event] = {}
 
-    def copying(self) -> AbstractContextManager[object]:
-        """Inside, experts may be copied. To change streams for each takes the host as long as a copy."""
-        return self.device.copying()
-
-    def copy(self, key: Key, slot: int, dram_slot: int, source: torch.Tensor, segments: Iterable[Segment]) -> Event:
-        """Queue copies of ``segments`` of an expert from ``source``, the bytes of ``dram_slot``, into ``slot``. They wait for kernels that
-        read the slot. Returns the event behind the last copy."""
-        left = self._left.pop(slot, None)
-        if left is not None:
-            self.device.copy_waits(left)
-        issued_s, nbytes = time.perf_counter(), 0
-        for s in segments:
-            into = self._into.part((slot, s.dst, s.nbytes), self.slots[slot], s.dst, s.nbytes)
-            self.device.copy(into, self._from.part((dram_slot, s.dst, s.nbytes), source, s.src, s.nbytes))
-            nbytes += s.nbytes
-        over = self._arrived[slot] = self.device.copy_event()
-        self._queued.append(Queued(issued_s, over, Unit("expert", *key), nbytes, last=False, cleared=None))
+    def copy(self, wanted: Sequence[Wanted]) -> Event:
+        """Queue the copies of ``wanted``. They wait for kernels that read their slots. Returns the event behind the last of them, which
+        they share: to record and to book one takes the host as long as a copy."""
+        issued_s, nbytes, device = time.perf_counter(), 0, self.device
+        slots = [one.slot for one in wanted]
+        for left in dict.fromkeys([self._left.pop(slot) for slot in slots if slot in self._left]):
+            device.copy_waits(left)
+        for _, slot, _, source, segments in wanted:
+            device.copy_parts(self.slots[slot], source, segments)
+            nbytes += sum([s.nbytes for s in segments])
+        over = device.copy_event()
+        self._arrived |= dict.fromkeys(slots, over)
+        self._queued.append(Queued(issued_s, over, _Together(tuple([key for key, *_ in wanted])), nbytes, last=False, cleared=None))
         return over
 
     def lies_in(self, slots: Iterable[int]) -> None:
         """They were filled by somebody else."""
         self._arrived |= dict.fromkeys(slots, self.device.copy_event())
 
-    def arrival(self, slot: int) -> Event | None:
-        """Behind the last copy into ``slot``, for what computes with it next; None where that has waited for it before."""
-        return self._arrived.pop(slot, None)
+    def arrivals(self, slots: Sequence[int]) -> Sequence[Event]:
+        """Behind the last copies into ``slots``, for what computes with them next; nothing of those that have been waited for before."""
+        arrived = self._arrived
+        return [*dict.fromkeys([arrived.pop(slot) for slot in slots if slot in arrived])]
 
     def left(self, slots: Iterable[int]) -> None:
         """What computes with ``slots`` is queued."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from penstock.runtime.experts.expert_views import PlacedTensors
 from penstock.runtime.formats.coding import GroupedCoding
 from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.formats.stored_experts import ExpertMatrix
@@ -55,9 +56,10 @@ class CodedProduct:
     def __init__(self, module: ExpertsModule, name: str, matrices: Sequence[ExpertMatrix], scratch: Scratch, dtype: torch.dtype):
         self.columns, self.dtype = matrices[0].columns, dtype
         self._matrices, self._scratch = matrices, scratch
-        self._bias = f"{name}_bias" if module.has_bias else ""
+        self._name, self._bias = name, f"{name}_bias" if module.has_bias else ""
         self._rows = sum(matrix.rows for matrix in matrices)
-        self._grouped = all(isinstance(matrix.coding, GroupedCoding) for matrix in matrices)
+        self._codings = tuple(matrix.coding for matrix in matrices if isinstance(matrix.coding, GroupedCoding))
+        self._grouped = len(self._codings) == len(matrices)
 
     def one(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor:
         fused = self._fused(rows, expert) if rows.is_cuda else None
@@ -72,19 +74,30 @@ class CodedProduct:
     def each(self, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
         if not (self._grouped and rows.is_cuda):
             return one_by_one(self, rows, experts)
-        alone = len(self._matrices) == 1
-        biases = [expert[self._bias] for expert in experts] if self._bias and alone else None
         made = []
-        for matrix in self._matrices:
-            assert isinstance(matrix.coding, GroupedCoding)
-            product = matrix.coding.experts(rows, [matrix.parts(expert) for expert in experts], biases)
+        for coding, taken in zip(self._codings, zip(*map(self._taken, experts), strict=True), strict=True):
+            product = None if any(one is None for one in taken) else coding.experts(rows, taken)
             if product is None:
                 return one_by_one(self, rows, experts)
             made.append(product)
-        if alone:
+        if len(made) == 1:
             return made[0]
         joined = torch.cat(made, dim=-1)
         return joined.add_(torch.stack([expert[self._bias] for expert in experts])) if self._bias else joined
+
+    def _taken(self, expert: Parameters) -> Sequence[Any]:
+        """The matrices of ``expert`` as kernels take them, kept beside tensors that stay where they are."""
+        if not isinstance(expert, PlacedTensors):
+            return self._grouped_matrices(expert)
+        codings, taken = expert.known.get(self._name, (None, ()))
+        if codings != self._codings:
+            taken = self._grouped_matrices(expert)
+            expert.known[self._name] = self._codings, taken
+        return taken
+
+    def _grouped_matrices(self, expert: Parameters) -> Sequence[Any]:
+        bias = expert[self._bias] if self._bias and len(self._matrices) == 1 else None
+        return [coding.grouped(matrix.parts(expert), bias) for matrix, coding in zip(self._matrices, self._codings, strict=True)]
 
     def _fused(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor | None:
         made = []

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.model.binding import views
 from penstock.runtime.store.base import TensorLayout
+
+
+class PlacedTensors(dict[str, torch.Tensor]):
+    """An expert's tensors in a slot, beside what kernels and products made of where they lie."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]):
+        super().__init__(tensors)
+        self.known: dict[str, Any] = {}
 
 
 class SlotViews:
@@ -18,11 +27,11 @@ class SlotViews:
     def __init__(self, tensors: Mapping[Key, Sequence[TensorLayout]]):
         alike: dict[tuple[TensorLayout, ...], tuple[TensorLayout, ...]] = {}
         self._tensors = {key: alike.setdefault(tuple(laid), tuple(laid)) for key, laid in tensors.items()}
-        self._known: dict[int, tuple[Sequence[TensorLayout], Mapping[str, torch.Tensor]]] = {}
+        self._known: dict[int, tuple[Sequence[TensorLayout], PlacedTensors]] = {}
 
-    def of(self, key: Key, slot: int, buffer: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def of(self, key: Key, slot: int, buffer: torch.Tensor) -> PlacedTensors:
         """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""
         known, laid = self._known.get(slot), self._tensors[key]
         if known is None or known[0] is not laid:
-            known = self._known[slot] = laid, views(laid, buffer)
+            known = self._known[slot] = laid, PlacedTensors(views(laid, buffer))
         return known[1]

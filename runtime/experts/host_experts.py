@@ -46,7 +46,7 @@ class HostExperts:
                 expert = kept.popleft() if kept else self._awaited(layer, waiting)
             waiting.pop(expert, None)
             yield expert, self._use(layer, expert)
-            dram.release(layer, expert)
+            dram.release(layer, (expert,))
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
         return ([arrived] for arrived in self.visit(layer, routing))

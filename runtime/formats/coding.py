@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -27,6 +27,10 @@ class Coding(Protocol):
 class GroupedCoding(Coding, Protocol):
     """One that multiplies by several experts' matrices at once."""
 
-    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
-        """``x`` [1 or experts, columns] -> [experts, rows]: a row for each expert, or the same row for all, as :meth:`Coding.linear`
-        computes it. None where there is no kernel for this device, or for where the tensors lie."""
+    def grouped(self, parts: Parts, bias: torch.Tensor | None) -> Any:
+        """One expert's matrix as :meth:`experts` takes it, which may be kept while its tensors stay where they are. None where it must be
+        multiplied by itself."""
+
+    def experts(self, x: torch.Tensor, matrices: Sequence[Any]) -> torch.Tensor | None:
+        """``x`` [1 or experts, columns] -> [experts, rows]: a row for each of ``matrices``, or the same row for all, computed as by
+        :meth:`Coding.linear`. None where there is no kernel for this device, or for where the tensors lie."""

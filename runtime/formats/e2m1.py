@@ -33,11 +33,12 @@ class E2m1Coding(ABC):
         kernels = e2m1_kernels(x.device)
         return None if kernels is None else kernels.linear(x, self.on_card(parts, bias))
 
-    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
+    def grouped(self, parts: Parts, bias: torch.Tensor | None) -> E2m1Matrix:
+        return self.on_card(parts, bias)
+
+    def experts(self, x: torch.Tensor, matrices: Sequence[E2m1Matrix]) -> torch.Tensor | None:
         kernels = e2m1_kernels(x.device)
-        if kernels is None:
-            return None
-        return kernels.experts(x, [self.on_card(parts, None if biases is None else biases[n]) for n, parts in enumerate(experts)])
+        return None if kernels is None else kernels.experts(x, matrices)
 
     @abstractmethod
     def decode_here(self, parts: Parts, out: torch.Tensor) -> None:

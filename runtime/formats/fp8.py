@@ -49,11 +49,12 @@ class Fp8:
         kernels = fp8_kernels(x.device)
         return None if kernels is None else kernels.linear(x, self.on_card(parts), bias)
 
-    def experts(self, x: torch.Tensor, experts: Sequence[Parts], biases: Sequence[torch.Tensor] | None) -> torch.Tensor | None:
+    def grouped(self, parts: Parts, bias: torch.Tensor | None) -> Fp8Matrix | None:
+        return self.on_card(parts) if bias is None else None
+
+    def experts(self, x: torch.Tensor, matrices: Sequence[Fp8Matrix]) -> torch.Tensor | None:
         kernels = fp8_kernels(x.device)
-        if kernels is None or biases is not None:
-            return None
-        return kernels.experts(x, [self.on_card(parts) for parts in experts])
+        return None if kernels is None else kernels.experts(x, matrices)
 
     def on_card(self, parts: Parts) -> Fp8Matrix:
         """As kernels take it."""

@@ -11,7 +11,9 @@ from typing import Protocol
 
 import torch
 
+from penstock.runtime.memory.bare_copies import BareCopies
 from penstock.runtime.memory.card_events import CardEvent, CardEvents
+from penstock.runtime.memory.pieces import Segment
 
 _MAPPED = 2  # cudaHostRegisterMapped: kernels may read it in place
 
@@ -54,6 +56,10 @@ class CopyDevice(Protocol):
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         """Queue a host-to-device copy on the copy stream."""
 
+    def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
+        """Queue host-to-device copies of ``segments`` of ``source`` to their places in ``into``, both uint8, on the copy stream. Needs no
+        :meth:`copying`."""
+
     def copy_event(self) -> Event:
         """The point in the copy stream after everything queued so far."""
 
@@ -86,6 +92,7 @@ class CudaDevice:
         self.device = torch.device("cuda", index)
         self._copies = torch.cuda.Stream(self.device, priority=-1)
         self._compute = torch.cuda.current_stream(self.device)
+        self._bare: BareCopies | None = None
         self.events = CardEvents()
         self._base = self.events.record(self._compute)
         self._base.wait()
@@ -135,6 +142,17 @@ class CudaDevice:
         for to, from_ in split_copy(dst, src, borders):
             to.copy_(from_, non_blocking=True)
 
+    def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
+        bare = self._bare = self._bare or BareCopies(self._copies.cuda_stream)
+        to, begin, borders = into.data_ptr(), source.data_ptr(), self.borders
+        whole = bisect_right(borders, begin) == bisect_left(borders, begin + source.numel())
+        for s in segments:
+            if whole:
+                bare(to + s.dst, begin + s.src, s.nbytes)
+            else:
+                for at, nbytes in split_at(borders, begin + s.src, s.nbytes):
+                    bare(to + s.dst + at, begin + s.src + at, nbytes)
+
     def copy_event(self) -> CardEvent:
         return self.events.record(self._copies)
 
@@ -183,12 +201,19 @@ class CudaLane:
 def split_copy(dst: torch.Tensor, src: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Parts of a copy between uint8 tensors, cut where the one in DRAM crosses one of the ascending addresses ``borders``: CUDA refuses a
     copy from or to memory that was page-locked in two pieces."""
-    start, nbytes = (src if src.is_cpu else dst).data_ptr(), src.numel()
+    start = (src if src.is_cpu else dst).data_ptr()
+    for at, nbytes in split_at(borders, start, src.numel()):
+        yield dst[at : at + nbytes], src[at : at + nbytes]
+
+
+def split_at(borders: Sequence[int], start: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """(begin, bytes) of the parts of ``nbytes`` from address ``start`` on, which the ascending addresses ``borders`` cut; counted from
+    ``start``."""
     at = 0
     for border in borders[bisect_right(borders, start) : bisect_left(borders, start + nbytes)]:
-        yield dst[at : border - start], src[at : border - start]
+        yield at, border - start - at
         at = border - start
-    yield (dst[at:], src[at:]) if at else (dst, src)
+    yield at, nbytes - at
 
 
 class _HostBytes:

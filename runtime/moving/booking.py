@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.ledger import Ledger
 
@@ -23,7 +22,8 @@ class Queued(NamedTuple):
 
     issued_s: float
     end: Event
-    unit: Unit
+    unit: object
+    """Says what it is by ``str``, which takes too long to be asked before it is booked."""
     nbytes: int
     last: bool
     cleared: Cleared | None
@@ -39,10 +39,10 @@ class Booking:
     def book(self, copy: Queued) -> None:
         """``copy`` is over."""
         end_s = self._device.time_of(copy.end)
-        start_s = min(end_s, self._begun_s(copy))
+        start_s, name = min(end_s, self._begun_s(copy)), str(copy.unit)
         if copy.cleared is not None and self._idle_since is not None:
-            self._book_idle(str(copy.unit), copy.cleared, self._idle_since, start_s)
-        self._ledger.add("h2d", str(copy.unit), start_s, end_s, copy.nbytes, self._track)
+            self._book_idle(name, copy.cleared, self._idle_since, start_s)
+        self._ledger.add("h2d", name, start_s, end_s, copy.nbytes, self._track)
         self._idle_since = end_s
 
     def _begun_s(self, copy: Queued) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.timeline.spans import Span
@@ -40,8 +41,8 @@ class Ledger:
     def __init__(self, keep_spans: bool = False):
         self._keep = keep_spans
         self._lock = threading.Lock()
-        self._totals: dict[str, StageTotals] = {}
-        self._tracks: dict[str, StageTotals] = {}
+        self._totals: defaultdict[str, StageTotals] = defaultdict(StageTotals)
+        self._tracks: defaultdict[str, StageTotals] = defaultdict(StageTotals)
         self._waits: dict[str, float] = {}
         self.spans: list[Span] = []
         """In the order of their end within each track."""
@@ -51,8 +52,8 @@ class Ledger:
     def add(self, stage: str, name: str, start: float, end: float, nbytes: int = 0, track: str | None = None) -> None:
         """Record work of ``stage`` between two host times, on a ``track`` of its own where several do it at once."""
         with self._lock:
-            self._totals.setdefault(stage, StageTotals()).add(start, end, nbytes)
-            self._tracks.setdefault(track or stage, StageTotals()).add(start, end, nbytes)
+            self._totals[stage].add(start, end, nbytes)
+            self._tracks[track or stage].add(start, end, nbytes)
         if self._keep:
             self.keep(Span(track or stage, name, start, end, nbytes))
 

@@ -91,6 +91,10 @@ class FakeDevice:
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._queues["copies"].append(lambda: dst.copy_(src))
 
+    def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
+        for s in segments:
+            self.copy(into[s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
+
     def copy_event(self) -> FakeEvent:
         return self._record("copies")
 

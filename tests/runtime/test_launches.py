@@ -78,3 +78,11 @@ def test_a_layer_has_the_operations_that_are_counted_for_it(routed: bool, tokens
     assert found == pytest.approx(counted, rel=CLOSE)
     if not routed or tokens == 1:
         assert found == pytest.approx(counted, abs=1)  # versions of transformers differ by one
+
+
+def test_a_cards_coded_experts_are_launched_together_where_one_token_asks() -> None:
+    """Whatever the token's experts are, as many launches: an engine calls one kernel a product for all of them."""
+    for top_k in (2, 8):
+        experts = Experts(8, top_k, 1, (0,), tuple(n / 8 for n in range(9)))
+        assert OPERATIONS.routed(experts, 1, gpu=True, grouped=True) == OPERATIONS.routed(ROUTED, 1, gpu=True, grouped=True)
+        assert OPERATIONS.routed(experts, 1, gpu=True) > OPERATIONS.routed(experts, 1, gpu=True, grouped=True)

@@ -175,6 +175,14 @@ class ExpertCache:
                 let_go.append(slot)
         return let_go
 
+    def settle_all(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """:meth:`settle` for each of ``experts``, in this order."""
+        unchanged = not self._late and self._kept[layer].keys() >= {*experts}
+        if unchanged:
+            self._unused.difference_update(experts)
+            return []
+        return [slot for expert in experts for slot in self.settle(layer, expert)]
+
     def _settled(self, layer: int, expert: int) -> int | None:
         """The slot that is let go for ``expert``, which came through a passing one; None for none, or for one that is still to be used."""
         kept, passing = self._kept[layer], self._passing[layer]
@@ -211,8 +219,11 @@ class ExpertCache:
         if above is None:
             return self._ranks
         spare = above._least(layer, above._rank(layer), -1) if self._quotas[layer] > above._quotas[layer] > 1 else -1
-        kept = above._kept[layer]
-        return [(-np.inf if e in kept and e != spare else rank[0], rank[1]) for e, rank in enumerate(self._ranks)]
+        ranks = [*self._ranks]
+        for e in above._kept[layer]:
+            if e != spare:
+                ranks[e] = -np.inf, -e
+        return ranks
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""

@@ -5,13 +5,19 @@ from __future__ import annotations
 from penstock.planner.contract.decided.placement import even
 from penstock.planner.contract.given.model import Experts
 
-TRANSIT_SLOTS = 3
-"""Slots that experts pass through while all others are kept: one is computed with, one has arrived, one is on its way."""
+LEAST_PASSING = 3
+"""Slots that experts pass through at least: one is computed with, one has arrived, one is on its way."""
+
+
+def fewest_slots(experts: Experts) -> int:
+    """Slots without which a tier that experts pass through cannot work: one token's experts of a layer, so that no copy of a decode step
+    waits for the kernels before it to leave a slot."""
+    return min(max(LEAST_PASSING, experts.top_k), experts.units)
 
 
 def transit_slots(experts: Experts, slots: int) -> int:
     """Of ``slots``, those that keep nothing: none where every expert has a slot of its own."""
-    return 0 if slots >= experts.units else min(slots, TRANSIT_SLOTS)
+    return 0 if slots >= experts.units else min(slots, fewest_slots(experts))
 
 
 def kept_in_all(experts: Experts, slots: int) -> int:
@@ -24,8 +30,3 @@ def kept_slots(experts: Experts, slots: int) -> dict[int, int]:
     each, more = divmod(kept_in_all(experts, slots), len(experts.layers))
     larger = set(even(more, len(experts.layers)))
     return {layer: each + (i in larger) for i, layer in enumerate(experts.layers)}
-
-
-def fewest_slots(experts: Experts) -> int:
-    """Slots without which a tier that experts pass through cannot work: one token's experts in one layer."""
-    return max(experts.top_k, min(TRANSIT_SLOTS, experts.units))

@@ -40,6 +40,8 @@ class Format:
     """Of what is stored for each column besides."""
     product_rows: int = 0
     """The most rows that a card multiplies by the matrix as it is stored; 0: it is always decoded first."""
+    grouped: bool = False
+    """Whether a card multiplies by the matrices of several experts in one launch."""
 
     def stored_bytes(self, rows: int, columns: int) -> int:
         """Of a matrix, or of a vector with one row."""
@@ -83,11 +85,16 @@ def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: in
 _SIZES = {"row": 0} | {str(group): group for group in GROUPS}
 
 QUANTISED: Mapping[str, Format] = _named(
-    _quantised("FP8", 8, (128, 128), 32),
-    _quantised("FP8-row", 8, (1, 0), 32),
-    _quantised("FP8-tensor", 8, (0, 0), 32),
-    _quantised("MXFP4", 4, (1, 32), 8),
-    _quantised("NVFP4", 4, (1, 16), 8),
+    *(
+        replace(one, grouped=True)
+        for one in (
+            _quantised("FP8", 8, (128, 128), 32),
+            _quantised("FP8-row", 8, (1, 0), 32),
+            _quantised("FP8-tensor", 8, (0, 0), 32),
+            _quantised("MXFP4", 4, (1, 32), 8),
+            _quantised("NVFP4", 4, (1, 16), 8),
+        )
+    ),
     *(_whole(f"INT{b}-{name}", b, group) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"INT{b}-{name}-asym", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),

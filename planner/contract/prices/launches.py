@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec, touched_experts
+from penstock.planner.contract.given.unit_spec import UnitKind
 
 
 @dataclass(frozen=True)
@@ -37,24 +38,32 @@ class Operations:
     """More of these where an expert's tokens are gathered and scattered."""
     expert_marks: int = 1
     """An event recorded behind an expert. One that has just come is waited for, once."""
+    together: int = 4
+    """Of all of one token's experts whose matrices a card multiplies by in one launch: two products, the gate, an event."""
 
     def dense(self, gpu: bool) -> int:
         return self.attention + self.mlp + self.marks * gpu
 
-    def routed(self, experts: Experts, tokens: int, gpu: bool) -> float:
-        """A layer with ``experts`` in a pass over ``tokens`` tokens."""
-        return self.attention + self.marks * gpu + self.routing(tokens) + touched_experts(experts, tokens) * self.each(tokens, gpu)
+    def routed(self, experts: Experts, tokens: int, gpu: bool, grouped: bool = False) -> float:
+        """A layer with ``experts`` in a pass over ``tokens`` tokens; ``grouped``: see :func:`are_grouped`."""
+        each = touched_experts(experts, tokens) * self.each(tokens, gpu, grouped)
+        return self.attention + self.marks * gpu + self.routing(tokens, grouped) + each
 
-    def routing(self, tokens: int) -> int:
-        """Of an MoE layer's FFN without its experts."""
-        return self.router + self.sorted * (tokens > 1)
+    def routing(self, tokens: int, grouped: bool = False) -> int:
+        """Of an MoE layer's FFN without what each expert takes."""
+        return self.router + self.sorted * (tokens > 1) + self.together * grouped
 
-    def each(self, tokens: int, gpu: bool) -> int:
+    def each(self, tokens: int, gpu: bool, grouped: bool = False) -> int:
         """Of an expert that is touched."""
-        return self.expert + self.gathered * (tokens > 1) + self.expert_marks * gpu
+        return 0 if grouped else self.expert + self.gathered * (tokens > 1) + self.expert_marks * gpu
 
 
 OPERATIONS = Operations()
+
+
+def are_grouped(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> bool:
+    """Whether a pass over ``tokens`` tokens computes a layer's experts in one launch a product."""
+    return bool(hardware.gpu and tokens == 1 and all(unit.format.grouped for unit in model.of_kind(UnitKind.expert)))
 
 
 def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
@@ -64,5 +73,7 @@ def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int 
     dense = OPERATIONS.dense(gpu)
     operations: float = model.layers * (dense + more)
     if model.experts:
-        operations += len(model.experts.layers) * (OPERATIONS.routed(model.experts, tokens, gpu) - dense)
+        operations += len(model.experts.layers) * (
+            OPERATIONS.routed(model.experts, tokens, gpu, are_grouped(hardware, model, tokens)) - dense
+        )
     return operations / dense * hardware.layer_launch_s

@@ -10,7 +10,7 @@ from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.allowed import Allowed, OneOf, Span
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertSlots, Tier, WeightDecisions, WeightForm
 from penstock.planner.contract.decided.declared import DECLARED, Declared
-from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
+from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.prices.beside import host_rows_timed, no_host_units
@@ -162,10 +162,9 @@ class Setting:
         return self._expert_slots((0,) if everywhere else ())
 
     def _expert_slots(self, also: tuple[int, ...] = ()) -> Span:
-        experts = self.experts
-        passing = min(TRANSIT_SLOTS, experts.units)
+        experts, passing = self.experts, fewest_slots(self.experts)
         why = f" (one token's experts in a layer are {experts.top_k}, {passing} pass through at once, all are {experts.units})"
-        return Span(fewest_slots(experts), experts.units, also=also, step=len(experts.layers), why=why, rule=SLOTS)
+        return Span(passing, experts.units, also=also, step=len(experts.layers), why=why, rule=SLOTS)
 
     @property
     def one_tokens(self) -> Span:

@@ -9,7 +9,7 @@ import pulp
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
 from penstock.planner.contract.experts.expert_misses import Visit, visit
-from penstock.planner.contract.experts.expert_slots import TRANSIT_SLOTS, fewest_slots
+from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
 from penstock.planner.contract.prices.routed import Fetched, Routed, held_up
@@ -67,14 +67,13 @@ class ExpertTerms:
         program, units, fewest = self._program, self.experts.units, fewest_slots(self.experts)
         kept = program.integer(f"experts_kept_{tier}", 0, units)
         every, none = program.integer(f"experts_all_{tier}", 0, 1), program.integer(f"experts_none_{tier}", 0, 1)
-        passing = max(0, units - 1 - TRANSIT_SLOTS)
+        passing = max(0, units - 1 - fewest)
         program.add(kept <= passing + (units - passing) * every)
         program.add(kept >= units * every)
         program.add(kept <= units * (1 - none))
         program.add(every + none <= 1)
         program.add(none <= idle)
-        slots = kept + TRANSIT_SLOTS * (1 - every - none)
-        program.add(slots >= fewest * (1 - none))
+        slots = kept + fewest * (1 - every - none)
         if units <= fewest:
             program.add(every + none == 1)
         if forced is not None:

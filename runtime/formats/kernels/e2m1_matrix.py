@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 
 @dataclass(frozen=True)
 class E2m1Matrix:
-    """The stored tensors of one matrix on a card. ``factors`` F32, one for each of the matrices that are joined by their rows, or None."""
+    """The stored tensors of one matrix on a card, which stay where they are; what is asked again and again is kept.
+
+    ``factors`` F32, one for each of the matrices that are joined by their rows, or None."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -18,7 +21,7 @@ class E2m1Matrix:
     """Whether scales are divided by the factors."""
     bias: torch.Tensor | None = None
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Columns that share a scale: E8M0 32, E4M3 16."""
         return 2 * self.codes.numel() // self.scales.numel()
@@ -27,8 +30,12 @@ class E2m1Matrix:
     def bytes_of_scales(self) -> torch.Tensor:
         return self.scales.view(torch.uint8)
 
-    @property
+    @cached_property
+    def begin(self) -> int:
+        """Where the codes lie."""
+        return self.codes.data_ptr()
+
+    @cached_property
     def places(self) -> tuple[int, ...]:
         """Where scales, bias and factors begin, in bytes from the codes on; 0 for what is not there."""
-        begin = self.codes.data_ptr()
-        return tuple(0 if t is None else t.data_ptr() - begin for t in (self.scales, self.bias, self.factors))
+        return tuple(0 if t is None else t.data_ptr() - self.begin for t in (self.scales, self.bias, self.factors))

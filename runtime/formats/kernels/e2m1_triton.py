@@ -175,20 +175,20 @@ class E2m1Kernels:
         """``x`` [1 or experts, columns] -> [experts, rows]: one row of input for each of ``matrices``, all alike in shapes and in how their
         tensors lie to each other, at multiples of 256 bytes from the first. None where they are not."""
         first = matrices[0]
-        begin, within = first.codes.data_ptr(), first.places
-        starts = [matrix.codes.data_ptr() - begin for matrix in matrices]
+        begin, within = first.begin, first.places
+        starts = [matrix.begin - begin for matrix in matrices]
         if any(start % _PLACE for start in starts) or any(place % _LINE for place in within):
             return None
         if any(matrix.places != within for matrix in matrices[1:]):
             return None
         rows, row_bytes = 2 * first.codes.numel() // x.shape[1], x.shape[1] // 2
-        x = x.contiguous()
-        out = x.new_empty(len(matrices), rows)
+        pairs, out = x.contiguous().view(torch.int32), x.new_empty(len(matrices), rows)
         for lot in range(0, len(matrices), MOST_EXPERTS):
             taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
-            one = len(x) == 1
+            one = len(x) == 1  # to take a part of a tensor takes the host as long as a launch
+            given, made = pairs[lot:] if lot and not one else pairs, out[lot:] if lot else out
             self._one_row((triton.cdiv(rows, 8), len(taken)),
-                first.codes, (x if one else x[lot:]).view(torch.int32), out[lot:], *taken, *[0] * (MOST_EXPERTS - len(taken)),
+                first.codes, given, made, *taken, *[0] * (MOST_EXPERTS - len(taken)),
                 0, *(place // _LINE for place in within), _joined(first), rows, row_bytes, 0 if one else row_bytes,
                 GROUP=first.group, E8M0=first.factors is None, DIVIDES=first.divides, BIAS=first.bias is not None,
                 BF16=x.dtype is torch.bfloat16, ROWS=8, BYTES=512, num_warps=4,

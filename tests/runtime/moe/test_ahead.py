@@ -262,7 +262,7 @@ def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(l
             pool.end(f"expert 1.{expert}")
             while not dram.next_part(1, [expert])[2]:
                 pass
-            dram.release(1, expert)
+            dram.release(1, (expert,))
         assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1"}
         dram.visit(2, second, second.experts)
         assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1", "expert 2.2"}

@@ -123,3 +123,35 @@ def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, t
 
 def vars_of(extent: Extent) -> tuple[int, int, int]:
     return extent.offset, extent.nbytes, extent.dest
+
+
+def test_one_tokens_missed_experts_come_together_behind_one_event(layouts: dict) -> None:
+    """As many as a token has, with slots for no more: copies of all are queued before any kernel, and computing waits once."""
+    device, chosen = FakeDevice(), [5, 1]
+    cache = ExpertCache(kept_slots(EXPERTS, fewest_slots(EXPERTS)), fewest_slots(EXPERTS), COUNT, Whims(0))
+    with dram_tier(layouts, EXPERTS.units, 0, cache, True) as below:
+        card = card_tier(layouts, fewest_slots(EXPERTS), below, cache, device)
+        (group,) = card.groups(1, Routing(np.array([chosen]), prompt=False))
+        events = [work for work in device._queues["copies"] if hasattr(work, "event")]
+        assert [expert for expert, _ in group] == chosen and len(events) == 1
+        assert len([work for work in device._queues["compute"] if hasattr(work, "event")]) == 2, "one wait, and the event behind it"
+
+
+@given(seed=st.integers(0, 10**6), quota=st.integers(0, 3), top_k=st.integers(1, COUNT))
+def test_experts_settled_together_are_settled_as_one_by_one(seed: int, quota: int, top_k: int) -> None:
+    def run(together: bool) -> list[object]:
+        draw, said = random.Random(seed), []
+        cache = ExpertCache(dict.fromkeys(LAYERS, quota), quota * len(LAYERS) + COUNT, COUNT, Whims(seed))
+        for k in range(20):
+            layer, chosen = LAYERS[k % len(LAYERS)], draw.sample(range(COUNT), top_k)
+            for expert in cache.find(layer, chosen).misses:
+                cache.take(layer, expert)
+            cache.judge(layer, Routing(np.array([chosen]), prompt=False))
+            one_by_one = (slot for expert in chosen for slot in cache.settle(layer, expert))
+            let_go = cache.settle_all(layer, chosen) if together else [*one_by_one]
+            for slot in let_go:
+                cache.give_back(slot)
+            said.append((let_go, [cache.slot(layer, expert) for expert in range(COUNT)]))
+        return said
+
+    assert run(True) == run(False)
