@@ -22,6 +22,8 @@ from penstock.planner.contract.decided.decisions import (
     VramWeights,
     WeightDecisions,
 )
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.prices.beside import most_host_rows
 from penstock.planner.contract.prices.foresight import DecodeStep
 from penstock.planner.contract.prices.sizes import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
@@ -49,6 +51,7 @@ def decisions_of(program: Formulation) -> Decisions:
         ssd=SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
         h2d=H2dCopies(chunk.chunk_bytes, MENUS.in_flight if force.in_flight is None else force.in_flight),
         forms=p.forms,
+        host=_host(program),
     )
     return Decisions(
         weights=weights,
@@ -57,6 +60,13 @@ def decisions_of(program: Formulation) -> Decisions:
         batch=p.batch,
         prefill_chunk_tokens=_taken(program.pass_bits, program.pass_choices).chunk_tokens,
     )
+
+
+def _host(program: Formulation) -> HostUnits:
+    p, count = program.problem, round(pulp.value(program.host.decided))
+    if not count:
+        return HostUnits(0, p.force.host_rows or 0)
+    return HostUnits(count, most_host_rows(p.hardware, p.model, p.batch) if p.force.host_rows is None else p.force.host_rows)
 
 
 def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:

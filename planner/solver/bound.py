@@ -8,12 +8,15 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import Held, dram_items, vram_items
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
-from penstock.planner.contract.prices.price import Place, Price, Resource
+from penstock.planner.contract.prices.price import NOTHING, Place, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
 from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.solver.terms.host_terms import most_host_units
 from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
 from penstock.planner.solver.terms.problem import Problem
@@ -37,14 +40,28 @@ def bound_s(problem: Problem) -> float:
     layers = sum(model.attn_bytes) + sum(model.ffn_bytes)
     stays = vram * _stored_share(p)
     units = units_computed(hardware, model, blocks) + table.brought(max(0, layers - stays - dram), Tier.ssd, Place.host)
+    copied = NOTHING
     if hardware.gpu:
         s_per_gb = min(min(c.s_per_gb) for c in chunk_menu(hardware, model, p.force))
-        units += Price({Resource.h2d: max(0, layers + model.lm_head_bytes - stays) / GB * s_per_gb})
+        copied = Price({Resource.h2d: max(0, layers + model.lm_head_bytes - stays) / GB * s_per_gb})
     prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
-    prefill_s = min(c.phase.bill(units, KvPrice(), 0).lasts() for c in passes)
+    prefill_s = min(c.phase.bill(units + copied, KvPrice(), 0).lasts() for c in passes)
     phase = decode_phase(hardware, model, p.workload, p.batch, blocks, p.forms)
-    step = phase.bill(units + _experts(problem, table, vram, dram), KvPrice(), 0, launched=0)
+    step = phase.bill(units + _shared(problem, copied) + _experts(problem, table, vram, dram), KvPrice(), 0, launched=0)
     return prefill_weight * prefill_s + decode_weight * step.lasts()
+
+
+def _shared(problem: Problem, copied: Price) -> Price:
+    """``copied`` in a decode step, where the CPU may compute all FFN units that it multiplies faster than they come."""
+    p = problem
+    if not most_host_units(p):
+        return copied
+    beside, units = Beside.of(p.hardware, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
+    gbps = max(unit.stored_bytes / GB / beside.alone_s(unit) for unit in units)
+    spared_s = sum(max(0.0, -(unit := beside.computed(spec)).of(Resource.card) - unit.of(Resource.cpu)) for spec in units)
+    copied_s = copied.of(Resource.h2d)
+    peak = p.hardware.gpu.h2d.peak if p.hardware.gpu else 0.0
+    return Price({Resource.h2d: copied_s * peak / (peak + gbps), Resource.card: -spared_s})
 
 
 def _stored_share(problem: Problem) -> float:

@@ -40,6 +40,8 @@ class Preferences:
     experts which VRAM does not."""
     traffic: float = 1e-4
     """Seconds of the links, also of those that nothing waits for."""
+    beside: float = 1e-4
+    """The CPU computing beside the card at all: worth as little as 1 % of the time."""
     passes: float = 1e-3
     """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
     headroom: float = 0.2
@@ -186,8 +188,11 @@ def _least_memory(program: Formulation) -> Decisions:
     streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
     slots = PREFERENCES.headroom * program.spare_slots
+    beside = PREFERENCES.beside * program.host.any
     kept = program.kept.pages * (PREFERENCES.kept / max(1, program.kept.set.pages))
-    if not program.minimise(objective + links + PREFERENCES.streaming * streaming + passes + PREFERENCES.load * load - slots - kept):
+    if not program.minimise(
+        objective + links + PREFERENCES.streaming * streaming + passes + PREFERENCES.load * load + beside - slots - kept
+    ):
         raise RuntimeError("the program found a best plan and lost it in its second stage")
     decisions = keep_more(p.hardware, p.model, p.workload, decisions_of(program))
     broken = broken_rules(p.hardware, p.model, p.workload, decisions)

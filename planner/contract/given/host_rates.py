@@ -30,6 +30,11 @@ class HostRates:
         alike = (curve for name, curve in self.products.items() if name.partition("-")[0] == family)
         return self.products.get(stored.name) or next(alike, None)
 
+    @property
+    def peak_gbps(self) -> float:
+        """Of the fastest format."""
+        return max((curve.peak for curve in self.products.values()), default=0.0)
+
     def most_rows(self, stored: Format) -> int:
         """The most rows whose product was timed; 0 where the format has none."""
         curve = self.curve(stored)

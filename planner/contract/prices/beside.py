@@ -1,14 +1,32 @@
-"""The CPU beside the card: whether it may compute units of a step, and at which rates."""
+"""The CPU beside the card: when it computes units of a decode step, and what that costs.
+
+A step with host units takes at least, with C bytes multiplied by the CPU and L bytes copied,
+
+    cpu     C / c + (1 - c' / c) * L / l'
+    h2d     L / l + (1 - l' / l) * C / c'
+    chain   card + cpu
+
+where c and l are the rates of either alone, c' and l' those of both together. The first two are equal where both end together; either way
+the longer one is how long both take from one start, the one that ends last going at its own rate once it is alone.
+"""
 
 from __future__ import annotations
 
-from penstock.planner.contract.decided.decisions import Decisions
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Decisions, ResidentForms
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.recording import can_record, launched_because
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+from penstock.planner.contract.prices.decoding import unit_s
+from penstock.planner.contract.prices.price import Amount, Price, Resource
+from penstock.planner.contract.prices.price_table import PriceTable
 
 
 def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
@@ -29,3 +47,62 @@ def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisi
     if not can_record(hardware, model):
         return "steps of this model cannot be recorded"
     return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Prices of a step of ``rows`` rows in which the CPU computes units; ``forms``: of those that stay in VRAM."""
+
+    hardware: HardwareProfile
+    rates: HostRates
+    rows: int
+    forms: ResidentForms
+
+    @classmethod
+    def of(cls, hardware: HardwareProfile, rows: int, forms: ResidentForms) -> Beside:
+        """Of a machine whose CPU's products are known."""
+        assert hardware.host is not None
+        return cls(hardware, hardware.host, rows, forms)
+
+    def alone_s(self, unit: UnitSpec) -> float:
+        """Seconds of the CPU's product with ``unit`` while the link is idle."""
+        curve = self.rates.curve(unit.format)
+        assert curve is not None
+        return unit.stored_bytes / curve.at(self.rows) / GB
+
+    def computed(self, unit: UnitSpec) -> Price:
+        """``unit`` computed by the CPU and not by the card, beyond its bytes' way through the host's memory, which its copy takes, too. The
+        card's seconds are negative: what it would have taken."""
+        seen = unit.decoded if unit.kind in self.forms.decoded else unit
+        alone_s, slowed_s = self.alone_s(unit), (1 - self.rates.h2d_beside) / self.rates.beside_h2d
+        return Price(
+            {
+                Resource.cpu: alone_s + self.rates.hop_s,
+                Resource.h2d: alone_s * slowed_s,
+                Resource.card: -unit_s(self.hardware, seen, self.rows),
+            }
+        )
+
+    def slowed(self, copies: Amount) -> Amount:
+        """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU."""
+        return copies * ((1 - self.rates.beside_h2d) / self.rates.h2d_beside)
+
+    def bill(self, units: Price, host: Iterable[UnitSpec], table: PriceTable) -> Price:
+        """Of a step whose units would cost ``units`` if all of ``host`` streamed."""
+        copied_s = units.of(Resource.h2d)
+        bill = units
+        for unit in host:
+            copy = table.copied(unit.stored_bytes)
+            copied_s -= copy.of(Resource.h2d)
+            bill += copy * -1 + self.computed(unit)
+        return bill + Price({Resource.cpu: self.slowed(copied_s)})
+
+
+def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int) -> int:
+    """The most rows for which the CPU's product takes no longer than the unit's copy; ``batch`` at least."""
+    assert hardware.host is not None and hardware.gpu is not None
+    link, found = hardware.gpu.h2d.peak, batch
+    for unit in {replace(unit, layer=None) for unit in model.of_kind(UnitKind.ffn)}:
+        curve = hardware.host.curve(unit.format)
+        found = max([found, *(rows for rows, gbps in (curve.points if curve else ()) if gbps >= link)])
+    return min(found, host_rows_timed(hardware, model))

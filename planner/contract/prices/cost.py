@@ -95,7 +95,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     start, restore_s = expected(prefill)
     bill, step = prefill.bill(start), prefill.step()
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
-    streamed_s = moved.units.of(Resource.h2d) + fill * moved.kv.read.of(Resource.h2d)
+    streamed_s = moved.step.of(Resource.h2d) + fill * moved.kv.read.of(Resource.h2d)
     step_s = decode_compute_s(hardware, model, workload, decisions.batch)
     routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), step_s, streamed_s, missed, moved)
     prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, step.lasts()) + hardware.pass_s
@@ -116,7 +116,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         bottleneck_prefill=bill.slowest,
         bottleneck_decode=step.slowest,
         ssd_bytes_per_token=placement.ssd_bytes_per_pass + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
-        h2d_bytes_per_token=placement.h2d_bytes_per_pass + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
+        h2d_bytes_per_token=moved.step_bytes + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
         vram_bytes=used_bytes(vram_items(hardware, model, workload, held)),
         dram_bytes=used_bytes(dram_items(hardware, model, workload, held)),
         ssd_bytes=used_bytes(ssd_items(model, held)),

@@ -15,6 +15,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
@@ -27,7 +28,9 @@ class Moved:
     """Prices of what decisions move."""
 
     units: Price
-    """All units of weights in one pass, routed experts apart."""
+    """All units of weights in one pass, routed experts apart; units that the CPU computes in decode steps stream."""
+    step: Price
+    """The same in a decode step."""
     kv: KvPrice
     """All KV that lies outside the device, at its sequences' end."""
     kv_ssd_bytes: int
@@ -39,6 +42,10 @@ class Moved:
     """One from DRAM to the card; nothing without one."""
     streamed: Mapping[UnitKind, int]
     """Units that do not stay where they are computed with."""
+    step_streamed: Mapping[UnitKind, int]
+    """The same in a decode step."""
+    step_bytes: int
+    """Of these: what a decode step copies."""
     recorded: bool
     """Whether decode steps are."""
 
@@ -61,12 +68,29 @@ class Moved:
             read = table.brought(nbytes, Tier.ssd, Place.host)
             copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
         outside = round(sum(layers.values()) * layer) if gpu else 0
-        streamed = Counter(UnitKind(unit.kind) for unit in placement.streamed_units)
-        return cls(units, kv_price, round(layers[Tier.ssd] * layer), outside, read, copied, streamed, is_recorded(hardware, placement, kv))
+        step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
+        if host:
+            beside = Beside.of(hardware, decisions.batch, decisions.weights.forms)
+            step = beside.bill(units, map(placement.spec, host), table)
+        coming = placement.step_units if host else placement.streamed_units
+        streamed, step_streamed = (Counter(UnitKind(unit.kind) for unit in these) for these in (placement.streamed_units, coming))
+        return cls(
+            units=units,
+            step=step,
+            kv=kv_price,
+            kv_ssd_bytes=round(layers[Tier.ssd] * layer),
+            kv_h2d_bytes=outside,
+            expert_read=read,
+            expert_copied=copied,
+            streamed=streamed,
+            step_streamed=step_streamed,
+            step_bytes=sum(map(placement.unit_bytes, coming)),
+            recorded=is_recorded(hardware, placement, kv),
+        )
 
-    def each_pass(self, missed: Misses) -> Price:
-        """Of a pass that misses so many experts."""
-        return self.units + self.expert_read * missed.dram + self.expert_copied * missed.vram
+    def each_pass(self, units: Price, missed: Misses) -> Price:
+        """Of a pass over ``units`` that misses so many experts."""
+        return units + self.expert_read * missed.dram + self.expert_copied * missed.vram
 
 
 @dataclass(frozen=True)
@@ -89,12 +113,14 @@ class Prefill:
         """When the prompts' first ``start`` tokens need not be computed."""
         d = self.decisions
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
-        return self._bill(prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms))
+        phase = prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms)
+        return self._bill(phase, self.moved.units, self.moved.streamed)
 
     def step(self) -> Price:
         """Of one decode step behind it, as if its experts were known before their routers."""
         d = self.decisions
-        return self._bill(decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks, d.weights.forms))
+        phase = decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks, d.weights.forms)
+        return self._bill(phase, self.moved.step, self.moved.step_streamed)
 
     def seconds(self, start: int = 0) -> float:
         """Of the slowest resource, and of what no resource explains in each pass."""
@@ -104,10 +130,10 @@ class Prefill:
         """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins."""
         return (self.bill(start) + Price({Resource.ssd: -ssd_s, Resource.h2d: -h2d_s})).lasts() + self._passes_s(start)
 
-    def _bill(self, phase: Phase) -> Price:
+    def _bill(self, phase: Phase, units: Price, streamed: Mapping[UnitKind, int]) -> Price:
         missed = misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
-        each_pass, launched = self.moved.each_pass(missed), int(not self.moved.recorded)
-        return phase.bill(each_pass, self.moved.kv, table_is_far(self.hardware, self.decisions), self.moved.streamed, launched)
+        each_pass, launched = self.moved.each_pass(units, missed), int(not self.moved.recorded)
+        return phase.bill(each_pass, self.moved.kv, table_is_far(self.hardware, self.decisions), streamed, launched)
 
     def _passes_s(self, start: int) -> float:
         return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

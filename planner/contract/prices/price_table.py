@@ -85,6 +85,10 @@ class PriceTable:
             price += self._moved(Resource.h2d, nbytes, h2d_gbps(self.hardware.gpu, nbytes, chunk_bytes or self.chunk_bytes))
         return price
 
+    def copied(self, nbytes: float) -> Price:
+        """A unit's copy to the card, as far as the link is concerned."""
+        return Price({Resource.h2d: self.brought(nbytes, Tier.dram, Place.ring).of(Resource.h2d)})
+
     def _moved(self, resource: Resource, nbytes: float, gbps: float) -> Price:
         return Price({resource: nbytes / gbps / GB}) + passed(self.hardware, nbytes)
 

@@ -8,7 +8,7 @@ are resident; in traffic as the mean. That is exact for uniform models and safe 
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import product, zip_longest
 
 import pulp
 
@@ -26,6 +26,7 @@ from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_by
 from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.expert_terms import ExpertTerms
+from penstock.planner.solver.terms.host_terms import HostTerms
 from penstock.planner.solver.terms.kept_terms import KeptTerms
 from penstock.planner.solver.terms.kv_terms import KvTerms
 from penstock.planner.solver.terms.linear import MB, LinearProgram
@@ -188,7 +189,10 @@ class Formulation(LinearProgram):
         self.decode_t = self.amount("decode_t")
         phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms).in_units_of(self.tick_s)
         streamed = {UnitKind.attn: self.layers - self.attn, UnitKind.ffn: self.layers - self.ffn}
-        step = phase.bill(self.each_pass, kv, far, streamed, self._launched())
+        launched = self._launched()
+        self.host = HostTerms(self, p, self.layers - self.ffn, launched, self.ticks_per_s)
+        of_step = self.host.streamed(streamed)
+        step = phase.bill(self._step_units(units) + self.experts.each_pass(p.batch), kv, far, of_step, launched)
         self._lasts(self.decode_t, step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv.read.of(Resource.h2d)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):
@@ -209,6 +213,19 @@ class Formulation(LinearProgram):
         self.whole_prefill_t, self.whole_step_t = self.prefill_t + passes * pass_t, self.decode_t + pass_t
         self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
 
+    def _step_units(self, units: Price) -> Price:
+        """``units`` as a decode step pays them: the CPU computes some that stream in other passes."""
+        if not self.host.most:
+            return units
+        copies_t = self.amount("step_h2d_t")
+        for bit, choice, (all_t, most_t) in zip(self.chunk_bits, self.chunk_choices, self.copies, strict=True):
+            each_t = PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes).copied(self.problem.model.ffn_max).of(Resource.h2d)
+            share = sum(self.problem.model.ffn_bytes) / self.layers / self.problem.model.ffn_max
+            self.add(copies_t >= all_t - self.host.count * (each_t * share * self.ticks_per_s) - most_t * (1 - bit))
+        return (
+            units.without(Resource.h2d) + Price({Resource.h2d: copies_t}) + self.host.step(copies_t, max(most for _, most in self.copies))
+        )
+
     def _launched(self) -> Amount:
         """1 where a decode step is launched kernel after kernel, by :func:`launched_because`."""
         if not can_record(self.problem.hardware, self.problem.model):
@@ -227,9 +244,10 @@ class Formulation(LinearProgram):
         """
         h, spills = self.problem.hardware, self.problem.workload.kv_spill
         back = h.ssd_write_gbps + (self.gpu.d2h.peak if self.gpu else 0) if spills else 0
-        may_bind = h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back)
+        beside = h.host.peak_gbps if h.host else 0
+        may_bind = h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back, beside)
         idle = () if may_bind else (Resource.dram,)
-        for least, high in zip(bill.without(*idle).least(), most.without(*idle).least(), strict=False):
+        for least, high in zip_longest(bill.without(*idle).least(), most.without(*idle).least(), fillvalue=0.0):
             if not isinstance(least, int | float) or least > 0:
                 self.add(phase_t >= least - high * (1 - bit))
 
@@ -243,20 +261,20 @@ class Formulation(LinearProgram):
         units = Price({Resource.ssd: self._by_read("weights", read, most_read)})
         most = Price({Resource.ssd: most_read * MB * max(self._read_t)})
         moved, most_moved = read, most_read
+        self.copies: list[tuple[Amount, float]] = []
         if self.gpu:
             kinds = (attn, p.model.attn_max, n, self.attn), (ffn, p.model.ffn_max, n, self.ffn)
             copied = [*kinds, (self.block, self.block, self.head_blocks, self.head)]
-            copies_t, most_t = self.amount("h2d_t"), []
+            copies_t = self.amount("h2d_t")
             for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
                 table = PriceTable(p.hardware, 1, 1, choice.chunk_bytes)
-                each = [
-                    table.brought(large, Tier.dram, Place.ring).of(Resource.h2d) * ticks * (size / max(1, large))
-                    for size, large, *_ in copied
-                ]
-                most_t.append(sum(t * count for t, (_, _, count, _) in zip(each, copied, strict=True)))
+                each = [table.copied(large).of(Resource.h2d) * ticks * (size / max(1, large)) for size, large, *_ in copied]
+                most_t = sum(t * count for t, (_, _, count, _) in zip(each, copied, strict=True))
                 all_t = pulp.lpSum((count - stays) * t for t, (_, _, count, stays) in zip(each, copied, strict=True))
-                self.add(copies_t >= all_t - most_t[-1] * (1 - bit))
-            units, most = units + Price({Resource.h2d: copies_t}), most + Price({Resource.h2d: max(most_t)})
+                self.copies.append((all_t, most_t))
+                self.add(copies_t >= all_t - most_t * (1 - bit))
+            units += Price({Resource.h2d: copies_t})
+            most += Price({Resource.h2d: max(most_t for _, most_t in self.copies)})
             moved += pulp.lpSum((count - stays) * (size / MB) for size, _, count, stays in copied)
             most_moved += sum(size * count for size, _, count, _ in copied) / MB
         computed = units_computed(p.hardware, p.model, self.head_blocks) * ticks

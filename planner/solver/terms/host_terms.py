@@ -1,0 +1,56 @@
+"""The program's terms of units that the CPU computes beside the card, in decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.planner.contract.decided.recording import can_record
+from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.prices.beside import Beside, host_rows_timed
+from penstock.planner.contract.prices.price import Amount, Price, Resource, total
+from penstock.planner.solver.terms.linear import LinearProgram
+from penstock.planner.solver.terms.problem import Problem
+
+
+class HostTerms:
+    """How many FFN units the CPU computes, of ``outside`` that VRAM does not keep; none where steps are ``launched`` kernel by kernel."""
+
+    def __init__(self, program: LinearProgram, problem: Problem, outside: Amount, launched: Amount, ticks_per_s: float):
+        self._program, self._problem, self._ticks_per_s = program, problem, ticks_per_s
+        self.most = most_host_units(problem)
+        self.decided: Amount = problem.force.host_ffn or 0
+        """Units of the plan; ``count`` of them the CPU computes in the workload's steps, all or none."""
+        self.count: Amount = 0
+        self.any: Amount = 0
+        if not self.most:
+            if self.decided:
+                program.add(outside >= self.decided)
+                program.add(launched <= 0)
+            return
+        self.count = program.integer("host", 0, self.most, problem.force.host_ffn)
+        self.any = program.integer("host_any", 0, 1)
+        program.add(self.count <= outside)
+        program.add(self.count <= self.most * self.any)
+        program.add(self.any <= self.count)
+        program.add(self.any <= 1 - launched)
+        self.decided = self.count
+
+    def streamed(self, units: Mapping[UnitKind, Amount]) -> dict[UnitKind, Amount]:
+        """Of ``units`` outside VRAM those that a decode step copies."""
+        return {kind: count - self.count if kind is UnitKind.ffn else count for kind, count in units.items()}
+
+    def step(self, copies_t: Amount, most_t: float) -> Price:
+        """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``most_t`` at most, which hold up the CPU."""
+        p = self._problem
+        beside, units = Beside.of(p.hardware, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
+        mean = total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units))
+        slowed_t = self._program.amount("host_slowed_t")
+        self._program.add(slowed_t >= beside.slowed(copies_t) - beside.slowed(most_t) * (1 - self.any))
+        return mean * self.count + Price({Resource.cpu: slowed_t})
+
+
+def most_host_units(problem: Problem) -> int:
+    """FFN units that the CPU may compute, as far as machine, model and batch have a say."""
+    p = problem
+    rows = host_rows_timed(p.hardware, p.model) if p.force.host_rows is None else p.force.host_rows
+    return p.model.layers if p.batch <= rows and can_record(p.hardware, p.model) else 0

@@ -1,0 +1,153 @@
+"""FFN units that the CPU computes beside the card: where they lie, what they cost, and when there are none."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.ffn_activation import ffn_activation
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.render.decided import decided
+from penstock.planner.solver.program import solve
+from penstock.planner.verbs.plan_diff import compare
+from tests.planner.small import GB, MB, gpu, machine, model, work
+from tests.planner.test_program_properties import PHASES, SLOWER, brute_force, machines, solved, workloads
+
+RATES = HostRates(12, {"BF16": Curve(((1, 76.0), (16, 60.0)))}, 1e-5, 0.75, 0.84)
+M = replace(model(16), ffn_activation="silu")
+
+
+def beside(rates: HostRates | None = RATES, **change: object) -> HardwareProfile:
+    """A card that records steps, with a fifth of the model's weights in VRAM."""
+    return machine(vram=GB, dram=64 * GB, gpu=gpu(layer_kernels_s=8e-5), host=rates, **change)
+
+
+def test_cpu_and_link_work_at_once_and_a_step_takes_what_both_together_leave():
+    made, alone = solve(beside(), M, work()), solve(beside(None), M, work())
+    assert 0 < made.weights.host.ffn < 16 - made.weights.vram.resident_units.ffn
+    assert made.weights.host.rows == 16 and alone.weights.host == HostUnits()
+    predicted, before = predict(beside(), M, work(), made), predict(beside(None), M, work(), alone)
+    stages = predicted.decode_stages
+    assert predicted.decode_s_per_token < before.decode_s_per_token * 0.65
+    assert predicted.decode_s_per_token == pytest.approx(max(*stages.values(), stages["card"] + stages["cpu"]))
+    assert predicted.prefill_s == pytest.approx(before.prefill_s, rel=0.01)
+    assert predicted.h2d_bytes_per_token == before.h2d_bytes_per_token - made.weights.host.ffn * 120 * MB
+
+
+def test_host_units_lie_in_dram_between_those_that_stream_and_pass_the_ring_in_prompts():
+    h = beside()
+    placement = Plan(h, M, work(), made := solve(h, M, work()), predict(h, M, work(), made)).placement
+    assert len(placement.host_units) == made.weights.host.ffn
+    assert set(placement.host_units) | set(placement.step_units) == set(placement.streamed_units)
+    assert not set(placement.host_units) & set(placement.step_units)
+    outside = [unit for unit in placement.streamed_units if unit.kind == "ffn"]
+    gaps = [outside.index(b) - outside.index(a) for a, b in zip(placement.host_units, placement.host_units[1:], strict=False)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+@pytest.mark.parametrize(
+    "h, m",
+    [
+        (beside(replace(RATES, products={"BF16": Curve(((1, 0.5), (16, 0.5)))})), M),
+        (beside(replace(RATES, hop_s=0.1)), M),
+        (beside(dram_bus_gbps=50.0), M),
+        (beside(replace(RATES, products={"FP8": RATES.products["BF16"]})), M),
+        (beside(), replace(M, ffn_activation="")),
+        (beside(), replace(M, state_bytes=MB)),
+        (replace(beside(), gpu=gpu()), M),
+        (replace(beside(), dram_bytes=GB), M),
+        (machine(vram=0, dram=64 * GB, host=None), M),
+    ],
+    ids=["slow CPU", "slow hops", "shared bus", "no product", "another FFN", "states", "no recorded steps", "SSD passes", "no card"],
+)
+def test_the_cpu_computes_nothing_where_that_is_slower_or_cannot_be(h, m):
+    made = solve(h, m, work())
+    assert made.weights.host == HostUnits()
+    forced = replace(made, weights=replace(made.weights, host=HostUnits(4, 16)))
+    assert broken_rules(h, m, work(), forced) or predict(h, m, work(), forced).total_s >= predict(h, m, work(), made).total_s / 1.005
+
+
+def test_more_rows_than_the_cpu_is_planned_for_stream():
+    h = beside()
+    made = solve(h, M, work(batch=3), Force(host_ffn=6, host_rows=2))
+    assert made.weights.host == HostUnits(6, 2)
+    streaming = replace(made, weights=replace(made.weights, host=HostUnits()))
+    assert predict(h, M, work(batch=3), made) == predict(h, M, work(batch=3), streaming)
+
+
+def test_a_forced_split_is_kept_and_an_impossible_one_is_refused_with_its_reason():
+    h = beside()
+    counts = [solve(h, M, work(), Force(host_ffn=n)).weights.host.ffn for n in (0, 1, 16)]
+    assert counts == [0, 1, 16]
+    with pytest.raises(UserError, match=r"force.host_ffn=17 .*allowed: 0 to 16, the FFN units outside VRAM"):
+        solve(h, M, work(), Force(host_ffn=17))
+    with pytest.raises(UserError, match=r"force.host_ffn=1 .*allowed: 0, since the CPU's products beside the GPU were not measured"):
+        solve(beside(None), M, work(), Force(host_ffn=1))
+    with pytest.raises(UserError, match=r"force.host_rows=17 .*allowed: 0 to 16 for the format"):
+        solve(h, M, work(), Force(host_rows=17))
+
+
+def test_a_plan_with_host_units_is_written_read_shown_and_compared(tmp_path):
+    h = beside()
+    made, alone = solve(h, M, work()), solve(beside(None), M, work())
+    plans = [Plan(on, M, work(), d, predict(on, M, work(), d)) for on, d in ((h, made), (beside(None), alone))]
+    for plan, name in zip(plans, "ab", strict=True):
+        write_plan(plan, tmp_path / name)
+    again = read_plan(tmp_path / "a")
+    assert (again.decisions, again.hardware.host, again.model.ffn_activation) == (made, RATES, "silu")
+    assert "host" not in (tmp_path / "b").read_text().replace("host_", "")
+    row = {subject: (words, aside) for subject, words, aside in decided(plans[0])}
+    assert row["CPU"] == (f"{made.weights.host.ffn} ffn", "up to 16 rows") and "CPU" not in dict((s, w) for s, w, _ in decided(plans[1]))
+    changed = compare(*plans[::-1])
+    assert "weights.host.ffn" in str(changed)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, phases=PHASES)
+@given(st.data())
+def test_the_program_equals_brute_force_with_units_of_the_cpu(data):
+    m = replace(model(3, data.draw(st.integers(5, 60)) * MB, data.draw(st.integers(80, 300)) * MB, 20 * MB), ffn_activation="silu")
+    h, w = data.draw(machines(m, True)), replace(data.draw(workloads(False)), prompt_tokens=data.draw(st.integers(1, 500)))
+    shares = data.draw(st.tuples(st.floats(0.5, 1), st.floats(0.5, 1)))
+    rate = h.gpu.h2d.peak * data.draw(st.floats(0.2, 2))
+    rates = HostRates(4, {"BF16": Curve(((1, rate), (8, rate * 0.7)))}, data.draw(st.sampled_from([0.0, 1e-5, 1e-3])), *shares)
+    h = replace(h, gpu=replace(h.gpu, layer_kernels_s=8e-5), host=rates, ssd_read=h.ssd_read[:1])
+    h = replace(h, vram_bytes=int(400 * MB + data.draw(st.floats(0.1, 0.7)) * m.weight_bytes), dram_bytes=GB + m.weight_bytes)
+    found = solved(h, m, w)
+    assume(found)
+    best = min(brute_force_with(h, m, w, replace(found.decisions.weights.host, ffn=n), found.decisions) for n in range(m.layers + 1))
+    assert found.best_s == pytest.approx(best, rel=1e-5)
+    assert predict(h, m, w, found.decisions).total_s <= best * SLOWER
+
+
+def brute_force_with(h, m, w, host, base):
+    rows = max(w.batch, host.rows)
+    made = replace(base, weights=replace(base.weights, host=HostUnits(host.ffn, min(8, rows) if host.ffn else 0)))
+    return brute_force(h, m, w, made)
+
+
+@pytest.mark.parametrize(
+    "config, names, expected",
+    [
+        ({"model_type": "llama", "hidden_act": "silu"}, "gate_proj up_proj down_proj", "silu"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}, "gate_proj up_proj down_proj", "gelu_tanh"),
+        ({"model_type": "phi", "hidden_act": "gelu_new"}, "fc1 fc2", "gelu_tanh"),
+        ({"model_type": "phi3", "hidden_act": "silu"}, "gate_up_proj down_proj", ""),
+        ({"model_type": "llama", "hidden_act": "relu2"}, "gate_proj up_proj down_proj", ""),
+        ({"model_type": "llama"}, "gate_proj up_proj down_proj", ""),
+        ({"model_type": "llama", "hidden_act": "silu"}, "gate_proj up_proj down_proj norm", ""),
+        ({"model_type": "falcon_h1", "hidden_act": "silu"}, "gate_proj up_proj down_proj", ""),
+    ],
+)
+def test_an_ffn_is_known_by_its_family_its_activation_and_its_projections(config, names, expected):
+    layer = ["self_attn.q_proj.weight", "input_layernorm.weight", *(f"mlp.{name}.weight" for name in names.split())]
+    assert ffn_activation(config, [layer, [*layer, f"mlp.{names.split()[0]}.weight_scale"]]) == expected
