@@ -15,6 +15,7 @@ from penstock.runtime.memory.vram import TENSOR_ALIGN, VramPool
 from penstock.runtime.model.decoded import DecodedUnit
 from penstock.runtime.model.fixtures import Fixture
 from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
+from penstock.runtime.moving.recorded_stream import EXACTLY, RecordedStream, Recorder, Streamed
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.moving.stream import Rehearsal, RingStream
 
@@ -36,7 +37,9 @@ class CardSide:
         self.vram = VramPool(sum(x.nbytes for _, x in fixed) + slots_bytes, device)
         self.fixed = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
         """What stays here, with its layout and its place."""
-        slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
+        self._ledger, self._dram, self._spans = host.ledger, host.dram, options.keep_spans
+        self._streamed = streamed
+        self.slots = slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
         self.kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_count)]
         self.expert_slots = [self.vram.take(expert_bytes) for _ in range(experts)]
         self.bounce = self.vram.take(room.vram_bytes).view(room.bounce_pages, room.page_bytes)
@@ -58,6 +61,11 @@ class CardSide:
         tensors = {u: x.tensors for u, x in streamed.items()}
         self.stream = RingStream(self.ring, host.dram, tensors, copier, host.ledger)
         self.rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
+
+    def recorded(self, recorder: Recorder) -> RecordedStream:
+        """For passes that are recorded: units that lie in DRAM for good, through the ring's slots."""
+        streamed = [Streamed(u, self._dram.stays(u), x.segments, x.tensors) for u, x in self._streamed.items()]
+        return RecordedStream(streamed, self.slots, recorder, self._ledger, 1 if self._spans else EXACTLY)
 
     @property
     def streamed_into(self) -> list[torch.Tensor]:

@@ -24,12 +24,14 @@ from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.kv.outside.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.memory.arena import PageLock
-from penstock.runtime.memory.device import CopyDevice
-from penstock.runtime.model.binding import Binder, move_buffers, parameters
+from penstock.runtime.memory.card_graph import CardGraph
+from penstock.runtime.memory.device import CopyDevice, CudaDevice
+from penstock.runtime.model.binding import Binder, WeightStream, move_buffers, parameters
 from penstock.runtime.model.lookup import LookUpOnHost
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
+from penstock.runtime.moving.slot_turns import SlotTurns
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
 
 
@@ -71,7 +73,8 @@ class Engine:
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
             kernel = open_kernel(device)
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), kernel, self._binder)
-            self._graphs = GraphSteps(self.stepper, self._nothing_moves, self.stream) if kernel and self._may_record() else None
+            self._records = kernel is not None and self._may_record()
+            self._graphs: GraphSteps | None = None
             self._recorded = 0, 0
         except BaseException:
             self.close()
@@ -183,30 +186,42 @@ class Engine:
         if self.experts is not None:
             self.experts.start()
             self.experts.stream()
-        if self._graphs is not None:
+        if self._records:
+            self._graphs = self._open_graphs()
             longest_step(self.stepper, *self._recorded, self._graphs.capture)
             self.stepper.graphs = self._graphs
 
-    def _may_record(self) -> bool:
-        """Whether steps could be one graph: nothing moves, and the host decides nothing in between."""
-        return self._still() and self.host.options.graphs
+    def _open_graphs(self) -> GraphSteps:
+        card, copier = self.card, self.copier
+        assert card is not None and isinstance(copier, CudaDevice)
+        graph = CardGraph(copier)
+        stream = card.recorded(graph)
+        turns = SlotTurns(card.ring, stream, graph, self.dram, copier)
+        return GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, turns)
 
-    def _still(self) -> bool:
-        moves = self.experts is not None or self.outside.layers or self._placement.streamed_units
-        return isinstance(self.stream, RingStream) and not moves
+    def _may_record(self) -> bool:
+        options = self.host.options
+        return self._alike() and options.graphs and options.wrap_around and not self.arena.refused
+
+    def _alike(self) -> bool:
+        """Whether all decode steps are alike: the host decides nothing in between, and what streams lies in DRAM."""
+        decides = self.experts is not None or self.outside.layers or self._placement.ssd_layers
+        return isinstance(self.copier, CudaDevice) and not decides
 
     @property
     def launched_because(self) -> str | None:
-        """Why steps in which nothing moves are launched kernel by kernel; None where they are not, or something moves."""
-        if not self._still():
+        """Why steps that are alike are launched kernel by kernel; None where they are not, or are not alike."""
+        if not self._alike():
             return None
-        if self._graphs is None:
-            return "Triton is not installed" if self.host.options.graphs else "engine.graphs=false"
-        return self._graphs.refused
+        if self._graphs is not None:
+            return self._graphs.refused
+        options = self.host.options
+        asked = "engine.graphs=false" if not options.graphs else "engine.wrap_around=false" if not options.wrap_around else None
+        return asked or ("DRAM is not page-locked" if self.arena.refused else "Triton is not installed")
 
     @contextmanager
-    def _nothing_moves(self) -> Iterator[None]:
-        before, self._binder.stream = self._binder.stream, self._rehearsal
+    def _fed_by(self, stream: WeightStream) -> Iterator[None]:
+        before, self._binder.stream = self._binder.stream, stream
         try:
             yield
         finally:
@@ -255,7 +270,7 @@ class Engine:
 
     def stage_totals(self) -> dict[str, tuple[int, float]]:
         """Stage -> (bytes, busy seconds) since the engine was made."""
-        self.stream.settle()
+        self._settle()
         if self.experts is not None:
             self.experts.settle()
         totals = {name: (t.bytes, t.busy_s) for name, t in self.ledger.totals().items()}
@@ -263,8 +278,13 @@ class Engine:
 
     def track_totals(self) -> dict[str, tuple[int, float]]:
         """The same for the ledger's tracks, of which weights (``h2d``) and KV (``h2d.kv``) have one each on the link."""
-        self.stream.settle()
+        self._settle()
         return {name: (t.bytes, t.busy_s) for name, t in self.ledger.tracks().items()}
+
+    def _settle(self) -> None:
+        self.stream.settle()
+        if self._graphs is not None:
+            self._graphs.settle()
 
     def facts(self) -> dict[str, Any]:
         """Counters for the report: the cache's hits, loads, evictions and waits, the ring's waits, the reader's retries."""
@@ -272,7 +292,7 @@ class Engine:
             "cache": asdict(self.dram.cache.stats),
             "ring": asdict(self.card.ring.stats) if self.card else None,
             "experts": self.experts.facts() if self.experts else None,
-            "graphs": self._graphs and {"rows": self._recorded[0] * (self._graphs.refused is None), "refused": self._graphs.refused},
+            "graphs": self._graphs and self._graphs.facts(),
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
             "stalls": self.pool.stalls.facts(),
             "ssd": {
@@ -286,6 +306,8 @@ class Engine:
     def stop(self) -> None:
         """End the stream: no unit moves any more, the pool and the arena may be used for something else."""
         self.outside.end()
+        if self._graphs is not None:
+            self._graphs.stop()
         self.stream.close()
         if self.experts is not None:
             self.experts.close()

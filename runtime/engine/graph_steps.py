@@ -1,19 +1,23 @@
-"""Decode steps of a model that stays where it is, as one CUDA graph: the host issues one launch in place of a thousand."""
+"""Decode steps as one CUDA graph, copies and kernels: the host issues one launch in place of a thousand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
+from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.attention.page_tables import PageTables
+from penstock.runtime.memory.card_graph import CardGraph
+from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import RowKind, Step
+from penstock.runtime.moving.recorded_stream import RecordedStream
+from penstock.runtime.moving.slot_turns import SlotTurns
 
 WARMED = 2
 """Passes before a capture: the first loads kernels and takes memory."""
@@ -21,9 +25,8 @@ WARMED = 2
 
 @dataclass
 class _Captured:
-    """A graph with the numbers that it reads, all int64 on the card."""
+    """What a graph reads, all int64 on the card, and what it writes."""
 
-    graph: torch.cuda.CUDAGraph
     numbers: torch.Tensor
     """[3, rows]: ids, positions, slots of the pool."""
     pages: torch.Tensor
@@ -42,26 +45,31 @@ def launched_singly(plan: Plan) -> Plan:
     return replace(plan, hardware=hardware, prediction=predict(hardware, plan.model, plan.workload, plan.decisions))
 
 
-class PassWatch(Protocol):
-    """Books when a pass computes."""
-
-    def begin_pass(self) -> None: ...
-    def end_pass(self) -> None: ...
-    def settle(self) -> None: ...
-
-
 class GraphSteps:
     """Runs those steps of ``stepper`` of which every row decodes one token, once :meth:`capture` has recorded such a step. Attention goes
-    by page tables. ``quiet`` keeps whatever moves weights out of the recording; ``watch`` is told of every pass.
+    by page tables.
 
-    Costs the activations of one step in memory of its own, and 8 bytes for each page of a row.
+    ``fed_by`` has the model fed by another stream of weights inside: by ``rehearsal``, which moves nothing, and by ``stream``, which is
+    recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn. Costs the activations of one step in memory of
+    its own, and 8 bytes for each page of a row.
     """
 
-    def __init__(self, stepper: Stepper, quiet: Callable[[], AbstractContextManager[object]], watch: PassWatch):
-        self._stepper, self._quiet, self._watch = stepper, quiet, watch
+    def __init__(
+        self,
+        stepper: Stepper,
+        graph: CardGraph,
+        stream: RecordedStream,
+        rehearsal: WeightStream,
+        fed_by: Callable[[WeightStream], AbstractContextManager[object]],
+        turns: SlotTurns,
+    ):
+        self._stepper, self._graph, self._stream, self._rehearsal = stepper, graph, stream, rehearsal
+        self._fed_by, self._turns = fed_by, turns
         self._captured: _Captured | None = None
         self.refused: str | None = None
         """Why steps are launched one kernel after the other; None where they are not."""
+        self.steps = 0
+        """That were launched as a whole."""
 
     def serves(self, step: Step) -> bool:
         """Whether :meth:`run` can compute ``step``."""
@@ -81,20 +89,20 @@ class GraphSteps:
         numbers = torch.zeros(3, rows, dtype=torch.long, device=device)
         pages = torch.zeros(rows, width, dtype=torch.long, device=device)
         every, one = torch.arange(rows, device=device), torch.ones(rows, dtype=torch.long, device=device)
-        made = _Captured(torch.cuda.CUDAGraph(), numbers, pages, [()] * rows, (every, one), torch.empty(0))
+        made = _Captured(numbers, pages, [()] * rows, (every, one), torch.empty(0))
         self._fill(made, step)
         page_tokens = stepper.pool.page_tokens
         tables = PageTables(every, numbers[1], one, pages, page_tokens, 1, width * page_tokens)
         try:
-            with self._quiet():
+            with self._fed_by(self._rehearsal):
                 aside = torch.cuda.Stream(device)
                 aside.wait_stream(torch.cuda.current_stream(device))
                 with torch.cuda.stream(aside):
                     for _ in range(WARMED):
                         stepper.compute_tabled(step, tables, numbers, every)
                 torch.cuda.current_stream(device).wait_stream(aside)
-                with torch.cuda.graph(made.graph, capture_error_mode="thread_local"):
-                    made.logits = stepper.compute_tabled(step, tables, numbers, every)
+            with self._fed_by(self._stream), self._graph.recording():
+                made.logits = stepper.compute_tabled(step, tables, numbers, every)
         except RuntimeError as error:
             torch.cuda.synchronize(device)
             self.refused = str(error).strip().partition("\n")[0][:200]
@@ -106,13 +114,33 @@ class GraphSteps:
         """Compute ``step``, which :meth:`serves` -> logits [rows, vocab] on the device."""
         made = self._captured
         assert made is not None
-        self._watch.begin_pass()
-        self._fill(made, step)
-        made.graph.replay()
-        logits = made.logits[: len(step.rows)].clone()
-        self._watch.end_pass()
-        self._watch.settle()
-        return logits
+        self._stream.settle()
+        with uninterrupted():
+            self._turns.take()
+            self._fill(made, step)
+            self._graph.launch()
+            self._stream.launched()
+        self.steps += 1
+        return made.logits[: len(step.rows)].clone()
+
+    def make_way(self) -> None:
+        """A pass comes that is launched kernel by kernel."""
+        self._stream.settle()
+        self._turns.give()
+
+    def settle(self) -> None:
+        """Book the last step."""
+        self._stream.settle()
+
+    def facts(self) -> dict[str, object]:
+        """For the report: rows of a recorded step, or why there is none, and how many were launched."""
+        rows = 0 if self._captured is None else self._captured.pages.shape[0]
+        return {"rows": rows, "refused": self.refused, "steps": self.steps}
+
+    def stop(self) -> None:
+        """Block until nothing moves that a graph moves."""
+        if self.steps:
+            self._graph.wait()
 
     def _fill(self, made: _Captured, step: Step) -> None:
         """The numbers of ``step``. Rows that are recorded and not there repeat the last one, and write what it writes."""

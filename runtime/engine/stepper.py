@@ -30,6 +30,9 @@ class WholeSteps(Protocol):
     def run(self, step: Step) -> torch.Tensor:
         """The wanted logits [step.wanted, vocab] on the device."""
 
+    def make_way(self) -> None:
+        """A step comes that it does not serve."""
+
 
 class Stepper:
     """``model`` over ``pool``, on ``device``. Knows no requests: whoever calls it says which tokens of which sequences come.
@@ -64,8 +67,10 @@ class Stepper:
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
         """Compute ``step`` -> the wanted logits [step.wanted, vocab] on the device, in the order of its rows."""
-        if self.graphs is not None and self.graphs.serves(step):
-            return self.graphs.run(step)
+        if self.graphs is not None:
+            if self.graphs.serves(step):
+                return self.graphs.run(step)
+            self.graphs.make_way()
         logits = self.compute(*self.begin(step))
         self.pool.end_pass()
         return logits

@@ -50,6 +50,10 @@ class CardEvent:
             self._happened = True
         return self._at_s
 
+    def seconds_until(self, driver: DriverEvent) -> float:
+        """To an event that is recorded again and again."""
+        return float(self._driver.elapsed_time(driver)) / 1e3
+
 
 class CardEvents:
     """Makes the points of one card, from any thread. There are as many of the driver's events as points are held at once."""

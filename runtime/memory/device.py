@@ -90,7 +90,8 @@ class CudaDevice:
 
     def __init__(self, index: int = 0):
         self.device = torch.device("cuda", index)
-        self._copies = torch.cuda.Stream(self.device, priority=-1)
+        self.copies = torch.cuda.Stream(self.device, priority=-1)
+        """Of the weights."""
         self._compute = torch.cuda.current_stream(self.device)
         self._bare: BareCopies | None = None
         self.events = CardEvents()
@@ -132,7 +133,7 @@ class CudaDevice:
         return twin
 
     def copying(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._copies)  # the current stream is the thread's own; to change it at every copy costs as much as one
+        return torch.cuda.stream(self.copies)  # the current stream is the thread's own; to change it at every copy costs as much as one
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         start, borders = src.data_ptr(), self.borders
@@ -154,13 +155,13 @@ class CudaDevice:
                     bare(to + s.dst + at, begin + s.src + at, nbytes)
 
     def copy_event(self) -> CardEvent:
-        return self.events.record(self._copies)
+        return self.events.record(self.copies)
 
     def compute_event(self) -> CardEvent:
         return self.events.record(self._compute)
 
     def copy_waits(self, event: CardEvent) -> None:
-        event.before(self._copies)
+        event.before(self.copies)
 
     def compute_waits(self, event: CardEvent) -> None:
         event.before(self._compute)
@@ -176,6 +177,10 @@ class CudaDevice:
 
     def time_of(self, event: CardEvent) -> float:
         return self._base_s + event.seconds_after(self._base)
+
+    def time_of_driver(self, event: torch.cuda.Event) -> float:
+        """The same of an event of the driver, each time anew."""
+        return self._base_s + self._base.seconds_until(event)
 
 
 class CudaLane:

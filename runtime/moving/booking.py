@@ -36,6 +36,10 @@ class Booking:
         self._device, self._ledger, self._track = device, ledger, track
         self._idle_since: float | None = None
 
+    def anew(self) -> Booking:
+        """The same behind a pause, which nothing waited for."""
+        return Booking(self._device, self._ledger, self._track)
+
     def book(self, copy: Queued) -> None:
         """``copy`` is over."""
         end_s = self._device.time_of(copy.end)

@@ -66,6 +66,11 @@ class LayerCache:
         with self._lock:
             return self._slots.is_ready(layer)
 
+    def slot_of(self, layer: int) -> int:
+        """The slot of ``layer``, which was loaded or is on its way."""
+        with self._lock:
+            return self._slots.slot_of(layer)
+
     def acquire(self, layer: int) -> int:
         """Slot of ``layer``, which stays there until :meth:`release`. Blocks until the layer has arrived."""
         with self._lock:

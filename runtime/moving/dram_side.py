@@ -90,6 +90,12 @@ class DramTier:
         """Whether :meth:`acquire` would return ``unit``, the next one, at once."""
         return unit.kind == "head" or unit != self._plans[unit.layer].units[0] or self.cache.holds(unit.layer)
 
+    def stays(self, unit: Unit) -> torch.Tensor:
+        """The buffer of ``unit``, which never leaves DRAM and may not have arrived."""
+        if unit.kind == "head":
+            return self._heads[unit]
+        return self._buffer(unit, self.cache.slot_of(unit.layer))
+
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
         """(slot, uint8 buffer of the unit's layout). Valid until the unit's :meth:`release`; slot -1 is a fixed region."""
         if unit.kind == "head":
@@ -98,8 +104,12 @@ class DramTier:
         if unit == plan.units[0]:
             self._slot_of[unit.layer] = self.cache.acquire(unit.layer)
         slot = self._slot_of[unit.layer]
+        return slot, self._buffer(unit, slot)
+
+    def _buffer(self, unit: Unit, slot: int) -> torch.Tensor:
+        plan = self._plans[unit.layer]
         start = self._base + slot * self.slot_bytes + plan.offsets[unit]
-        return slot, self._arena.slice(start, plan.nbytes - plan.offsets[unit])
+        return self._arena.slice(start, plan.nbytes - plan.offsets[unit])
 
     def release(self, unit: Unit) -> None:
         """The consumer no longer reads the unit's buffer. A layer is left when the last of its units was given back."""

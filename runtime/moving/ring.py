@@ -116,6 +116,8 @@ class VramRing:
         """What compute waits for before it uses the unit that was entered last."""
         self._error: BaseException | None = None
         self._stop = False
+        self._paused = False
+        self._copying_now = False
         self._copier_over = False
         self._threads = [
             threading.Thread(target=self._drive, args=(work, waiter), name=name, daemon=True)
@@ -135,6 +137,40 @@ class VramRing:
         with uninterrupted():
             for thread in self._threads if self._units else ():
                 thread.start()
+
+    def pause(self) -> None:
+        """Between two passes: return when everything queued has been copied; nothing is copied until :meth:`adopt`."""
+        with self._lock:
+            self._paused = True
+            self._copier.tell()
+            self._consumer.wait(lambda: self._stop or not (self._copying_now or self._queued))
+            if self._error is not None:
+                raise self._error
+
+    def ahead(self) -> list[tuple[Unit, torch.Tensor]]:
+        """What was copied for the passes that come, with its slot."""
+        return [(self._unit(number), self._slot(number).buffer) for number in sorted(self._arrived)]
+
+    def adopt(self, buffers: Mapping[Unit, torch.Tensor], behind: Event, bring: Callable[[Unit, torch.Tensor], Event]) -> None:
+        """After :meth:`pause`, go on. The units that are :meth:`ahead` lie in ``buffers`` once ``behind`` has happened: in the same slots,
+        in another order. What is ahead twice, ``bring`` copies into a slot of its own."""
+        with self._lock:
+            ahead, self._arrived = sorted(self._arrived), {}
+            free = {slot.buffer.data_ptr(): slot.buffer for slots in self._slots.values() for slot in slots}
+            found: dict[tuple[str, int], torch.Tensor] = {}
+            for number in ahead:
+                buffer = buffers[self._unit(number)]
+                if free.pop(buffer.data_ptr(), None) is not None:
+                    found[self.turns.place(number)], self._arrived[number] = buffer, behind
+            for name, slots in self._slots.items():
+                rest = iter([slot.buffer for slot in slots if slot.buffer.data_ptr() in free])
+                self._slots[name] = [_Slot(found[name, k] if (name, k) in found else next(rest), behind) for k in range(len(slots))]
+            for number in ahead:
+                if number not in self._arrived:
+                    self._arrived[number] = bring(self._unit(number), self._slot(number).buffer)
+            self._into, self._booking = Parts(), self._booking.anew()
+            self._paused = False
+            self._copier.tell()
 
     def begin_pass(self) -> None:
         """Compute is about to visit the first unit again; without wrap-around, copying starts only now."""
@@ -189,7 +225,7 @@ class VramRing:
         turns = self.turns
         while True:
             begun, waiting = time.perf_counter(), bool(self._fetched)
-            yield lambda: self._stop or turns.next_copy() is not None or self._may_fetch()
+            yield self._may_go_on
             if self._stop:
                 return
             if waiting:
@@ -200,6 +236,14 @@ class VramRing:
                 self.stats.slot_waits += turns.next_copy() is None
             else:
                 yield from self._copying(number)
+
+    def _may_go_on(self) -> bool:
+        """Whether the copier, which is between two units, has something to do; under the lock."""
+        may = not self._paused and (self.turns.next_copy() is not None or self._may_fetch())
+        self._copying_now = may
+        if self._paused:
+            self._consumer.tell()
+        return self._stop or may
 
     def _may_fetch(self) -> bool:
         return self.turns.may_fetch_now(lambda number: self._source.arrived(self._unit(number)))
@@ -212,8 +256,7 @@ class VramRing:
 
     def _copying(self, number: int) -> Iterator[Ready]:
         unit, fetched = self._unit(number), self._fetched.pop(number)
-        name, index = self.turns.place(number)
-        slot = self._slots[name][index]
+        index, slot = self.turns.place(number)[1], self._slot(number)
         pieces, n = self._pieces(unit), number % len(self._units)
         for k, piece in enumerate(pieces):
             yield lambda: self._stop or len(self._queued) < self._in_flight
@@ -250,6 +293,13 @@ class VramRing:
             self.stats.bytes += copy.nbytes
             if copy.last:
                 self._source.release(copy.unit)
+            if self._paused:
+                with self._lock:
+                    self._consumer.tell()
+
+    def _slot(self, number: int) -> _Slot:
+        name, index = self.turns.place(number)
+        return self._slots[name][index]
 
     def _unit(self, number: int) -> Unit:
         return self._units[number % len(self._units)]

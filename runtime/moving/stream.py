@@ -119,10 +119,11 @@ class RingStream:
         views: dict[str, nn.Parameter] = {}
         self._unit, self._arrival = unit, None
         if unit in self._layouts:
-            index, buffer = self._ring.enter(unit)
+            _, buffer = self._ring.enter(unit)
             self._arrival = self._ring.entered_after
-            found = self._views.get((unit, index))
-            views = self._views[unit, index] = parameters(self._layouts[unit], buffer) if found is None else found
+            key = unit, buffer.data_ptr()
+            found = self._views.get(key)
+            views = self._views[key] = parameters(self._layouts[unit], buffer) if found is None else found
         return views
 
     def pause(self) -> None:

@@ -91,6 +91,10 @@ class LayerSlots:
         """Whether ``layer`` lies in a slot."""
         return layer in self._held and self._held[layer].ready
 
+    def slot_of(self, layer: int) -> int:
+        """The slot of ``layer``, which lies there or is on its way."""
+        return self._held[layer].slot
+
     def take(self, layer: int) -> int:
         """The slot of ``layer``, which is ready: it stays there until :meth:`leave`."""
         held = self._held[layer]

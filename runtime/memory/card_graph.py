@@ -1,0 +1,89 @@
+"""Work of a card that is recorded once and launched as a whole: kernels on one stream, copies on another, and points where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from penstock.runtime.memory.device import CudaDevice
+
+
+class GraphPoint:
+    """A point in a recorded stream: what is recorded behind it may wait for it, and after each launch it has a time."""
+
+    __slots__ = ("edge", "timed")
+
+    def __init__(self, stream: torch.cuda.Stream):
+        self.edge, self.timed = torch.cuda.Event(), torch.cuda.Event(enable_timing=True, external=True)
+        self.edge.record(stream)
+        self.timed.record(stream)  # a node of the graph, unlike the edge
+
+
+class CardGraph:
+    """A CUDA graph over two streams, with the calls of a ``CopyDevice`` that order copies and kernels.
+
+    The graph is launched on a stream of its own. What is launched behind it elsewhere waits for :attr:`results` alone, not for copies that
+    are on their way for the next launch. Costs what is allocated while it is recorded.
+    """
+
+    def __init__(self, card: CudaDevice):
+        self._card = card
+        self._graph = torch.cuda.CUDAGraph()
+        self._kernels, self._copies = torch.cuda.Stream(card.device), torch.cuda.Stream(card.device)
+        self.begin: GraphPoint
+        self.results: GraphPoint
+        """Behind all kernels."""
+        self._over = torch.cuda.Event()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, what the current thread launches is recorded."""
+        with torch.cuda.graph(self._graph, stream=self._kernels, capture_error_mode="thread_local"):
+            self.begin = self.compute_event()
+            self._copies.wait_event(self.begin.edge)
+            yield
+            self.results = self.compute_event()
+            self._kernels.wait_stream(self._copies)
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        with torch.cuda.stream(self._copies):
+            self._card.copy(dst, src)
+
+    def copy_event(self) -> GraphPoint:
+        return GraphPoint(self._copies)
+
+    def compute_event(self) -> GraphPoint:
+        return GraphPoint(self._kernels)
+
+    def copy_waits(self, event: GraphPoint) -> None:
+        self._copies.wait_event(event.edge)
+
+    def compute_waits(self, event: GraphPoint) -> None:
+        self._kernels.wait_event(event.edge)
+
+    def launch(self) -> None:
+        """Launch it behind what was given to the current stream; what the current stream is given next begins behind :attr:`results`."""
+        here = torch.cuda.current_stream(self._card.device)
+        self._kernels.wait_stream(here)
+        with torch.cuda.stream(self._kernels):
+            self._graph.replay()
+        self._over.record(self._kernels)
+        self.results.timed.wait(here)
+
+    def hold(self) -> None:
+        """The next launch begins behind what the weights' copy stream was given."""
+        self._kernels.wait_stream(self._card.copies)
+
+    def yield_copies(self) -> None:
+        """What the weights' copy stream is given next begins when the last launch is over, its copies, too."""
+        self._card.copies.wait_event(self._over)
+
+    def wait(self) -> None:
+        """Block until the last launch is over."""
+        self._over.synchronize()
+
+    def time_of(self, point: GraphPoint) -> float:
+        """When the last launch came to ``point``, which it has, in seconds of ``time.perf_counter``."""
+        return self._card.time_of_driver(point.timed)

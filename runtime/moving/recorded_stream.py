@@ -1,0 +1,197 @@
+"""How a recorded pass meets streamed units: each has its slot for good, and what is copied when was settled when the pass was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.policy.rounds import Rounds
+from penstock.runtime.memory.device import Event
+from penstock.runtime.memory.pieces import Segment
+from penstock.runtime.model.binding import parameters
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.store.base import TensorLayout
+
+EXACTLY = 16
+"""One pass in so many has its copies' times read one by one, which holds up the next; those between are taken to be like it."""
+
+
+class Recorder(Protocol):
+    """Two streams while they are recorded; after each launch a point has a time."""
+
+    begin: Event
+    results: Event
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None: ...
+    def copy_event(self) -> Event: ...
+    def compute_event(self) -> Event: ...
+    def copy_waits(self, event: Event) -> None: ...
+    def compute_waits(self, event: Event) -> None: ...
+    def wait(self) -> None:
+        """Block until the last launch is over."""
+
+    def time_of(self, point: Event) -> float: ...
+
+
+class _Computed(NamedTuple):
+    unit: Unit
+    arrived: Event | None
+    """The copy that it waited for; None where it lay there when the pass began."""
+    left: Event
+
+
+class _Copied(NamedTuple):
+    unit: Unit
+    nbytes: int
+    cleared: Event
+    """The kernels that read the slot's last unit."""
+    end: Event
+
+
+class Streamed(NamedTuple):
+    """A unit that comes in each pass: where it lies in DRAM, for good, and how it lies in VRAM."""
+
+    unit: Unit
+    source: torch.Tensor
+    segments: Sequence[Segment]
+    tensors: Sequence[TensorLayout]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(segment.nbytes for segment in self.segments)
+
+
+class RecordedStream:
+    """Feeds a pass that is being recorded, and books those that are launched afterwards.
+
+    A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Copies for the next
+    pass are the last ones of this one.
+    """
+
+    def __init__(
+        self,
+        streamed: Sequence[Streamed],
+        slots: Mapping[str, Sequence[torch.Tensor]],
+        recorder: Recorder,
+        ledger: Ledger,
+        every: int = EXACTLY,
+    ):
+        self.rounds = Rounds([s.unit.ring_class for s in streamed], {name: len(buffers) for name, buffers in slots.items()})
+        self._streamed, self._slots = streamed, slots
+        self.units = [s.unit for s in streamed]
+        self._index = {unit: i for i, unit in enumerate(self.units)}
+        self._recorder, self._ledger, self._every = recorder, ledger, every
+        self._arrived: dict[int, Event] = {}
+        self._computed: list[_Computed] = []
+        self._copied: list[_Copied] = []
+        self._launched = 0
+        self._waits_booked = True
+        self._like = _Spent(0.0, 0.0, 0.0)
+
+    @property
+    def nbytes(self) -> int:
+        """That a pass copies."""
+        return sum(s.nbytes for s in self._streamed)
+
+    def buffer(self, i: int) -> torch.Tensor:
+        """The slot of the ``i``-th streamed unit."""
+        name, index = self.rounds.place(i)
+        return self._slots[name][index]
+
+    def begin_pass(self) -> None:
+        self._arrived.clear()
+        self._computed.clear()
+        self._copied.clear()
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        i = self._index.get(unit)
+        if i is None:
+            return {}
+        if i in self._arrived:
+            self._recorder.compute_waits(self._arrived[i])
+        return parameters(self._streamed[i].tensors, self.buffer(i))
+
+    def leave(self, unit: Unit) -> None:
+        i = self._index.get(unit)
+        if i is None:
+            return
+        left = self._recorder.compute_event()
+        self._computed.append(_Computed(unit, self._arrived.get(i), left))
+        self._recorder.copy_waits(left)
+        coming = self.rounds.behind(i)
+        self.copy(coming, self.buffer(coming), self._recorder.copy)
+        end = self._recorder.copy_event()
+        self._copied.append(_Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
+        if coming > i:
+            self._arrived[coming] = end
+
+    def end_pass(self) -> None:
+        """The rest of the pass, the head, is booked with the last unit."""
+
+    def copy(self, i: int, into: torch.Tensor, copy: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        """Bring the ``i``-th streamed unit into a slot by ``copy(dst, src)``."""
+        for s in self._streamed[i].segments:
+            copy(into[s.dst : s.dst + s.nbytes], self._streamed[i].source[s.src : s.src + s.nbytes])
+
+    def launched(self) -> None:
+        """A recorded pass was launched; the one before was booked."""
+        self._launched += 1
+        self._waits_booked = False
+
+    def settle(self) -> None:
+        """Book the pass that was launched last, whose results somebody has waited for."""
+        if self._waits_booked:
+            return
+        self._waits_booked = True
+        begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
+        if self._launched % self._every == 1 or self._every == 1:
+            self._recorder.wait()
+            self._like = _Spent(self._book_compute(begun_s, over_s), self._book_copies(begun_s), over_s - begun_s)
+        else:
+            self._book_alike(begun_s, over_s)
+
+    def _book_compute(self, begun_s: float, over_s: float) -> float:
+        """Seconds of compute, of the pass's ``over_s - begun_s``."""
+        idle_s, busy_s = begun_s, 0.0
+        for one in self._computed:
+            left_s = self._recorder.time_of(one.left)
+            if one.arrived is not None:
+                arrived_s = min(self._recorder.time_of(one.arrived), left_s)
+                self._ledger.waited("compute", "h2d", str(one.unit), idle_s, arrived_s)
+                idle_s = max(idle_s, arrived_s)
+            self._ledger.add("compute", str(one.unit), idle_s, left_s)
+            busy_s += left_s - idle_s
+            idle_s = left_s
+        self._ledger.add("compute", "head.0", idle_s, over_s)
+        return busy_s + over_s - idle_s
+
+    def _book_copies(self, begun_s: float) -> float:
+        """Seconds of copies."""
+        idle_s, busy_s = begun_s, 0.0
+        for one in self._copied:
+            start_s, end_s = max(idle_s, self._recorder.time_of(one.cleared)), self._recorder.time_of(one.end)
+            self._ledger.waited("h2d", "compute", str(one.unit), idle_s, start_s)
+            self._ledger.add("h2d", str(one.unit), min(start_s, end_s), end_s, one.nbytes)
+            busy_s += max(0.0, end_s - start_s)
+            idle_s = end_s
+        return busy_s
+
+    def _book_alike(self, begun_s: float, over_s: float) -> None:
+        """A pass whose parts took the same shares of it as those of the last one that was read."""
+        scale = (over_s - begun_s) / self._like.pass_s if self._like.pass_s else 0.0
+        compute_s, copies_s = self._like.compute_s * scale, self._like.copies_s * scale
+        self._ledger.add("compute", "pass", begun_s, begun_s + compute_s)
+        self._ledger.waited("compute", "h2d", "pass", begun_s + compute_s, over_s)
+        if self._copied:
+            self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, self.nbytes)
+            self._ledger.waited("h2d", "compute", "pass", begun_s + copies_s, over_s)
+
+
+class _Spent(NamedTuple):
+    compute_s: float
+    copies_s: float
+    pass_s: float

@@ -1,0 +1,113 @@
+"""The ring and recorded passes use the same slots in turn: each finds the units that it computes with, whoever brought them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.memory.pieces import Segment
+from penstock.runtime.moving.dram_side import DramTier
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.moving.recorded_stream import RecordedStream, Streamed
+from penstock.runtime.moving.ring import VramRing
+from penstock.runtime.moving.slot_turns import SlotTurns
+from tests.support import HostCopier
+
+NBYTES = 8
+
+
+class PlayedGraph(HostCopier):
+    """A recorder whose launches are passes over the recorded stream: what it is told happens at once."""
+
+    begin = results = 0.0
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        dst.copy_(src)
+
+    def wait(self) -> None: ...
+    def hold(self) -> None: ...
+    def yield_copies(self) -> None: ...
+
+
+class Still:
+    """DRAM that holds every unit for good."""
+
+    def __init__(self, units: list[Unit]):
+        self.bytes = {u: torch.full((NBYTES,), i + 1, dtype=torch.uint8) for i, u in enumerate(units)}
+        self.cache = SimpleNamespace(wait_preloaded=lambda: None)
+
+    def arrived(self, unit: Unit) -> bool:
+        return True
+
+    def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
+        return 0, self.bytes[unit]
+
+    def release(self, unit: Unit) -> None: ...
+
+
+class Rig:
+    def __init__(self, kinds: str, slots: tuple[int, int], distance: int):
+        self.units = [Unit({"a": "attn", "f": "ffn"}[kind], i) for i, kind in enumerate(kinds)]
+        self.dram, self.device, self.graph = Still(self.units), HostCopier(), PlayedGraph()
+        buffers = {n: [torch.zeros(NBYTES, dtype=torch.uint8) for _ in range(k)] for n, k in zip(("attn", "ffn"), slots, strict=True)}
+        piece = (Segment(0, 0, NBYTES),)
+        self.ring = VramRing(self.units, lambda _: piece, buffers, self.dram, self.device, distance, 2, Ledger(), True, max(1, distance))
+        self.ledger = Ledger()
+        streamed = [Streamed(u, self.dram.bytes[u], piece, ()) for u in self.units]
+        self.recorded = RecordedStream(streamed, buffers, self.graph, self.ledger)
+        self.turns = SlotTurns(self.ring, self.recorded, self.graph, cast(DramTier, self.dram), self.device)
+        self.recorded_passes = 0
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        self.ring.start()
+        try:
+            yield
+        finally:
+            self.ring.close()
+
+    def launched_singly(self) -> None:
+        self.turns.give()
+        self.ring.begin_pass()
+        for unit in self.units:
+            _, buffer = self.ring.enter(unit)
+            assert torch.equal(buffer, self.dram.bytes[unit])
+            self.ring.leave(unit, self.device.compute_event())
+
+    def launched_as_a_whole(self) -> None:
+        self.turns.take()
+        self.recorded.begin_pass()
+        for i, unit in enumerate(self.units):
+            assert torch.equal(self.recorded.buffer(i), self.dram.bytes[unit])
+            self.recorded.enter(unit)
+            self.recorded.leave(unit)
+        self.recorded.end_pass()
+        self.recorded.launched()
+        self.recorded.settle()
+        self.recorded_passes += 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_passes_of_both_sorts_find_their_units(seed: int) -> None:
+    choose = random.Random(seed)
+    kinds = "".join(choose.choice("af") for _ in range(choose.randint(1, 9)))
+    rig = Rig(kinds, (choose.randint(1, 4), choose.randint(1, 4)), choose.randint(0, 6))
+    with rig.started():
+        for _ in range(12):
+            choose.choice([rig.launched_singly, rig.launched_as_a_whole])()
+    copied = rig.ledger.totals().get("h2d")
+    assert (copied.bytes if copied else 0) == rig.recorded_passes * NBYTES * len(kinds)
+
+
+def test_without_streamed_units_there_is_nothing_to_take() -> None:
+    rig = Rig("", (0, 0), 0)
+    with rig.started():
+        rig.launched_as_a_whole()
+        rig.launched_singly()
