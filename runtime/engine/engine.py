@@ -31,6 +31,7 @@ from penstock.runtime.model.lookup import LookUpOnHost
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
+from penstock.runtime.moving.recorded_stream import RecordedStream
 from penstock.runtime.moving.slot_turns import SlotTurns
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
 
@@ -187,17 +188,19 @@ class Engine:
             self.experts.start()
             self.experts.stream()
         if self._records:
-            self._graphs = self._open_graphs()
-            longest_step(self.stepper, *self._recorded, self._graphs.capture)
-            self.stepper.graphs = self._graphs
+            self._graphs = self._record(moving=True)
 
-    def _open_graphs(self) -> GraphSteps:
+    def _record(self, moving: bool) -> GraphSteps:
+        """Record decode steps, and have them launched so. Without ``moving`` over whatever lies in the buffers."""
         card, copier = self.card, self.copier
         assert card is not None and isinstance(copier, CudaDevice)
         graph = CardGraph(copier)
-        stream = card.recorded(graph)
-        turns = SlotTurns(card.ring, stream, graph, self.dram, copier)
-        return GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, turns)
+        stream = card.recorded(graph) if moving else RecordedStream((), {}, graph, self.ledger, others=self._rehearsal)
+        turns = SlotTurns(card.ring, stream, graph, self.dram, copier) if moving else None
+        graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, turns)
+        longest_step(self.stepper, *self._recorded, graphs.capture)
+        self.stepper.graphs = graphs
+        return graphs
 
     def _may_record(self) -> bool:
         options = self.host.options
@@ -243,6 +246,8 @@ class Engine:
         if self.experts is not None:
             self.experts.rehearse()
         self.kv.put_outside(self.outside.rehearse())
+        if self._graphs is not None and self.stepper.graphs is None:
+            self._record(moving=False)
         return rehearse(self.stepper, batch, self._most_tokens(batch))
 
     def _most_tokens(self, batch: Batch) -> int:
@@ -308,6 +313,7 @@ class Engine:
         self.outside.end()
         if self._graphs is not None:
             self._graphs.stop()
+            self.stepper.graphs = None
         self.stream.close()
         if self.experts is not None:
             self.experts.close()

@@ -50,8 +50,8 @@ class GraphSteps:
     by page tables.
 
     ``fed_by`` has the model fed by another stream of weights inside: by ``rehearsal``, which moves nothing, and by ``stream``, which is
-    recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn. Costs the activations of one step in memory of
-    its own, and 8 bytes for each page of a row.
+    recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn; None where no ring runs any more. Costs the
+    activations of one step in memory of its own, and 8 bytes for each page of a row.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GraphSteps:
         stream: RecordedStream,
         rehearsal: WeightStream,
         fed_by: Callable[[WeightStream], AbstractContextManager[object]],
-        turns: SlotTurns,
+        turns: SlotTurns | None,
     ):
         self._stepper, self._graph, self._stream, self._rehearsal = stepper, graph, stream, rehearsal
         self._fed_by, self._turns = fed_by, turns
@@ -116,7 +116,8 @@ class GraphSteps:
         assert made is not None
         self._stream.settle()
         with uninterrupted():
-            self._turns.take()
+            if self._turns is not None:
+                self._turns.take()
             self._fill(made, step)
             self._graph.launch()
             self._stream.launched()
@@ -126,7 +127,8 @@ class GraphSteps:
     def make_way(self) -> None:
         """A pass comes that is launched kernel by kernel."""
         self._stream.settle()
-        self._turns.give()
+        if self._turns is not None:
+            self._turns.give()
 
     def settle(self) -> None:
         """Book the last step."""

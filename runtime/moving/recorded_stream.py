@@ -12,7 +12,7 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.policy.rounds import Rounds
 from penstock.runtime.memory.device import Event
 from penstock.runtime.memory.pieces import Segment
-from penstock.runtime.model.binding import parameters
+from penstock.runtime.model.binding import WeightStream, parameters
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.store.base import TensorLayout
 
@@ -79,12 +79,13 @@ class RecordedStream:
         recorder: Recorder,
         ledger: Ledger,
         every: int = EXACTLY,
+        others: WeightStream | None = None,
     ):
         self.rounds = Rounds([s.unit.ring_class for s in streamed], {name: len(buffers) for name, buffers in slots.items()})
         self._streamed, self._slots = streamed, slots
         self.units = [s.unit for s in streamed]
         self._index = {unit: i for i, unit in enumerate(self.units)}
-        self._recorder, self._ledger, self._every = recorder, ledger, every
+        self._recorder, self._ledger, self._every, self._others = recorder, ledger, every, others
         self._arrived: dict[int, Event] = {}
         self._computed: list[_Computed] = []
         self._copied: list[_Copied] = []
@@ -110,7 +111,7 @@ class RecordedStream:
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         i = self._index.get(unit)
         if i is None:
-            return {}
+            return {} if self._others is None else self._others.enter(unit)
         if i in self._arrived:
             self._recorder.compute_waits(self._arrived[i])
         return parameters(self._streamed[i].tensors, self.buffer(i))

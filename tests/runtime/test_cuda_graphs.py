@@ -37,6 +37,8 @@ def generate(checkpoint: Path, graphs: bool, **made: object) -> tuple[list[Gener
         batches = BATCH, replace(BATCH, prompts=[[7, 8], [9] * 33, [1, 2, 3]]), BATCH
         found = [session.generate(batch, Sampler(Sampling(), CARD), keep_logits=True) for batch in batches]
         assert found[0].tokens == found[2].tokens
+        session.engine.stop()
+        assert min(session.engine.rehearse(BATCH)) > 0
         facts = {**session.engine.facts(), "stages": session.engine.stage_totals(), "bytes": plan.placement.h2d_bytes_per_pass}
         return found, facts
 
@@ -60,7 +62,8 @@ def test_a_recorded_step_says_what_its_kernels_say(tmp_path: Path, model_type: s
 
 def test_steps_that_read_the_ssd_are_launched_one_kernel_after_the_other(tmp_path: Path) -> None:
     checkpoint = save_tiny(tmp_path, "llama")
-    plan = plan_for(checkpoint, decisions(gpu=True, resident=(3, 3, 1)), gpu=True)
+    plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
+    assert plan.placement.ssd_layers
     with opened(plan, checkpoint, CudaDevice(0), CARD) as session:
         session.load(BATCH)
         assert session.engine.facts()["graphs"] is None
