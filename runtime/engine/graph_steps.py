@@ -68,7 +68,7 @@ class GraphSteps:
         self._captured: _Captured | None = None
         self.refused: str | None = None
         """Why steps are launched one kernel after the other; None where they are not."""
-        self.steps = 0
+        self.steps = self._rows = 0
         """That were launched as a whole."""
 
     def serves(self, step: Step) -> bool:
@@ -107,7 +107,7 @@ class GraphSteps:
             torch.cuda.synchronize(device)
             self.refused = str(error).strip().partition("\n")[0][:200]
             return
-        self._captured = made
+        self._captured, self._rows = made, rows
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
@@ -136,13 +136,13 @@ class GraphSteps:
 
     def facts(self) -> dict[str, object]:
         """For the report: rows of a recorded step, or why there is none, and how many were launched."""
-        rows = 0 if self._captured is None else self._captured.pages.shape[0]
-        return {"rows": rows, "refused": self.refused, "steps": self.steps}
+        return {"rows": self._rows, "refused": self.refused, "steps": self.steps}
 
     def stop(self) -> None:
-        """Block until nothing moves that a graph moves."""
-        if self.steps:
-            self._graph.wait()
+        """Nothing moves any more, and the memory is given back."""
+        self._stream.settle()
+        self._captured = None
+        self._graph.close()
 
     def _fill(self, made: _Captured, step: Step) -> None:
         """The numbers of ``step``. Rows that are recorded and not there repeat the last one, and write what it writes."""

@@ -80,9 +80,18 @@ class CardGraph:
         """What the weights' copy stream is given next begins when the last launch is over, its copies, too."""
         self._card.copies.wait_event(self._over)
 
+    def wait_results(self) -> None:
+        """Block until the last launch's kernels are over."""
+        self.results.timed.synchronize()
+
     def wait(self) -> None:
         """Block until the last launch is over."""
         self._over.synchronize()
+
+    def close(self) -> None:
+        """Give back what it takes; nothing is launched any more."""
+        self.wait()
+        self._graph.reset()
 
     def time_of(self, point: GraphPoint) -> float:
         """When the last launch came to ``point``, which it has, in seconds of ``time.perf_counter``."""

@@ -31,6 +31,9 @@ class Recorder(Protocol):
     def compute_event(self) -> Event: ...
     def copy_waits(self, event: Event) -> None: ...
     def compute_waits(self, event: Event) -> None: ...
+    def wait_results(self) -> None:
+        """Block until the last launch's kernels are over."""
+
     def wait(self) -> None:
         """Block until the last launch is over."""
 
@@ -90,7 +93,7 @@ class RecordedStream:
         self._computed: list[_Computed] = []
         self._copied: list[_Copied] = []
         self._launched = 0
-        self._waits_booked = True
+        self._booked = True
         self._like = _Spent(0.0, 0.0, 0.0)
 
     @property
@@ -141,13 +144,14 @@ class RecordedStream:
     def launched(self) -> None:
         """A recorded pass was launched; the one before was booked."""
         self._launched += 1
-        self._waits_booked = False
+        self._booked = False
 
     def settle(self) -> None:
-        """Book the pass that was launched last, whose results somebody has waited for."""
-        if self._waits_booked:
+        """Book the pass that was launched last, once its results are there."""
+        if self._booked:
             return
-        self._waits_booked = True
+        self._booked = True
+        self._recorder.wait_results()
         begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
         if self._launched % self._every == 1 or self._every == 1:
             self._recorder.wait()
