@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.contract.decided.recording import launched_because
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.graph_steps import GraphSteps
@@ -208,8 +209,7 @@ class Engine:
 
     def _alike(self) -> bool:
         """Whether all decode steps are alike: the host decides nothing in between, and what streams lies in DRAM."""
-        decides = self.experts is not None or self.outside.layers or self._placement.ssd_layers
-        return isinstance(self.copier, CudaDevice) and not decides
+        return isinstance(self.copier, CudaDevice) and launched_because(self._placement, len(self.outside.layers)) is None
 
     @property
     def launched_because(self) -> str | None:
