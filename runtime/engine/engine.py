@@ -188,14 +188,14 @@ class Engine:
         if self.experts is not None:
             self.experts.start()
             self.experts.stream()
-        if self._records:
-            self._graphs = self._record(moving=True)
+        if self._records and isinstance(self.copier, CudaDevice):
+            self._graph = CardGraph(self.copier)
+            self._graphs = self._record(self._graph, moving=True)
 
-    def _record(self, moving: bool) -> GraphSteps:
+    def _record(self, graph: CardGraph, moving: bool) -> GraphSteps:
         """Record decode steps, and have them launched so. Without ``moving`` over whatever lies in the buffers."""
         card, copier = self.card, self.copier
-        assert card is not None and isinstance(copier, CudaDevice)
-        graph = CardGraph(copier)
+        assert card is not None and copier is not None
         stream = card.recorded(graph) if moving else RecordedStream((), {}, graph, self.ledger, others=self._rehearsal)
         turns = SlotTurns(card.ring, stream, graph, self.dram, copier) if moving else None
         graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, turns)
@@ -247,7 +247,7 @@ class Engine:
             self.experts.rehearse()
         self.kv.put_outside(self.outside.rehearse())
         if self._graphs is not None and self.stepper.graphs is None:
-            self._record(moving=False)
+            self._record(self._graph, moving=False)
         return rehearse(self.stepper, batch, self._most_tokens(batch))
 
     def _most_tokens(self, batch: Batch) -> int:

@@ -94,13 +94,9 @@ class GraphSteps:
         page_tokens = stepper.pool.page_tokens
         tables = PageTables(every, numbers[1], one, pages, page_tokens, 1, width * page_tokens)
         try:
-            with self._fed_by(self._rehearsal):
-                aside = torch.cuda.Stream(device)
-                aside.wait_stream(torch.cuda.current_stream(device))
-                with torch.cuda.stream(aside):
-                    for _ in range(WARMED):
-                        stepper.compute_tabled(step, tables, numbers, every)
-                torch.cuda.current_stream(device).wait_stream(aside)
+            with self._fed_by(self._rehearsal), self._graph.warming():
+                for _ in range(WARMED):
+                    stepper.compute_tabled(step, tables, numbers, every)
             with self._fed_by(self._stream), self._graph.recording():
                 made.logits = stepper.compute_tabled(step, tables, numbers, every)
         except RuntimeError as error:

@@ -22,7 +22,8 @@ class GraphPoint:
 
 
 class CardGraph:
-    """A CUDA graph over two streams, with the calls of a ``CopyDevice`` that order copies and kernels.
+    """A CUDA graph over two streams, with the calls of a ``CopyDevice`` that order copies and kernels. It may be recorded again after
+    :meth:`close`: the streams stay, and with them what libraries keep for each stream.
 
     The graph is launched on a stream of its own. What is launched behind it elsewhere waits for :attr:`results` alone, not for copies that
     are on their way for the next launch. Costs what is allocated while it is recorded.
@@ -36,6 +37,15 @@ class CardGraph:
         self.results: GraphPoint
         """Behind all kernels."""
         self._over = torch.cuda.Event()
+
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        """Inside, what the current thread launches goes to the stream of the kernels, unrecorded."""
+        here = torch.cuda.current_stream(self._card.device)
+        self._kernels.wait_stream(here)
+        with torch.cuda.stream(self._kernels):
+            yield
+        here.wait_stream(self._kernels)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -91,7 +101,8 @@ class CardGraph:
     def close(self) -> None:
         """Give back what it takes; nothing is launched any more."""
         self.wait()
-        self._graph.reset()
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.empty_cache()  # of the graph, whose memory nobody else may take
 
     def time_of(self, point: GraphPoint) -> float:
         """When the last launch came to ``point``, which it has, in seconds of ``time.perf_counter``."""
