@@ -18,6 +18,7 @@ from penstock.planner.contract.prices.memory_law import ssd_use, used_bytes
 from penstock.runtime.engine.generate import Generation
 from penstock.runtime.engine.run_job import Job, Served
 from penstock.runtime.told.account import account, total
+from penstock.runtime.told.busy import busy_shares
 from penstock.runtime.told.stage_clock import StageClock, StageUse
 
 FIGURES: dict[str, Callable[[Any], str]] = {
@@ -106,6 +107,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "ratio": _ratios(job.plan.prediction, measured),
         "stages": outcome.clock.as_json(),
         "waited": {phase: outcome.clock.waited(phase) for phase in WORKING},
+        "busy": {phase: busy_shares(outcome.clock.phases[phase], outcome.clock.seconds[phase], job.plan.hardware) for phase in WORKING},
         "rounds": len(outcome.rounds),
         **outcome.engine,
         "kv_reuse": reuse and {key: value for key, value in reuse.items() if key != "requests"},

@@ -13,6 +13,7 @@ from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.contract.prices.cost import Prediction
 from penstock.runtime.kv.pages.reuse_facts import told
 from penstock.runtime.told.account import table
+from penstock.runtime.told.busy import busy_line
 from penstock.runtime.told.calibrate import calibrated_line
 from penstock.runtime.told.run_report import FIGURES, WORKING, Outcome
 from penstock.runtime.told.stage_clock import StageClock
@@ -31,6 +32,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
     console.print(_stage_table(outcome.clock))
     for line in _standing_still(outcome.clock):
         console.print(line)
+    for phase, shares in report["busy"].items():
+        console.print(busy_line(phase, shares))
     if "busy_share" in report["gpu"]:
         console.print(_gpu_line(report["gpu"]))
     cache = report["cache"]

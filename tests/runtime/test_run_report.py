@@ -11,10 +11,12 @@ import pytest
 
 from penstock.planner.contract.decided.decisions import CachePolicy, KvPages
 from penstock.planner.contract.prices.cost import Prediction
+from penstock.runtime.told.busy import busy_line, busy_shares
+from penstock.runtime.told.stage_clock import StageUse
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk
-from tests.support import decisions, plan_for, save_tiny, workload
+from tests.support import decisions, machine, plan_for, save_tiny, workload
 
 SEED = Path(__file__).resolve().parents[3] / "shared" / "seeds" / "002_a25de60ddec25d1d.txt"
 NOT_MEASURED = {"bottleneck_prefill", "bottleneck_decode", "prefill_stages", "decode_stages", "total_s", "restored_tokens", "restore_s"}
@@ -87,6 +89,19 @@ def test_stages_and_counters_add_up(here: Desk) -> None:
     assert {"waits", "wait_s", "shrinks"} <= set(cache) and report["ssd"]["retries"] == 0 and report["rules_broken"] == []
     assert (report["mode"], report["device"], report["wsm"]["ssd_enabled"]) == ("mixed", "cpu", True)
     assert set(report["versions"]) == {"python", "torch", "transformers"}
+
+
+def test_each_resource_has_its_share_of_the_time(here: Desk) -> None:
+    hardware = machine(gpu=True, dram_bus_gbps=10.0)
+    stages = {"compute": StageUse(0, 1.0), "h2d": StageUse(12 * 10**9, 3.0), "cpu": StageUse(6 * 10**9, 2.0), "d2h": StageUse(10**9, 0.1)}
+    assert busy_shares(stages, 4.0, hardware) == {"card": 0.25, "link": 0.75, "cpu": 0.5, "bus": pytest.approx(1.9 / 4), "ssd": 0.0}
+    assert (
+        busy_line("decode", busy_shares(stages, 4.0, hardware)) == "decode: busy card 25.0%, link 75.0%, CPU 50.0%, bus 47.5% of the time"
+    )
+    assert busy_shares(stages, 4.0, machine(gpu=True, dram_bus_gbps=0.0))["bus"] is None
+    assert busy_shares(stages, 0.5, machine()) == {"cpu": 1.0, "bus": None, "ssd": 0.0}, "the CPU is what computes"
+    told = here.run()["busy"]
+    assert set(told) == {"prefill", "decode"} and 0 < told["decode"]["ssd"] <= 1 and 0 < told["decode"]["cpu"] <= 1
 
 
 @pytest.mark.parametrize("resident", [(2, 2, 0), (6, 6, 1)], ids=["weights stream, too", "weights stay"])

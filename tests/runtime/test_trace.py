@@ -211,6 +211,21 @@ def test_a_ledger_keeps_so_many_spans_and_counts_the_rest(monkeypatch: pytest.Mo
     assert (len(ledger.spans), ledger.dropped, ledger.totals()["h2d"].bytes) == (3, 2, 50) and SPANS_KEPT > 3
 
 
+def test_the_cpu_beside_the_card_has_a_row_below_compute(tmp_path: Path) -> None:
+    ledger = Ledger(keep_spans=True)
+    for k in range(4):
+        ledger.add("compute", f"attn.{k}", k, k + 0.4)
+        ledger.add("cpu", f"ffn.{k}", k + 0.4, k + 1, 100)
+        ledger.add("h2d", f"ffn.{k + 4}", k, k + 1, 50)
+    ledger.waited("compute", "cpu", "ffn.0", 0.4, 1.0)
+    timeline = Timeline(ledger.spans)
+    events = chrome_trace(timeline)["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["compute", "CPU beside the card", "H2D copies"]
+    assert ledger.totals()["cpu"].busy_s == pytest.approx(2.4)
+    draw(timeline, tmp_path / "beside.png")
+    assert (tmp_path / "beside.png").stat().st_size > 10_000
+
+
 def test_overlapping_spans_are_dealt_out_to_as_few_lanes_as_it_takes() -> None:
     a, b, c, d = Span("x", "a", 0, 2), Span("x", "b", 1, 3), Span("x", "c", 2, 4), Span("x", "d", 3, 5)
     assert [[s.name for s in lane] for lane in lanes([d, c, b, a])] == [["a", "c"], ["b", "d"]]

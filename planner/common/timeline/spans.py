@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-PASS, COMPUTE, H2D, SSD = "pass", "compute", "h2d", "ssd"
+PASS, COMPUTE, CPU, H2D, SSD = "pass", "compute", "cpu", "h2d", "ssd"
 KV, EXPERTS, D2H, SSD_WRITE = "h2d.kv", "h2d.experts", "d2h", "ssd_write"
 TITLES = {
-    PASS: "passes", COMPUTE: "compute", H2D: "H2D copies", KV: "H2D copies of KV", EXPERTS: "H2D copies of experts",
-    D2H: "D2H copies of KV", SSD_WRITE: "SSD writes of KV", SSD: "SSD reads, whole",
+    PASS: "passes", COMPUTE: "compute", CPU: "CPU beside the card", H2D: "H2D copies", KV: "H2D copies of KV",
+    EXPERTS: "H2D copies of experts", D2H: "D2H copies of KV", SSD_WRITE: "SSD writes of KV", SSD: "SSD reads, whole",
 }  # fmt: skip
 """Tracks in the order in which they are shown. A track ``ssd.3`` is the third reader's own."""
 

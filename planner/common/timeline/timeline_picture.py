@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Span, Timeline, busy_s, lanes, whole_reads
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, PASS, SSD, Span, Timeline, busy_s, lanes, whole_reads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROWS = {PASS: "pass", COMPUTE: "compute", H2D: "H2D copy", SSD: "SSD read"}
+ROWS = {PASS: "pass", COMPUTE: "compute", CPU: "CPU", H2D: "H2D copy", SSD: "SSD read"}
 COLOURS = {
     "attention": "#4C78A8",
     "FFN": "#72B7B2",
@@ -21,7 +21,7 @@ COLOURS = {
     "pass": "#D9D9D9",
     "pass, every other": "#BFBFBF",
 }
-WAITS = {SSD: "#E45756", H2D: "#F58518", COMPUTE: "#EECA3B"}
+WAITS = {SSD: "#E45756", H2D: "#F58518", COMPUTE: "#EECA3B", CPU: "#9D755D"}
 """By what is waited for."""
 PASSES = 4
 """Passes of the upper panel: the prefill and the first decode steps; of more, units would be thinner than a line."""
