@@ -7,7 +7,13 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.schedules import alone, schedules_of
 from penstock.planner.contract.policy.schedule_choice import AGAIN, LATEST, SEEN, TRIED, Schedule, ScheduleChoice
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.solver.program import solve
+from tests.planner.small import work
+from tests.planner.test_host_units import M, beside
 
 HYBRID, ALONE = Schedule("the plan's", 0.08), Schedule("streaming alone", 0.20)
 
@@ -99,3 +105,14 @@ def test_on_a_machine_that_stays_as_it_is_the_last_steps_follow_nearly_the_best(
     assert took[last] <= 1.06 * min(took[s] for s in known) or last is schedules[0]
     untried = [s for s in schedules if s not in known]
     assert all(s.predicted_s >= 0.94 * took[last] for s in untried)
+
+
+def test_a_plan_has_its_own_schedule_and_where_the_cpu_computes_streaming_alone() -> None:
+    hardware = beside()
+    made = solve(hardware, M, work())
+    plan = Plan(hardware, M, work(), made, predict(hardware, M, work(), made))
+    own, other = schedules_of(plan)
+    assert plan.placement.host_units and own.predicted_s == plan.prediction.decode_s_per_token
+    assert other.predicted_s == alone(plan).prediction.decode_s_per_token > own.predicted_s
+    assert alone(plan).placement.units == plan.placement.units and not alone(plan).placement.host_units
+    assert schedules_of(alone(plan)) == (Schedule(own.name, other.predicted_s),)

@@ -1,0 +1,27 @@
+"""The schedules that a decode step of a plan can follow without anything being loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.policy.schedule_choice import Schedule
+from penstock.planner.contract.prices.cost import predict
+
+OWN, ALONE = "the plan's", "streaming alone"
+
+
+def alone(plan: Plan) -> Plan:
+    """``plan``, predicted anew for steps of which the CPU computes nothing: what VRAM does not keep streams. Units lie where they lay."""
+    weights = replace(plan.decisions.weights, host=HostUnits())
+    decisions = replace(plan.decisions, weights=weights)
+    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
+
+
+def schedules_of(plan: Plan) -> tuple[Schedule, ...]:
+    """The plan's own first; streaming alone where the CPU computes units."""
+    own = Schedule(OWN, plan.prediction.decode_s_per_token)
+    if not plan.placement.host_units:
+        return (own,)
+    return own, Schedule(ALONE, alone(plan).prediction.decode_s_per_token)
