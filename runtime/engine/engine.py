@@ -84,8 +84,9 @@ class Engine:
 
     def _open_inputs(self) -> StepInputs:
         """Page-locked memory for a pass's numbers, where the machine locks pages for us."""
-        mapped = self.device.type == "cuda" and self.copier is not None and not self.arena.refused
-        return MappedInputs(self.copier, self.device) if mapped else CopiedInputs(self.device)
+        if self.copier is None or self.device.type != "cuda" or self.arena.refused:
+            return CopiedInputs(self.device)
+        return MappedInputs(self.copier, self.device)
 
     def _begin_pass(self, step: Step) -> None:
         if self.experts is not None:
@@ -137,7 +138,7 @@ class Engine:
     def begin_loading(self) -> None:
         """Start to fill every place, on other threads."""
         self.host.begin_reading()
-        if self.card is not None:
+        if self.card is not None and self.copier is not None:
             fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self.card.fixed] + (self.experts.fills() if self.experts else [])
             with uninterrupted():
                 self._filler = Filler(self.host.cached, self.host.bounces, self.copier, fills)

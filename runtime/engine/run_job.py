@@ -70,7 +70,7 @@ class Job:
         spoken: dict[str, Ids] = {}
         for members in self._schedule():
             requests = [self.requests[k] for k in members]
-            contexts = [spoken.get(r.conversation, ()) + r.ids for r in requests]
+            contexts = [(() if r.conversation is None else spoken.get(r.conversation, ())) + r.ids for r in requests]
             batch = self._batch(requests, contexts)
             served = Served(members, tuple(max(0, len(c) - self._limit) for c in contexts), batch, run(batch))
             for request, context, reply in zip(requests, contexts, served.made.tokens, strict=True):

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,9 +91,7 @@ class Session:
         logits are rehearsed."""
         self.engine.begin_loading()
         self.engine.warm_up(largest)
-        logits = torch.zeros(
-            len(largest.prompts), self.plan.model.vocab, dtype=cast(torch.dtype, self.engine.model.dtype), device=self.device
-        )
+        logits = torch.zeros(len(largest.prompts), self.plan.model.vocab, dtype=self.engine.model.dtype, device=self.device)
         for sampler in samplers:
             sampler.warm_up(logits)
         self._mark("rehearsal")

@@ -84,7 +84,8 @@ class Stepper:
         """All that the host does before a pass -> its token ids, positions and indices of wanted tokens, on the device."""
         ids = list(chain.from_iterable(row.tokens for row in step.rows))
         positions = list(chain.from_iterable(range(row.start, row.end) for row in step.rows))
-        wanted, first = [], 0
+        wanted: list[int] = []
+        first = 0
         for row in step.rows:
             first += len(row.tokens)
             wanted += range(first - row.wanted, first)

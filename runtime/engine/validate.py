@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, read_checkpoint, stored_matrices
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.policy.layer_slots import CacheStats
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_pool import KvPool
@@ -24,7 +26,6 @@ from penstock.runtime.model.decoded_experts import decode_experts
 from penstock.runtime.model.foreign_experts import shape_as_made
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.model.skeleton import compute_dtype, open_skeleton, read_config, text_class
-from penstock.runtime.moving.dram_cache import CacheStats
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import UnitLayout
 from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
@@ -69,32 +70,34 @@ def broken_at_run_time(plan: Plan, stats: CacheStats, peak_dram: int, peak_vram:
     return broken
 
 
-def load_unstreamed(checkpoint: Path, device: torch.device) -> nn.Module:
+def load_unstreamed(checkpoint: Path, device: torch.device) -> PreTrainedModel:
     """The whole model on ``device``: by transformers from a checkpoint, unit by unit from a packed store or where matrices are coded.
     Routed experts that are coded are decoded."""
     if not (checkpoint / MANIFEST).exists() and gguf_config(checkpoint) is None and not stored_matrices(checkpoint):
         config = read_config(checkpoint)
         dtype = compute_dtype(checkpoint, config)
-        model = text_class(config).from_pretrained(checkpoint, config=config, dtype=dtype, trust_remote_code=False)
-        return model.to(device).eval()
+        whole: nn.Module = text_class(config).from_pretrained(checkpoint, config=config, dtype=dtype, trust_remote_code=False)
+        whole = whole.to(device).eval()
+        assert isinstance(whole, PreTrainedModel)
+        return whole
     skeleton = open_skeleton(checkpoint)
     model, store, layers = skeleton.model, skeleton.store, skeleton.layers
     dtypes, tied = {name: tensor.dtype for name, tensor in model.state_dict().items()}, tied_names(model)
-    places = [(model, layout) for layout in store.others().values()]
+    places: list[tuple[nn.Module, UnitLayout]] = [(model, layout) for layout in store.others().values()]
     places += [(layers[unit.layer], store.unit(unit)) for unit in model_slots(model).units if unit.kind != "expert"]
     with ReadPool(4, 4 << 20) as pool:
         for module, layout in places:
             bind(module, parameters(layout.tensors, _read(pool, layout).to(device)))
         for name in store.others():
             _cast(model, name, dtypes[name])
-        for layer, module in layers_with_experts(layers):
-            whole = {name: torch.empty(p.shape, dtype=p.dtype, device=device) for name, p in expert_parameters(module).items()}
-            for e in range(module.num_experts):
+        for layer, experts in layers_with_experts(layers):
+            joint = {name: torch.empty(p.shape, dtype=p.dtype, device=device) for name, p in expert_parameters(experts).items()}
+            for e in range(experts.num_experts):
                 layout = store.unit(Unit("expert", layer, e))
                 for name, part in parameters(layout.tensors, _read(pool, layout)).items():
-                    whole[name][e] = part
-            bind(module, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
-            decode_experts(module)
+                    joint[name][e] = part
+            bind(experts, {name: nn.Parameter(p, requires_grad=False) for name, p in joint.items()})
+            decode_experts(experts)
         shape_as_made(model)
     for name, source in tied.items():
         bind(model, {name: model.get_parameter(source)})
@@ -122,12 +125,12 @@ def _cast(model: nn.Module, name: str, dtype: torch.dtype) -> None:
 def _read(pool: ReadPool, layout: UnitLayout) -> torch.Tensor:
     whole = torch.empty(layout.nbytes + ALIGN, dtype=torch.uint8)
     buffer = whole[-whole.data_ptr() % ALIGN :][: layout.nbytes]
-    pool.read_now(layout.extents, memoryview(buffer.numpy()))
+    pool.read_now(layout.extents, buffer.numpy().data)
     return buffer
 
 
 def compare_logits(
-    model: nn.Module, device: torch.device, batch: Batch, got: Generation, page_tokens: int, progress: Callable[[int, int], None]
+    model: PreTrainedModel, device: torch.device, batch: Batch, got: Generation, page_tokens: int, progress: Callable[[int, int], None]
 ) -> LogitsCheck:
     """Compute with the unstreamed ``model`` what the streamed one computed, pass by pass, and compare the logits. What was restored there
     is computed here. Takes KV for as many pages as the streamed passes used."""

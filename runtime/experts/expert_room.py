@@ -43,12 +43,19 @@ class ExpertRoom:
         return cls(experts, slots, gpu, {key: store.unit(Unit("expert", *key)) for key in keys})
 
     @property
+    def decided(self) -> tuple[Experts, ExpertSlots]:
+        """Of a model that has routed experts, which ``ExpertHost`` is made for alone. RuntimeError for another."""
+        if self.experts is None or self.slots is None:
+            raise RuntimeError("a dense model has no slots for experts")
+        return self.experts, self.slots
+
+    @property
     def dram_slots(self) -> int:
-        return min(self.slots.dram_slots, len(self.layouts)) if self.layouts else 0
+        return min(self.slots.dram_slots, len(self.layouts)) if self.slots else 0
 
     @property
     def vram_slots(self) -> int:
-        return min(self.slots.vram_slots, len(self.layouts)) if self.layouts else 0
+        return min(self.slots.vram_slots, len(self.layouts)) if self.slots else 0
 
     @property
     def dram_bytes(self) -> int:
@@ -66,12 +73,12 @@ class ExpertRoom:
 
     def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
         """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""
-        return expert_caches(self.experts, self.slots, self.gpu)
+        return expert_caches(*self.decided, self.gpu)
 
     def policy(self) -> ExpertPolicy:
         """A fresh one, as the plan says."""
-        experts = self.experts
-        return make_expert_policy(self.slots.policy, len(experts.layers), experts.count, experts.top_k)
+        experts, slots = self.decided
+        return make_expert_policy(slots.policy, len(experts.layers), experts.count, experts.top_k)
 
 
 def _refuse_other(experts: Experts | None, found: Mapping[int, int]) -> None:
@@ -89,7 +96,7 @@ class ExpertHost:
     """The DRAM side of the experts of an MoE model: its tier in the arena, from ``base`` on, and the decisions of both tiers."""
 
     def __init__(self, room: ExpertRoom, arena: Arena, base: int, pool: ReadPool):
-        decided = room.slots
+        _, decided = room.decided
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()
         self.dram = DramExperts(room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight)

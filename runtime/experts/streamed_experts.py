@@ -40,10 +40,10 @@ class Experts:
         ledger: Ledger,
         record: Path | None = None,
     ):
-        decided = host.room.slots
+        experts, decided = host.room.decided
         self.dram, self._room = host.dram, host.room
         self.card: CardExperts | None = None
-        if device is None:
+        if device is None or host.vram_cache is None:
             tensors = {key: layout.tensors for key, layout in host.room.layouts.items()}
             self._tiers: ExpertSource = HostExperts(host.dram, tensors, clock)
         else:
@@ -56,8 +56,7 @@ class Experts:
             for number in range(len(layers)):
                 for block in unit_modules(layers, Unit("attn", number)).values():
                     _pass_by(block, self.card)
-        count = host.room.experts.count
-        self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, count)
+        self._rehearsed = RehearsedExperts(next(iter(tensors.values())), places, experts.count)
         self._layers = layer_experts(layers)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
         self._recorder = None if record is None else RoutingRecorder(record, layers)
@@ -100,8 +99,8 @@ class Experts:
     def facts(self) -> dict[str, Any]:
         """Counters of both tiers; the shares of a decode step's experts that VRAM missed (None without a GPU) and that both did; the host's
         time for a layer's visit by a decode step (None before the first)."""
+        first = self.card.stats if self.card else self.dram.stats
         tiers = {"vram": self.card.stats if self.card else None, "dram": self.dram.stats}
-        first = tiers["vram"] or tiers["dram"]
         asked = first.hits + first.misses
         missed = {name: stats.misses / asked if stats and asked else None for name, stats in tiers.items()}
         issued = [layer.issued for layer in self._layers]

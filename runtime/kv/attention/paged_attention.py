@@ -39,8 +39,14 @@ _SHORT = 16
 Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 
+class AttentionModule(nn.Module):
+    """What `transformers`' modules of attention have; none is made of this class."""
+
+    layer_idx: int
+
+
 def run_attention(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: MaskRequest | None, **kwargs: Any
+    module: AttentionModule, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: MaskRequest | None, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     """What `transformers` calls in place of a function of its own: [1, heads, tokens, dim] each -> [1, tokens, heads, dim]."""
     return getattr(module, _RUNNER).attend(module, query, key, value, attention_mask, kwargs), None
@@ -58,6 +64,11 @@ class AttentionByRows:
         if own != NAME and model._can_set_attn_implementation() and not of_its_own:
             setattr(model, _OWN, own)
             model.set_attn_implementation(NAME)
+
+
+def _no_eager(module: nn.Module, *_: Any, **__: Any) -> Any:
+    """Stands for a model's eager attention where its module has none."""
+    raise UserError(f"{type(module).__name__} has no eager attention; such models cannot be run")
 
 
 def _reads_its_mask(model: PreTrainedModel) -> bool:
@@ -125,7 +136,7 @@ class PagedAttention:
 
     def attend(
         self,
-        module: nn.Module,
+        module: AttentionModule,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -159,13 +170,14 @@ class PagedAttention:
         self, module: nn.Module, layer: int, query: torch.Tensor, held: Pair, shape: TokenShape, asked: MaskRequest, more: dict[str, Any]
     ) -> torch.Tensor:
         groups, out = self._groups, None
-        if self._tables is None and len(groups) == 1:
+        kernel, tables = self._kernel, self._tables
+        if tables is None and len(groups) == 1:
             return self._one(module, layer, query, groups[0], held, asked, more)
         queries = query[0].transpose(0, 1)
-        traits = self._traits(layer, asked, more) if self._tables is not None else None
-        if traits is not None and self._kernel.takes(queries, shape):
+        traits = self._traits(layer, asked, more) if tables is not None else None
+        if kernel is not None and tables is not None and traits is not None and kernel.takes(queries, shape):
             out = query.new_empty(len(queries), queries.shape[1], shape.values[1])
-            self._kernel.attend(queries, held, self._tables, traits, out)
+            kernel.attend(queries, held, tables, traits, out)
             tabled = {at.first for at in self._tabled}
             groups = [group for group in groups if group.first not in tabled]
         elif not groups:
@@ -211,7 +223,7 @@ class PagedAttention:
     def _own(self, module: nn.Module) -> Attention:
         kind = type(module)
         if kind not in self._of_kind:
-            eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
+            eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", _no_eager)
             self._of_kind[kind] = ALL_ATTENTION_FUNCTIONS.get_interface(self._implementation, eager)
         return self._of_kind[kind]
 
@@ -247,8 +259,8 @@ class PagedAttention:
     def _gathered(self, loose: Loose, held: Pair) -> tuple[Rect, Pair]:
         """A copy of all that a row sees, in order."""
         pieces = self._pieces(loose, 0)
-        pair = tuple(torch.cat([states[at : at + count] for at, _, count in pieces]) for states in held)
-        return Rect(loose.first, 1, len(loose.row.tokens), loose.row.start, 0, 0), pair
+        keys, values = (torch.cat([states[at : at + count] for at, _, count in pieces]) for states in held)
+        return Rect(loose.first, 1, len(loose.row.tokens), loose.row.start, 0, 0), (keys, values)
 
     def _pieces(self, loose: Loose, first: int) -> list[tuple[int, int, int]]:
         """Tokens ``first`` to the row's end: where each run of them lies in the pool, its first one counted from ``first``, and how

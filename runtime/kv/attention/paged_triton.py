@@ -60,7 +60,7 @@ def _attend(
             if SOFTCAP:
                 score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
             if SLOPES:
-                score += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+                score += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)  # type: ignore[index]
             seen = inside[None, :] & (key[None, :] <= position[:, None])
             if WINDOW:
                 seen = seen & (key[None, :] > position[:, None] - window)

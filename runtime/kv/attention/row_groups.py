@@ -49,7 +49,9 @@ def groups_of(step: Step, page_tokens: int) -> list[Rect | Loose]:
     """The rows of ``step`` in their order, equal neighbours in one group. Takes a microsecond or two a row: a step of a hundred waits
     for it."""
     found: list[Rect | Loose] = []
-    first, firsts, bases = 0, [], []
+    first = 0
+    firsts: list[int] = []
+    bases: list[int] = []
     alike: tuple[int, int] | None = None
 
     def close() -> None:
@@ -59,14 +61,15 @@ def groups_of(step: Step, page_tokens: int) -> list[Rect | Loose]:
 
     for row in step.rows:
         base, tokens = _base(row, page_tokens), len(row.tokens)
-        goes_on = alike == (tokens, row.start) and base is not None and base > bases[-1]
-        if goes_on and (len(bases) == 1 or base - bases[-1] == bases[1] - bases[0]):
+        if base is None:
+            close()
+            alike = None
+            found.append(Loose(first, row))
+        elif alike == (tokens, row.start) and base > bases[-1] and (len(bases) == 1 or base - bases[-1] == bases[1] - bases[0]):
             bases.append(base)
         else:
             close()
-            alike, firsts, bases = (None if base is None else (tokens, row.start)), [first], [base]
-            if base is None:
-                found.append(Loose(first, row))
+            alike, firsts, bases = (tokens, row.start), [first], [base]
         first += tokens
     close()
     return found

@@ -35,7 +35,8 @@ class PositionsByRow:
         """What an earlier row's length made of the frequencies is undone."""
         if getattr(self._module, "rope_type", None) == "dynamic":
             self._module.max_seq_len_cached = self._module.original_max_seq_len
-            self._module.register_buffer("inv_freq", self._module.original_inv_freq.to(self._module.inv_freq.device), persistent=False)
+            now, original = (self._module.get_buffer(name) for name in ("inv_freq", "original_inv_freq"))
+            self._module.register_buffer("inv_freq", original.to(now.device), persistent=False)
 
 
 def positions_by_row(model: nn.Module, step: Callable[[], Step]) -> None:

@@ -20,10 +20,10 @@ from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
 
 if TYPE_CHECKING:
-    from torch import nn
+    from transformers import PreTrainedModel
 
 
-def page_shape(plan: Plan, checkpoint: Path, model: nn.Module) -> PageShape:
+def page_shape(plan: Plan, checkpoint: Path, model: PreTrainedModel) -> PageShape:
     """Pages of ``model``. UserError where its KV does not make pages."""
     _refuse_strange(model)
     tokens = plan.decisions.kv.page_tokens
@@ -32,6 +32,8 @@ def page_shape(plan: Plan, checkpoint: Path, model: nn.Module) -> PageShape:
 
 def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskReader | DiskWriter:
     """The directory for pages of ``shape``: locked for this process until it is closed, unless it is only to be read. UserError."""
+    if cfg.dir is None:
+        raise RuntimeError("no directory for pages was asked for")
     place = directory(cfg.dir)
     if cfg.read_only:
         return DiskReader(place, shape)
@@ -52,7 +54,7 @@ def read_gbps(cfg: ReuseConfig) -> float:
     return measure_reading(place) if cfg.read_only else measure(place).read_gbps
 
 
-def _refuse_strange(model: nn.Module) -> None:
+def _refuse_strange(model: PreTrainedModel) -> None:
     """UserError where a layer keeps something else than keys and values."""
     from penstock.runtime.kv.batch.kv_windows import windows
 

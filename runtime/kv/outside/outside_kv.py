@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import align_up
@@ -32,10 +32,15 @@ class KvHost(Protocol):
     """What of an engine's DRAM side KV needs."""
 
     arena: Arena
-    pool: Reads
     ledger: Ledger
-    kv_places: Sequence[tuple[int, int]]
-    """(offset, bytes) in the arena of each buffer for one layer: of the layers that lie in DRAM, then those that the SSD's pass through."""
+
+    @property
+    def pool(self) -> Reads: ...
+
+    @property
+    def kv_places(self) -> Sequence[tuple[int, int]]:
+        """(offset, bytes) in the arena of each buffer for one layer: of the layers that lie in DRAM, then those that the SSD's pass
+        through."""
 
 
 class OutsidePlace:
@@ -70,7 +75,7 @@ class OutsideKv:
         host: KvHost,
         slots: list[torch.Tensor],
         copier: CopyDevice | None,
-        model: nn.Module,
+        model: PreTrainedModel,
         directory: Path,
     ):
         own = Tier.dram if copier is None else Tier.vram
@@ -90,6 +95,7 @@ class OutsideKv:
         self.living = LivingRows(kv.page_tokens, seen)
         self.regions: dict[int, torch.Tensor] = {}
         """Where the layers in DRAM lie, uint8."""
+        self._home = None if self._device is None else DramHome(self.regions, self._device)
         if not self.layers:
             return
         strange = next((i for i in self.layers if i not in seen), None)
@@ -97,9 +103,8 @@ class OutsideKv:
             raise UserError(f"kv: layer {strange} of the model keeps no keys and values that could move; set workload.kv_spill=false")
         places = [host.arena.slice(at, self._nbytes) for at, _ in host.kv_places]
         views = [host.arena.view[at : at + size] for at, size in host.kv_places]
-        self.regions = dict(zip(in_dram, places, strict=False))
+        self.regions.update(zip(in_dram, places, strict=False))
         self._passing = list(zip(places, views, strict=True))[len(in_dram) :]
-        self._home = DramHome(self.regions, self._device) if in_dram else None
         self._scratch: Scratch | None = None
         if self._on_ssd:
             self._scratch = Scratch(directory, len(self._on_ssd) * align_up(self._nbytes))
@@ -138,8 +143,9 @@ class OutsideKv:
 
     def settle(self) -> None:
         """Block until what lies in DRAM between passes is as computed. From any thread."""
-        for layer in self.regions:
-            self._home.take(layer)
+        if self._home is not None:
+            for layer in self.regions:
+                self._home.take(layer)
 
     def end(self) -> None:
         """Nothing moves any more until the next :meth:`begin`."""
@@ -164,7 +170,7 @@ class OutsideKv:
 
     def _open(self) -> KvStream:
         wanted = {layer: self.living.wanted(layer, self._token_bytes[layer]) for layer in self.layers}
-        homes: dict[int, KvHome] = dict.fromkeys(self.regions, self._home)
+        homes: dict[int, KvHome] = {} if self._home is None else dict.fromkeys(self.regions, self._home)
         if self._scratch is not None:
             first = {layer: wanted[layer] for layer in self._on_ssd}
             nbytes, host = align_up(self._nbytes), self._host

@@ -64,7 +64,7 @@ class RingKv:
         self._device, self._chunk_bytes, self._ledger = device, chunk_bytes, ledger
         self._out = device.lane()
         self._at: dict[int, torch.Tensor] = {}
-        self._buffer: torch.Tensor | None = None
+        self._buffer = slots[0]
         self._new: Spans = ()
         self._storing: deque[_Stored] = deque()
         self._stored_s = 0.0

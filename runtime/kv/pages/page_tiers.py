@@ -33,6 +33,7 @@ class PageMemory:
     device: CopyDevice | None = None
     """The card that ``bounce`` lies on, for ``CardPages``."""
     bounce: torch.Tensor | None = None
+    """What pages pass through on the card: [pages, bytes]."""
 
 
 class Tiers:
@@ -45,7 +46,7 @@ class Tiers:
         self.dram = DramPages(shape.payload_bytes, memory.view, memory.tensor)
         device = memory.device
         self.slots = SlotBytes(shape, memory.buffers, device.holds if device is not None else lambda held: False)
-        self.card = None if device is None else CardPages(device, memory.bounce, self.slots)
+        self.card = None if device is None or memory.bounce is None else CardPages(device, memory.bounce, self.slots)
         self.kept = None if device is None else PoolPages(memory.pool, on_evicted)
 
     def nearest(self, key: bytes) -> Tier | None:

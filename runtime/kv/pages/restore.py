@@ -47,13 +47,14 @@ class Restore:
     def bring(self, wanted: Sequence[Sequence[bytes]], where: dict[bytes, Tier]) -> Brought:
         """Bring the first pages of each sequence, which lay ``where`` a moment ago; a page of several is brought once. Each slot has a
         reference until ``confirm``. On a card copies may still be in flight, ordered before what is launched next."""
-        pages, pool = list(in_order(wanted)), self._tiers.pool
+        pages, pool, kept = list(in_order(wanted)), self._tiers.pool, self._tiers.kept
         moved: dict[bytes, Tier] = {}
         for key, parent in pages:  # before any slot is taken, since that may push pages out
-            if where[key] is Tier.vram:
+            there = None if kept is None or where[key] is not Tier.vram else kept.find(key)
+            if there is not None:
                 moved[key] = Tier.vram
-                self._pages[key] = Page(key, parent, self._tiers.kept.find(key))
-                pool.share([self._pages[key].slot])
+                self._pages[key] = Page(key, parent, there)
+                pool.share([there])
         far = [(key, parent) for key, parent in pages if key not in moved]
         missing: set[bytes] = set()
         on_disk = (key for key, _ in far if where[key] is Tier.ssd)
