@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.runtime.beside.host_library import CMatrix, CUnit
-from penstock.runtime.beside.host_matrix import HostMatrix
+from penstock.runtime.beside.host_matrix import HostMatrix, made_matrix
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of ``enum activation`` of unit.h."""
-_PRODUCT, _PLAIN, _GATED = range(3)
+_PRODUCT, _PLAIN, _GATED, _READ = range(4)
 
 
 @dataclass(frozen=True)
@@ -79,3 +79,9 @@ class HostFfn:
 def host_linear(matrix: HostMatrix, bias: torch.Tensor | None = None) -> HostFfn:
     """One linear layer as a unit."""
     return HostFfn(None, None, matrix, biases=(None, None, bias))
+
+
+def host_read(memory: torch.Tensor) -> CUnit:
+    """Reading ``memory``, contiguous on the CPU, and nothing else."""
+    read = made_matrix("F32", 0, 0, 0, memory)
+    return CUnit(_READ, 0, CMatrix(), CMatrix(), read.in_c(), (type(CUnit().bias))(), memory.nbytes)

@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.beside.host_ffn import HostFfn, host_linear
+from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import Level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
 from penstock.runtime.beside.host_serve import HostServe
@@ -66,6 +66,12 @@ class HostPool:
     def ffn(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out`` [rows, ffn.outputs] of ``x`` [rows, ffn.inputs]; both BF16 on the CPU."""
         self.wait(self.start(ffn, x, out))
+
+    def read(self, memory: torch.Tensor) -> None:
+        """Bring whole pages of 4096 bytes of ``memory`` into registers, and no more: the most that these threads get of it."""
+        seen = ctypes.c_uint64()
+        number = self._library.pool_start(self._open, host_read(memory), 0, None, ctypes.addressof(seen))
+        self._library.pool_wait(self._open, number)
 
     def start(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> Ticket:
         """Have ``out`` computed after what was started before. ``x`` must stay as it is until :meth:`wait`."""

@@ -7,7 +7,10 @@
 #ifdef HAS_X86
 #include <immintrin.h>
 
-enum { CHUNK = 1024, MOST_ROWS = 16 };
+enum { CHUNK = 1024, MOST_ROWS = 16, STREAM = 1024 };
+#ifndef AHEAD_HINT
+#define AHEAD_HINT _MM_HINT_T1
+#endif
 
 /* Sums of 8 columns at a time: x in F32. */
 FOR_AVX2 ALONE void block_avx2(const uint16_t *w, int64_t columns, const float *x, float *y, int64_t stride, int rows)
@@ -89,7 +92,7 @@ FOR_AVX512_BF16 ALONE __m512 both_dot(__m512 sum, __m512i w, __m512i x)
             {                                                                                                                        \
                 row[i] = _mm512_maskz_loadu_epi16(mask, w + i * columns + k);                                                        \
                 if (ahead)                                                                                                           \
-                    _mm_prefetch((const char *)(w + i * columns + k + ahead), _MM_HINT_T0);                                          \
+                    _mm_prefetch((const char *)(w + i * columns + k + ahead), AHEAD_HINT);                                          \
             }                                                                                                                        \
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                                   \
             {                                                                                                                        \
@@ -129,7 +132,9 @@ FOR_AVX512_BF16 ALONE __m512 both_dot(__m512 sum, __m512i w, __m512i x)
     target void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)        \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
-        for (int64_t o = first; o < last;) {                                                                                         \
+        for (int64_t o = first; o < last && in->rows == 1; o++)                                                                      \
+            y[o] = name##_one((const uint16_t *)m->part[0] + o * columns, in->xb, columns);                                          \
+        for (int64_t o = first; o < last && in->rows > 1;) {                                                                         \
             const uint16_t *w = (const uint16_t *)m->part[0] + o * columns;                                                          \
             const int four = last - o >= 4;                                                                                          \
             for (int64_t from = 0; from < in->rows; from += MOST_ROWS) {                                                             \
@@ -143,6 +148,27 @@ FOR_AVX512_BF16 ALONE __m512 both_dot(__m512 sum, __m512i w, __m512i x)
         }                                                                                                                            \
     }
 
+/* One input row takes less than memory gives, so rows of the matrix are read one by one: a single stream, prefetched over their ends. */
+#define ONE_512(name, target, both)                                                                                                  \
+    target ALONE float name##_one(const uint16_t *w, const uint16_t *x, int64_t columns)                                             \
+    {                                                                                                                                \
+        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};                       \
+        int64_t k = 0;                                                                                                               \
+        for (; k + 128 <= columns; k += 128)                                                                                         \
+            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)                                                                      \
+            {                                                                                                                        \
+                _mm_prefetch((const char *)(w + k + 32 * i + STREAM), _MM_HINT_T0);                                                  \
+                sums[i] = both(sums[i], _mm512_loadu_si512(w + k + 32 * i), _mm512_loadu_si512(x + k + 32 * i));                     \
+            }                                                                                                                        \
+        for (; k < columns; k += 32) {                                                                                               \
+            __mmask32 mask = columns - k >= 32 ? 0xffffffffu : (1u << (columns - k)) - 1u;                                           \
+            sums[0] = both(sums[0], _mm512_maskz_loadu_epi16(mask, w + k), _mm512_maskz_loadu_epi16(mask, x + k));                   \
+        }                                                                                                                            \
+        return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));                \
+    }
+
+ONE_512(bf16_avx512, FOR_AVX512, both_avx512)
+ONE_512(bf16_dot, FOR_AVX512_BF16, both_dot)
 PRODUCTS_512(bf16_avx512, FOR_AVX512, both_avx512)
 PRODUCTS_512(bf16_dot, FOR_AVX512_BF16, both_dot)
 #else

@@ -12,6 +12,7 @@ PRODUCT(bf16_portable);
 PRODUCT(bf16_avx2);
 PRODUCT(bf16_avx512);
 PRODUCT(bf16_dot);
+PRODUCT(bf16_tiles);
 PRODUCT(f16_portable);
 PRODUCT(f32_portable);
 
@@ -20,7 +21,7 @@ static const struct {
     const char *name;
     product_fn by[LEVELS];
 } table[KINDS] = {
-    [KIND_BF16] = {"BF16", {bf16_portable, X86(bf16_avx2), X86(bf16_avx512), X86(bf16_dot), 0}},
+    [KIND_BF16] = {"BF16", {bf16_portable, X86(bf16_avx2), X86(bf16_avx512), X86(bf16_dot), TILES(bf16_tiles)}},
     [KIND_F16] = {"F16", {f16_portable, 0, 0, 0, 0}},
     [KIND_F32] = {"F32", {f32_portable, 0, 0, 0, 0}},
 };

@@ -87,4 +87,11 @@ static inline float from_f16(uint16_t bits)
 #define X86(function) 0
 #endif
 
+#if defined(HAS_X86) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define HAS_TILES 1
+#define TILES(function) function
+#else
+#define TILES(function) 0
+#endif
+
 #endif

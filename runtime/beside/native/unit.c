@@ -5,6 +5,7 @@
 #include <math.h>
 #include <sched.h>
 
+enum { READ_BYTES = 4096, READ_LANES = 32 };
 enum { CLAIM_BYTES = 1 << 16, SPINS = 1 << 14, TILES_FROM = 3 };
 
 struct work {
@@ -96,25 +97,22 @@ static void wait_for_phase(const struct progress *progress, int phase, int64_t t
     }
 }
 
-static void into_pairs(uint16_t *pairs, int64_t columns, int64_t row, int64_t column, uint16_t value)
-{
-    int64_t twos = (columns + 1) / 2;
-    pairs[((row / TILE_ROWS * twos + column / 2) * TILE_ROWS + row % TILE_ROWS) * 2 + column % 2] = value;
-}
-
 static int wants_pairs(const struct work *work)
 {
     return work->team->level >= LEVEL_AMX && work->rows >= TILES_FROM;
 }
 
-/* Columns [first, last) of all of the tiles' rows. */
+/* Columns [first, last) of all of the tiles' rows; first is even. */
 static void pairs_of(const uint16_t *values, uint16_t *pairs, int64_t rows, int64_t columns, int64_t first, int64_t last)
 {
+    const int64_t twos = (columns + 1) / 2;
     for (int64_t r = 0; r < (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; r++) {
-        for (int64_t k = first; k < last; k++)
-            into_pairs(pairs, columns, r, k, r < rows ? values[r * columns + k] : 0);
-        if (last == columns && columns % 2)
-            into_pairs(pairs, columns, r, columns, 0);
+        const uint16_t *from = values + r * columns;
+        uint16_t *to = pairs + (r / TILE_ROWS * twos * TILE_ROWS + r % TILE_ROWS) * 2;
+        for (int64_t k = first; k < last; k += 2) {
+            to[k * TILE_ROWS] = r < rows ? from[k] : 0;
+            to[k * TILE_ROWS + 1] = r < rows && k + 1 < columns ? from[k + 1] : 0;
+        }
     }
 }
 
@@ -215,6 +213,19 @@ static void make_outputs(const struct work *work, int64_t first, int64_t last)
             work->y[r * outputs + o] = to_bf16(scratch->out[r * outputs + o] + (unit->bias[2] ? unit->bias[2][o] : 0));
 }
 
+/* Blocks [first, last) of memory. */
+static void read_blocks(const struct work *work, int64_t first, int64_t last)
+{
+    const uint64_t *at = (const uint64_t *)work->unit->down.part[0] + first * (READ_BYTES / 8);
+    uint64_t lanes[READ_LANES] = {0}, seen = 0;
+    for (int64_t k = 0; k < (last - first) * (READ_BYTES / 8); k += READ_LANES)
+        for (int l = 0; l < READ_LANES; l++)
+            lanes[l] |= at[k + l];
+    for (int l = 0; l < READ_LANES; l++)
+        seen |= lanes[l];
+    __atomic_fetch_or((uint64_t *)work->y, seen, __ATOMIC_RELAXED);
+}
+
 /* Rows of a matrix that are worth a claim: a multiple of 16. */
 static int64_t grain_of(const struct matrix *m)
 {
@@ -227,6 +238,12 @@ int take_part(const struct team *team, const struct unit *unit, const struct scr
 {
     const struct work work = {team, unit, scratch, rows, x, y};
     const int64_t inputs = inputs_of(unit), middle = middle_of(unit);
+    if (unit->form == FORM_READ) {
+        const int64_t blocks = unit->bytes / READ_BYTES;
+        int ended = do_phase(&work, progress, 0, blocks, CLAIM_BYTES / READ_BYTES, read_blocks);
+        wait_for_phase(progress, 0, blocks);
+        return ended;
+    }
     do_phase(&work, progress, 0, inputs, 256, take_inputs);
     wait_for_phase(progress, 0, inputs);
     do_phase(&work, progress, 1, middle, grain_of(&unit->up), make_middle);

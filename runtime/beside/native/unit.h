@@ -4,8 +4,9 @@
 
 #include "products.h"
 
-/* product: down alone. plain: down(act(up x)). gated: down(act(gate x) * up x). */
-enum form { FORM_PRODUCT, FORM_PLAIN, FORM_GATED };
+/* product: down alone. plain: down(act(up x)). gated: down(act(gate x) * up x). read: `bytes` of down.part[0], which only come into
+ * registers: what memory gives these threads at most. */
+enum form { FORM_PRODUCT, FORM_PLAIN, FORM_GATED, FORM_READ };
 enum activation { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU };
 
 struct unit {

@@ -119,3 +119,9 @@ def test_a_closed_pool_says_so() -> None:
     made.close()
     with pytest.raises(ValueError, match="closed"):
         made.near()
+
+
+def test_reading_counts_whole_pages(pool: HostPool) -> None:
+    before = pool.told().bytes
+    pool.read(torch.zeros(5 * 4096, dtype=torch.uint8))
+    assert pool.told().bytes - before == 5 * 4096

@@ -1,0 +1,88 @@
+/* BF16 matrices by AMX: 16 rows of the matrix times 16 input rows, whose sums stay in a tile. part[0]: [rows][columns].
+ *
+ * A tile of the matrix is loaded as it lies, 16 rows of 32 columns; inputs come as pairs, 32 columns of 16 rows. So 16 input rows cost
+ * what one does. Four sums are under way at once, each of every fourth 32 columns. */
+#include "products.h"
+
+#ifdef HAS_TILES
+#include <immintrin.h>
+
+enum { LEAST_ROWS = 3, TILE_COLUMNS = 32, CHAINS = 4 };
+#ifndef AHEAD_HINT
+#define AHEAD_HINT _MM_HINT_T1
+#endif
+
+void bf16_dot(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
+
+struct tile_config {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+};
+
+/* Sums of 16 rows of the matrix and 16 input rows, [CHAINS][output][input]. ahead: elements to what is wanted next. */
+FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t columns, int64_t ahead, float *sums)
+{
+    const int64_t all = columns / TILE_COLUMNS, bytes = columns * 2;
+    int64_t t = 0;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+#define STEP(chain, a, b)                                                                                                            \
+    do {                                                                                                                             \
+        const uint16_t *at = w + (t + chain) * TILE_COLUMNS;                                                                         \
+        for (int i = 0; ahead && i < TILE_ROWS; i++)                                                                                 \
+            _mm_prefetch((const char *)(at + i * columns + ahead), AHEAD_HINT);                                                      \
+        _tile_loadd(a, at, bytes);                                                                                                   \
+        _tile_loadd(b, pairs + (t + chain) * TILE_COLUMNS * TILE_ROWS, 64);                                                          \
+        _tile_dpbf16ps(chain, a, b);                                                                                                 \
+    } while (0)
+    for (; t + CHAINS <= all; t += CHAINS) {
+        STEP(0, 4, 5);
+        STEP(1, 6, 7);
+        STEP(2, 4, 5);
+        STEP(3, 6, 7);
+    }
+    for (; t < all; t++)
+        STEP(0, 4, 5);
+#undef STEP
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
+}
+
+FOR_AMX void bf16_tiles(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
+{
+    const int64_t columns = m->columns;
+    if (in->rows < LEAST_ROWS || !in->pairs || columns % TILE_COLUMNS) {
+        bf16_dot(m, first, last, in, y, stride);
+        return;
+    }
+    struct tile_config config;
+    float sums[CHAINS * TILE_ROWS * TILE_ROWS];
+    int64_t o = first;
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) {
+        config.bytes[i] = 64;
+        config.rows[i] = TILE_ROWS;
+    }
+    _tile_loadconfig(&config);
+    for (; o + TILE_ROWS <= last; o += TILE_ROWS)
+        for (int64_t from = 0; from < in->rows; from += TILE_ROWS) {
+            sixteen((const uint16_t *)m->part[0] + o * columns, in->pairs + from * columns, columns, from ? 0 : TILE_ROWS * columns, sums);
+            for (int64_t r = 0; r < TILE_ROWS && from + r < in->rows; r++)
+                for (int64_t i = 0; i < TILE_ROWS; i++) {
+                    const float *sum = sums + i * TILE_ROWS + r;
+                    y[(from + r) * stride + o + i] = (sum[0] + sum[256]) + (sum[512] + sum[768]);
+                }
+        }
+    _tile_release();
+    if (o < last)
+        bf16_dot(m, o, last, in, y, stride);
+}
+#else
+typedef int no_tiles_here;
+#endif
