@@ -72,6 +72,12 @@ def q4_k() -> bytes:
 
 
 @cache
+def q4_0() -> bytes:
+    """Blocks of 18 bytes: d, 32 weights. w = d * (q - 8)."""
+    return _blocks(18, {0: np.float16(DEVIATION / 4.6)})
+
+
+@cache
 def q6_k() -> bytes:
     """Blocks of 210 bytes, d at their end. w = d * scale * (q - 32)."""
     return _blocks(210, {208: np.float16(DEVIATION / 1370)})
@@ -295,32 +301,37 @@ def _put(fd: int, one: Tensor) -> None:
             piece = piece[os.write(fd, piece) :]
 
 
-GGUF_TYPES = {"F32": (0, 1, 4), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210)}
+GGUF_TYPES = {"F32": (0, 1, 4), "Q4_0": (2, 32, 18), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2)}
 """Name -> (number in the file, elements of a block, bytes of it)."""
+GGUF_FILLS: Mapping[str, Fill] = {"Q4_0": q4_0, "Q4_K": q4_k, "Q6_K": q6_k, "BF16": normal_bf16}
 GGUF_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 
 
-def gguf_tensors(config: Mapping[str, Any]) -> Iterator[Tensor]:
+def gguf_tensors(config: Mapping[str, Any], stored: str, head: str) -> Iterator[Tensor]:
+    """Of the file, in its order: matrices as ``stored``, the LM head as ``head``."""
+
     def made(name: str, shape: tuple[int, ...], kind: str, fill: Fill) -> Tensor:
         _, elements, nbytes = GGUF_TYPES[kind]
         return Tensor(name, shape, kind, math.prod(shape) // elements * nbytes, fill)
 
     hidden, vocab, ones = config["hidden_size"], config["vocab_size"], same(struct.pack("<f", 1.0))
-    yield made("token_embd.weight", (vocab, hidden), "Q4_K", q4_k)
+    yield made("token_embd.weight", (vocab, hidden), stored, GGUF_FILLS[stored])
     for layer in range(config["num_hidden_layers"]):
         for name, rows, columns in matrices(config):
-            yield made(f"blk.{layer}.{GGUF_NAMES[name]}.weight", (rows, columns), "Q4_K", q4_k)
+            yield made(f"blk.{layer}.{GGUF_NAMES[name]}.weight", (rows, columns), stored, GGUF_FILLS[stored])
         for norm in ("attn_norm", "ffn_norm"):
             yield made(f"blk.{layer}.{norm}.weight", (hidden,), "F32", ones)
     yield made("output_norm.weight", (hidden,), "F32", ones)
-    yield made("output.weight", (vocab, hidden), "Q6_K", q6_k)
+    yield made("output.weight", (vocab, hidden), head, GGUF_FILLS[head])
 
 
-def write_gguf(path: Path, config: Mapping[str, Any]) -> None:
-    """One file of version 3, a Llama's: its figures, each tensor at a multiple of 32 bytes."""
+def write_gguf(
+    path: Path, config: Mapping[str, Any], stored: str = "Q4_K", head_stored: str = "Q6_K", texts: Mapping[str, str] | None = None
+) -> None:
+    """One file of version 3, a Llama's: its figures and ``texts``, each tensor at a multiple of 32 bytes."""
     head = config["head_dim"]
     figures = {
         "block_count": config["num_hidden_layers"], "context_length": config["max_position_embeddings"],
@@ -334,7 +345,8 @@ def write_gguf(path: Path, config: Mapping[str, Any]) -> None:
     rates = {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.freq_base": theta}
     said += [_text(f"llama.{name}") + struct.pack("<If", 6, value) for name, value in rates.items()]
     said.append(_text("general.file_type") + struct.pack("<II", 4, 15))
-    infos, at, all_tensors = [], 0, list(gguf_tensors(config))
+    said += [_text(name) + struct.pack("<I", 8) + _text(value) for name, value in (texts or {}).items()]
+    infos, at, all_tensors = [], 0, list(gguf_tensors(config, stored, head_stored))
     for one in all_tensors:
         shape = tuple(reversed(one.shape))
         infos.append(_text(one.name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, GGUF_TYPES[one.dtype][0], at))
