@@ -96,9 +96,7 @@ def compared(
         return
     mine, limit = rates.cpu_gbps[format], min(theirs, rates.read_gbps)
     yield Row(f"llama.cpp {format}, decode", what, theirs, rates.read_gbps, "GB/s", theirs / rates.read_gbps, "", None, 0, 0)
-    yield Row(
-        f"our {format} product", f"{count} threads, over both", mine, limit, "GB/s", mine / limit, ">= 0.9", None, 0, 0
-    )
+    yield Row(f"our {format} product", f"{count} threads, over both", mine, limit, "GB/s", mine / limit, ">= 0.9", None, 0, 0)
 
 
 def main() -> None:
