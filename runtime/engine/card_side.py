@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
@@ -62,9 +65,14 @@ class CardSide:
         self.stream = RingStream(self.ring, host.dram, tensors, copier, host.ledger)
         self.rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
 
-    def recorded(self, recorder: Recorder) -> RecordedStream:
-        """For passes that are recorded: units that lie in DRAM for good, through the ring's slots."""
-        streamed = [Streamed(u, self._dram.stays(u), x.segments, x.tensors) for u, x in self._streamed.items()]
+    @cached_property
+    def from_dram(self) -> Mapping[Unit, Streamed]:
+        """What streams, where it lies in DRAM for good."""
+        return {u: Streamed(u, self._dram.stays(u), x.segments, x.tensors) for u, x in self._streamed.items()}
+
+    def recorded(self, recorder: Recorder, units: Sequence[Unit]) -> RecordedStream:
+        """For passes that are recorded: ``units`` of those through the ring's slots."""
+        streamed = [self.from_dram[unit] for unit in units]
         return RecordedStream(streamed, self.slots, recorder, self._ledger, 1 if self._spans else EXACTLY)
 
     @property

@@ -11,6 +11,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.recording import launched_because
+from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.graph_steps import GraphSteps
@@ -27,11 +28,13 @@ from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.memory.arena import PageLock
 from penstock.runtime.memory.card_graph import CardGraph
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
-from penstock.runtime.model.binding import Binder, WeightStream, move_buffers, parameters
+from penstock.runtime.model.binding import Binder, WeightStream, move_buffers, parameters, views
 from penstock.runtime.model.lookup import LookUpOnHost
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
+from penstock.runtime.store.decoder import decoder_layers, unit_modules
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
+from penstock.runtime.moving.host_steps import HostSteps, host_unit
 from penstock.runtime.moving.recorded_stream import RecordedStream
 from penstock.runtime.moving.slot_turns import SlotTurns
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
@@ -197,12 +200,30 @@ class Engine:
         """Record decode steps, and have them launched so. Without ``moving`` over whatever lies in the buffers."""
         card, copier = self.card, self.copier
         assert card is not None and copier is not None
-        stream = card.recorded(graph) if moving else RecordedStream((), {}, graph, self.ledger, others=self._rehearsal)
-        turns = SlotTurns(card.ring, stream, graph, self.dram, copier) if moving else None
-        graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, turns)
+        if moving:
+            rows = self._recorded[0]
+            beside = self._placement.weights.host.compute(rows)
+            stream = card.recorded(graph, self._placement.step_units if beside else self._placement.streamed_units)
+            turns = SlotTurns(card.ring, stream, card.from_dram, graph, self.dram, copier)
+            graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, turns, self._host_steps(rows) if beside else None)
+        else:
+            stream = RecordedStream((), {}, graph, self.ledger, others=self._rehearsal)
+            graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, None)
         longest_step(self.stepper, *self._recorded, graphs.capture)
         self.stepper.graphs = graphs
         return graphs
+
+    def _host_steps(self, rows: int) -> HostSteps:
+        """The CPU's units of a recorded step, and the threads that compute them."""
+        assert self.copier is not None
+        pool = HostPool(self.host.options.host_threads, beside_cores(self.host.options.host_threads))
+        self._stack.callback(pool.close)
+        layers, activation = decoder_layers(self.model), self._placement.model.ffn_activation
+        units = []
+        for unit in self._placement.host_units:
+            ((name, module),) = unit_modules(layers, unit).items()
+            units.append(host_unit(unit, name, module, views(self.host.layouts[unit].tensors, self.dram.stays(unit)), activation))
+        return HostSteps(pool, units, rows, self.copier, self.ledger)
 
     def _may_record(self) -> bool:
         options = self.host.options

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.stepper import Stepper
@@ -16,6 +17,7 @@ from penstock.runtime.kv.attention.page_tables import PageTables
 from penstock.runtime.memory.card_graph import CardGraph
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import RowKind, Step
+from penstock.runtime.moving.host_steps import HostSteps
 from penstock.runtime.moving.recorded_stream import RecordedStream
 from penstock.runtime.moving.slot_turns import SlotTurns
 
@@ -40,9 +42,9 @@ class _Captured:
 
 def launched_singly(plan: Plan) -> Plan:
     """``plan``, predicted anew for steps that are launched kernel by kernel."""
-    gpu = plan.hardware.gpu
-    hardware = replace(plan.hardware, gpu=gpu and replace(gpu, layer_kernels_s=0.0))
-    return replace(plan, hardware=hardware, prediction=predict(hardware, plan.model, plan.workload, plan.decisions))
+    gpu, weights = plan.hardware.gpu, replace(plan.decisions.weights, host=HostUnits())
+    hardware, decisions = replace(plan.hardware, gpu=gpu and replace(gpu, layer_kernels_s=0.0)), replace(plan.decisions, weights=weights)
+    return replace(plan, hardware=hardware, decisions=decisions, prediction=predict(hardware, plan.model, plan.workload, decisions))
 
 
 class GraphSteps:
@@ -50,8 +52,8 @@ class GraphSteps:
     by page tables.
 
     ``fed_by`` has the model fed by another stream of weights inside: by ``rehearsal``, which moves nothing, and by ``stream``, which is
-    recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn; None where no ring runs any more. Costs the
-    activations of one step in memory of its own, and 8 bytes for each page of a row.
+    recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn; None where no ring runs any more. ``host``
+    computes units on the CPU. Costs the activations of one step in memory of its own, and 8 bytes for each page of a row.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class GraphSteps:
         rehearsal: WeightStream,
         fed_by: Callable[[WeightStream], AbstractContextManager[object]],
         turns: SlotTurns | None,
+        host: HostSteps | None = None,
     ):
         self._stepper, self._graph, self._stream, self._rehearsal = stepper, graph, stream, rehearsal
-        self._fed_by, self._turns = fed_by, turns
+        self._fed_by, self._turns, self._host = fed_by, turns, host
         self._captured: _Captured | None = None
         self.refused: str | None = None
         """Why steps are launched one kernel after the other; None where they are not."""
@@ -97,7 +100,8 @@ class GraphSteps:
             with self._fed_by(self._rehearsal), self._graph.warming():
                 for _ in range(WARMED):
                     stepper.compute_tabled(step, tables, numbers, every)
-            with self._fed_by(self._stream), self._graph.recording():
+            beside = nullcontext() if self._host is None else self._host.computing(self._graph, self._stream)
+            with self._fed_by(self._stream), beside, self._graph.recording():
                 made.logits = stepper.compute_tabled(step, tables, numbers, every)
         except RuntimeError as error:
             torch.cuda.synchronize(device)
@@ -110,11 +114,13 @@ class GraphSteps:
         """Compute ``step``, which :meth:`serves` -> logits [rows, vocab] on the device."""
         made = self._captured
         assert made is not None
-        self._stream.settle()
+        self.settle()
         with uninterrupted():
             if self._turns is not None:
                 self._turns.take()
             self._fill(made, step)
+            if self._host is not None:
+                self._host.begin_step()
             self._graph.launch()
             self._stream.launched()
         self.steps += 1
@@ -122,13 +128,14 @@ class GraphSteps:
 
     def make_way(self) -> None:
         """A pass comes that is launched kernel by kernel."""
-        self._stream.settle()
+        self.settle()
         if self._turns is not None:
             self._turns.give()
 
     def settle(self) -> None:
         """Book the last step."""
-        self._stream.settle()
+        if self._stream.settle() and self._host is not None:
+            self._host.settle()
 
     def facts(self) -> dict[str, object]:
         """For the report: rows of a recorded step, or why there is none, and how many were launched."""
@@ -136,9 +143,11 @@ class GraphSteps:
 
     def stop(self) -> None:
         """Nothing moves any more, and the memory is given back."""
-        self._stream.settle()
+        self.settle()
         self._captured = None
         self._graph.close()
+        if self._host is not None:
+            self._host.close()
 
     def _fill(self, made: _Captured, step: Step) -> None:
         """The numbers of ``step``. Rows that are recorded and not there repeat the last one, and write what it writes."""

@@ -44,6 +44,8 @@ class EngineOptions:
     balance_units: int | None = 1
     keep_finished_units: int = 0
     graphs: bool = True
+    host_threads: int = 0
+    """That compute units of a recorded step on the CPU."""
     kv_scratch_dir: Path | None = None
     record: Path | None = None
     """File for what every token is routed to."""

@@ -216,6 +216,8 @@ def open_session(
         check_scales(skeleton.store.scales)
         mark("skeleton")
         options, kept = options or EngineOptions(), None
+        if plan.hardware.host is not None:
+            options = replace(options, host_threads=plan.hardware.host.threads)
         if reuse is not None:
             options = replace(options, page_room=page_room(reuse, plan), kv_scratch_dir=_place(reuse.scratch_dir))
             if options.page_room.dram_pages:

@@ -40,7 +40,7 @@ class StoredLinear(nn.Module):
         self.dtype = replaced.weight.dtype
         """Computed in."""
         self.stored_parameters = stored
-        self._form, self._coding, self._scratch = form, coding, scratch
+        self.form, self._coding, self._scratch = form, coding, scratch
         for leaf, part in parts.items():
             self.register_parameter(leaf, part)
         self.register_parameter("bias", replaced.bias)
@@ -57,7 +57,7 @@ class StoredLinear(nn.Module):
 
     def product(self, x: torch.Tensor, parts: Parts, rows: int, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., in_features] -> [..., rows] by ``parts``: those of ``rows`` of the matrix."""
-        if x.is_cuda and x.numel() <= self._form.product_rows * self.in_features:
+        if x.is_cuda and x.numel() <= self.form.product_rows * self.in_features:
             made = self._coding.linear(x.reshape(-1, self.in_features), parts, bias)
             if made is not None:
                 return made.view(*x.shape[:-1], rows)

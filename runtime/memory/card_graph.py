@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.memory.stream_words import StreamWords
 
 
 class GraphPoint:
@@ -33,6 +34,7 @@ class CardGraph:
         self._card = card
         self._graph = torch.cuda.CUDAGraph()
         self._kernels, self._copies = torch.cuda.Stream(card.device), torch.cuda.Stream(card.device)
+        self._words = StreamWords()
         self.begin: GraphPoint
         self.results: GraphPoint
         """Behind all kernels."""
@@ -72,6 +74,15 @@ class CardGraph:
 
     def compute_waits(self, event: GraphPoint) -> None:
         self._kernels.wait_event(event.edge)
+
+    def write_word(self, address: int, value: int) -> None:
+        """Behind what was recorded before, 32 bits at ``address`` of page-locked memory become ``value``; all that was written before is
+        seen by then."""
+        self._words.write(self._kernels.cuda_stream, address, value)
+
+    def wait_word(self, address: int, value: int) -> None:
+        """Kernels recorded next begin once 32 bits at ``address`` are ``value``."""
+        self._words.wait(self._kernels.cuda_stream, address, value)
 
     def launch(self) -> None:
         """Launch it behind what was given to the current stream; what the current stream is given next begins behind :attr:`results`."""

@@ -45,6 +45,8 @@ class _Computed(NamedTuple):
     arrived: Event | None
     """The copy that it waited for; None where it lay there when the pass began."""
     left: Event
+    brought_by: str = "h2d"
+    """What it waited for."""
 
 
 class _Copied(NamedTuple):
@@ -66,6 +68,11 @@ class Streamed(NamedTuple):
     @property
     def nbytes(self) -> int:
         return sum(segment.nbytes for segment in self.segments)
+
+    def copy(self, into: torch.Tensor, copy: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        """Bring it into a slot by ``copy(dst, src)``."""
+        for s in self.segments:
+            copy(into[s.dst : s.dst + s.nbytes], self.source[s.src : s.src + s.nbytes])
 
 
 class RecordedStream:
@@ -127,29 +134,32 @@ class RecordedStream:
         self._computed.append(_Computed(unit, self._arrived.get(i), left))
         self._recorder.copy_waits(left)
         coming = self.rounds.behind(i)
-        self.copy(coming, self.buffer(coming), self._recorder.copy)
+        self._streamed[coming].copy(self.buffer(coming), self._recorder.copy)
         end = self._recorder.copy_event()
         self._copied.append(_Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
         if coming > i:
             self._arrived[coming] = end
 
+    def point(self) -> Event:
+        """Behind the kernels recorded so far."""
+        return self._recorder.compute_event()
+
+    def handed_over(self, unit: Unit, asked: Event, back: Event) -> None:
+        """From ``asked`` until ``back`` the CPU computes ``unit``."""
+        self._computed += [_Computed(unit, None, asked), _Computed(unit, back, back, "cpu")]
+
     def end_pass(self) -> None:
         """The rest of the pass, the head, is booked with the last unit."""
-
-    def copy(self, i: int, into: torch.Tensor, copy: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """Bring the ``i``-th streamed unit into a slot by ``copy(dst, src)``."""
-        for s in self._streamed[i].segments:
-            copy(into[s.dst : s.dst + s.nbytes], self._streamed[i].source[s.src : s.src + s.nbytes])
 
     def launched(self) -> None:
         """A recorded pass was launched; the one before was booked."""
         self._launched += 1
         self._booked = False
 
-    def settle(self) -> None:
-        """Book the pass that was launched last, once its results are there."""
+    def settle(self) -> bool:
+        """Book the pass that was launched last, once its results are there; whether there was one."""
         if self._booked:
-            return
+            return False
         self._booked = True
         self._recorder.wait_results()
         begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
@@ -158,6 +168,7 @@ class RecordedStream:
             self._like = _Spent(self._book_compute(begun_s, over_s), self._book_copies(begun_s), over_s - begun_s)
         else:
             self._book_alike(begun_s, over_s)
+        return True
 
     def _book_compute(self, begun_s: float, over_s: float) -> float:
         """Seconds of compute, of the pass's ``over_s - begun_s``."""
@@ -166,7 +177,7 @@ class RecordedStream:
             left_s = self._recorder.time_of(one.left)
             if one.arrived is not None:
                 arrived_s = min(self._recorder.time_of(one.arrived), left_s)
-                self._ledger.waited("compute", "h2d", str(one.unit), idle_s, arrived_s)
+                self._ledger.waited("compute", one.brought_by, str(one.unit), idle_s, arrived_s)
                 idle_s = max(idle_s, arrived_s)
             self._ledger.add("compute", str(one.unit), idle_s, left_s)
             busy_s += left_s - idle_s

@@ -152,15 +152,15 @@ class VramRing:
         return [(self._unit(number), self._slot(number).buffer) for number in sorted(self._arrived)]
 
     def adopt(self, buffers: Mapping[Unit, torch.Tensor], behind: Event, bring: Callable[[Unit, torch.Tensor], Event]) -> None:
-        """After :meth:`pause`, go on. The units that are :meth:`ahead` lie in ``buffers`` once ``behind`` has happened: in the same slots,
-        in another order. What is ahead twice, ``bring`` copies into a slot of its own."""
+        """After :meth:`pause`, go on. Of the units that are :meth:`ahead`, ``buffers`` says in which of the same slots they lie once
+        ``behind`` has happened. What is not there, or ahead twice, ``bring`` copies into a slot."""
         with self._lock:
             ahead, self._arrived = sorted(self._arrived), {}
             free = {slot.buffer.data_ptr(): slot.buffer for slots in self._slots.values() for slot in slots}
             found: dict[tuple[str, int], torch.Tensor] = {}
             for number in ahead:
-                buffer = buffers[self._unit(number)]
-                if free.pop(buffer.data_ptr(), None) is not None:
+                buffer = buffers.get(self._unit(number))
+                if buffer is not None and free.pop(buffer.data_ptr(), None) is not None:
                     found[self.turns.place(number)], self._arrived[number] = buffer, behind
             for name, slots in self._slots.items():
                 rest = iter([slot.buffer for slot in slots if slot.buffer.data_ptr() in free])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.dram_side import DramTier
-from penstock.runtime.moving.recorded_stream import RecordedStream
+from penstock.runtime.moving.recorded_stream import RecordedStream, Streamed
 from penstock.runtime.moving.ring import VramRing
 
 
@@ -24,10 +25,19 @@ class Launched(Protocol):
 
 
 class SlotTurns:
-    """``ring`` and ``recorded`` over the same slots. All that streams lies in DRAM for good; nothing is copied twice that lies where it is
-    wanted."""
+    """``ring`` and ``recorded`` over the same slots. All that ``streamed`` through either lies in DRAM for good; nothing is copied twice
+    that lies where it is wanted."""
 
-    def __init__(self, ring: VramRing, recorded: RecordedStream, launched: Launched, dram: DramTier, device: CopyDevice):
+    def __init__(
+        self,
+        ring: VramRing,
+        recorded: RecordedStream,
+        streamed: Mapping[Unit, Streamed],
+        launched: Launched,
+        dram: DramTier,
+        device: CopyDevice,
+    ):
+        self._streamed = streamed
         self._ring, self._recorded, self._launched = ring, recorded, launched
         self._dram, self._device = dram, device
         self._taken = False
@@ -44,7 +54,7 @@ class SlotTurns:
             self._device.copy_waits(self._device.compute_event())
             for i in self._recorded.rounds.first:
                 if lies.get(units[i]) != self._recorded.buffer(i).data_ptr():
-                    self._recorded.copy(i, self._recorded.buffer(i), self._device.copy)
+                    self._streamed[units[i]].copy(self._recorded.buffer(i), self._device.copy)
         self._launched.hold()
         self._taken = True
 
@@ -59,5 +69,5 @@ class SlotTurns:
 
     def _bring(self, unit: Unit, into: torch.Tensor) -> Event:
         with self._device.copying():
-            self._recorded.copy(self._recorded.units.index(unit), into, self._device.copy)
+            self._streamed[unit].copy(into, self._device.copy)
         return self._device.copy_event()

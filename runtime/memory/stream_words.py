@@ -1,0 +1,32 @@
+"""Words of memory that a card's stream writes and waits for, by the driver: torch has no name for them."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+
+_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+_DRIVER = "libcuda.so.1"
+
+
+class StreamWords:
+    """``stream`` is a CUstream; ``address`` of 32 bits in page-locked memory or VRAM. While a stream is recorded these become nodes of the
+    graph. RuntimeError where the driver refuses."""
+
+    @cached_property
+    def _driver(self) -> ctypes.CDLL:
+        return ctypes.CDLL(_DRIVER)
+
+    def write(self, stream: int, address: int, value: int) -> None:
+        """``value``, behind all that ``stream`` was given, which is seen by then."""
+        self._call("cuStreamWriteValue32_v2", stream, address, value, 0)
+
+    def wait(self, stream: int, address: int, value: int) -> None:
+        """What ``stream`` is given next begins once the word is ``value``."""
+        self._call("cuStreamWaitValue32_v2", stream, address, value, _EQUAL)
+
+    def _call(self, name: str, stream: int, address: int, value: int, flags: int) -> None:
+        call = getattr(self._driver, name)
+        code = call(ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(flags))
+        if code:
+            raise RuntimeError(f"{name}: CUDA error {code}")
