@@ -18,9 +18,9 @@ from penstock.runtime.memory.vram import TENSOR_ALIGN, VramPool
 from penstock.runtime.model.decoded import DecodedUnit
 from penstock.runtime.model.fixtures import Fixture
 from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
-from penstock.runtime.moving.recorded_stream import EXACTLY, RecordedStream, Recorder, Streamed
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.moving.stream import Rehearsal, RingStream
+from penstock.runtime.recorded.recorded_stream import EXACTLY, RecordedStream, Recorder, Streamed
 
 
 class CardSide:

@@ -11,7 +11,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.recording import launched_because
-from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.host_pool import HostPool, last_cores
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.graph_steps import GraphSteps
@@ -26,18 +26,18 @@ from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.kv.outside.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.memory.arena import PageLock
-from penstock.runtime.memory.card_graph import CardGraph
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from penstock.runtime.model.binding import Binder, WeightStream, move_buffers, parameters, views
 from penstock.runtime.model.lookup import LookUpOnHost
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
-from penstock.runtime.store.decoder import decoder_layers, unit_modules
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
-from penstock.runtime.moving.host_steps import HostSteps, host_unit
-from penstock.runtime.moving.recorded_stream import RecordedStream
-from penstock.runtime.moving.slot_turns import SlotTurns
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
+from penstock.runtime.recorded.card_graph import CardGraph
+from penstock.runtime.recorded.host_steps import HostSteps, host_unit
+from penstock.runtime.recorded.recorded_stream import RecordedStream
+from penstock.runtime.recorded.slot_turns import SlotTurns
+from penstock.runtime.store.decoder import decoder_layers, unit_modules
 
 
 class Engine:
@@ -205,7 +205,9 @@ class Engine:
             beside = self._placement.weights.host.compute(rows)
             stream = card.recorded(graph, self._placement.step_units if beside else self._placement.streamed_units)
             turns = SlotTurns(card.ring, stream, card.from_dram, graph, self.dram, copier)
-            graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, turns, self._host_steps(rows) if beside else None)
+            graphs = GraphSteps(
+                self.stepper, graph, stream, self._rehearsal, self._fed_by, turns, self._host_steps(rows) if beside else None
+            )
         else:
             stream = RecordedStream((), {}, graph, self.ledger, others=self._rehearsal)
             graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, None)
@@ -216,7 +218,7 @@ class Engine:
     def _host_steps(self, rows: int) -> HostSteps:
         """The CPU's units of a recorded step, and the threads that compute them."""
         assert self.copier is not None
-        pool = HostPool(self.host.options.host_threads, beside_cores(self.host.options.host_threads))
+        pool = HostPool(self.host.options.host_threads, last_cores(self.host.options.host_threads))
         self._stack.callback(pool.close)
         layers, activation = decoder_layers(self.model), self._placement.model.ffn_activation
         units = []

@@ -14,12 +14,12 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.attention.page_tables import PageTables
-from penstock.runtime.memory.card_graph import CardGraph
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import RowKind, Step
-from penstock.runtime.moving.host_steps import HostSteps
-from penstock.runtime.moving.recorded_stream import RecordedStream
-from penstock.runtime.moving.slot_turns import SlotTurns
+from penstock.runtime.recorded.card_graph import CardGraph
+from penstock.runtime.recorded.host_steps import HostSteps
+from penstock.runtime.recorded.recorded_stream import RecordedStream
+from penstock.runtime.recorded.slot_turns import SlotTurns
 
 WARMED = 2
 """Passes before a capture: the first loads kernels and takes memory."""

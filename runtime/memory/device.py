@@ -144,7 +144,7 @@ class CudaDevice:
             to.copy_(from_, non_blocking=True)
 
     def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
-        bare = self._bare = self._bare or BareCopies(self._copies.cuda_stream)
+        bare = self._bare = self._bare or BareCopies(self.copies.cuda_stream)
         to, begin, borders = into.data_ptr(), source.data_ptr(), self.borders
         whole = bisect_right(borders, begin) == bisect_left(borders, begin + source.numel())
         for s in segments:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
@@ -292,7 +292,7 @@ class VramRing:
             self._booking.book(copy)
             self.stats.bytes += copy.nbytes
             if copy.last:
-                self._source.release(copy.unit)
+                self._source.release(cast(Unit, copy.unit))
             if self._paused:
                 with self._lock:
                     self._consumer.tell()

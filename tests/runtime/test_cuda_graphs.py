@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice
@@ -27,11 +30,17 @@ PLACES = {
     "all streams": {"resident": (0, 0, 0), "head_blocks": 3, **STAYS},
     "one streams": {"resident": (6, 5, 1), **STAYS},
     "many slots": {"resident": (1, 1, 0), "slots": 8, "vram_distance": 6, **STAYS},
+    "some on the CPU": {"resident": (3, 1, 1), **STAYS},
 }
+NONE = HostUnits()
+ON_CPU = {"some on the CPU": HostUnits(ffn=3, rows=4)}
+RATES = HostRates(2, {"BF16": Curve(((1, 50.0), (16, 40.0)))}, 1e-5, 0.8, 0.8)
 
 
-def generate(checkpoint: Path, graphs: bool, **made: object) -> tuple[list[Generation], dict]:
-    plan = plan_for(checkpoint, decisions(gpu=True, **made), gpu=True)
+def generate(checkpoint: Path, graphs: bool, host: HostUnits = NONE, **made: object) -> tuple[list[Generation], dict]:
+    taken = decisions(gpu=True, **made)
+    plan = plan_for(checkpoint, replace(taken, weights=replace(taken.weights, host=host)), gpu=True)
+    plan = replace(plan, hardware=replace(plan.hardware, host=RATES))
     with opened(plan, checkpoint, CudaDevice(0), CARD, graphs=graphs) as session:
         session.load(BATCH)
         batches = BATCH, replace(BATCH, prompts=[[7, 8], [9] * 33, [1, 2, 3]]), BATCH
@@ -39,7 +48,8 @@ def generate(checkpoint: Path, graphs: bool, **made: object) -> tuple[list[Gener
         assert found[0].tokens == found[2].tokens
         session.engine.stop()
         assert min(session.engine.rehearse(BATCH)) > 0
-        facts = {**session.engine.facts(), "stages": session.engine.stage_totals(), "bytes": plan.placement.h2d_bytes_per_pass}
+        copied = plan.placement.step_units if host.ffn and graphs else plan.placement.streamed_units
+        facts = {**session.engine.facts(), "stages": session.engine.stage_totals(), "bytes": sum(map(plan.placement.unit_bytes, copied))}
         return found, facts
 
 
@@ -50,10 +60,12 @@ def test_a_recorded_step_says_what_its_kernels_say(tmp_path: Path, model_type: s
         pytest.skip("what streams is not the family's")
     checkpoint = save_tiny(tmp_path, model_type)
     wanted, without = generate(checkpoint, graphs=False, **PLACES[where])
-    found, facts = generate(checkpoint, graphs=True, **PLACES[where])
+    host = ON_CPU.get(where, NONE)
+    found, facts = generate(checkpoint, graphs=True, host=host, **PLACES[where])
     assert facts["graphs"] == {"rows": 3, "refused": None, "steps": 69} and without["graphs"] is None
     if facts["bytes"]:
         assert facts["stages"]["h2d"][0] >= 69 * facts["bytes"] and facts["stages"]["h2d"][1] > 0
+    assert ("cpu" in facts["stages"]) == bool(host.ffn)
     for got, want in zip(found, wanted, strict=True):
         assert got.tokens == want.tokens
         for a, b in zip(got.logits, want.logits, strict=True):

@@ -15,9 +15,9 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.ledger import Ledger
-from penstock.runtime.moving.recorded_stream import RecordedStream, Streamed
 from penstock.runtime.moving.ring import VramRing
-from penstock.runtime.moving.slot_turns import SlotTurns
+from penstock.runtime.recorded.recorded_stream import RecordedStream, Streamed
+from penstock.runtime.recorded.slot_turns import SlotTurns
 from tests.support import HostCopier
 
 NBYTES = 8
@@ -54,16 +54,17 @@ class Still:
 
 
 class Rig:
-    def __init__(self, kinds: str, slots: tuple[int, int], distance: int):
+    def __init__(self, kinds: str, slots: tuple[int, int], distance: int, elsewhere: int = 0):
+        """The first ``elsewhere`` units stream for the ring alone."""
         self.units = [Unit({"a": "attn", "f": "ffn"}[kind], i) for i, kind in enumerate(kinds)]
         self.dram, self.device, self.graph = Still(self.units), HostCopier(), PlayedGraph()
         buffers = {n: [torch.zeros(NBYTES, dtype=torch.uint8) for _ in range(k)] for n, k in zip(("attn", "ffn"), slots, strict=True)}
         piece = (Segment(0, 0, NBYTES),)
         self.ring = VramRing(self.units, lambda _: piece, buffers, self.dram, self.device, distance, 2, Ledger(), True, max(1, distance))
         self.ledger = Ledger()
-        streamed = [Streamed(u, self.dram.bytes[u], piece, ()) for u in self.units]
-        self.recorded = RecordedStream(streamed, buffers, self.graph, self.ledger)
-        self.turns = SlotTurns(self.ring, self.recorded, self.graph, cast(DramTier, self.dram), self.device)
+        streamed = {u: Streamed(u, self.dram.bytes[u], piece, ()) for u in self.units}
+        self.recorded = RecordedStream(list(streamed.values())[elsewhere:], buffers, self.graph, self.ledger)
+        self.turns = SlotTurns(self.ring, self.recorded, streamed, self.graph, cast(DramTier, self.dram), self.device)
         self.recorded_passes = 0
 
     @contextmanager
@@ -85,7 +86,7 @@ class Rig:
     def launched_as_a_whole(self) -> None:
         self.turns.take()
         self.recorded.begin_pass()
-        for i, unit in enumerate(self.units):
+        for i, unit in enumerate(self.recorded.units):
             assert torch.equal(self.recorded.buffer(i), self.dram.bytes[unit])
             self.recorded.enter(unit)
             self.recorded.leave(unit)
@@ -99,12 +100,12 @@ class Rig:
 def test_passes_of_both_sorts_find_their_units(seed: int) -> None:
     choose = random.Random(seed)
     kinds = "".join(choose.choice("af") for _ in range(choose.randint(1, 9)))
-    rig = Rig(kinds, (choose.randint(1, 4), choose.randint(1, 4)), choose.randint(0, 6))
+    rig = Rig(kinds, (choose.randint(1, 4), choose.randint(1, 4)), choose.randint(0, 6), choose.choice([0, 0, 1, len(kinds)]))
     with rig.started():
         for _ in range(12):
             choose.choice([rig.launched_singly, rig.launched_as_a_whole])()
     copied = rig.ledger.totals().get("h2d")
-    assert (copied.bytes if copied else 0) == rig.recorded_passes * NBYTES * len(kinds)
+    assert (copied.bytes if copied else 0) == rig.recorded_passes * rig.recorded.nbytes
 
 
 def test_without_streamed_units_there_is_nothing_to_take() -> None:

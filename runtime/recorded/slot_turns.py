@@ -10,8 +10,8 @@ import torch
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.dram_side import DramTier
-from penstock.runtime.moving.recorded_stream import RecordedStream, Streamed
 from penstock.runtime.moving.ring import VramRing
+from penstock.runtime.recorded.recorded_stream import RecordedStream, Streamed
 
 
 class Launched(Protocol):

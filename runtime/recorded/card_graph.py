@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from penstock.runtime.memory.device import CudaDevice
-from penstock.runtime.memory.stream_words import StreamWords
+from penstock.runtime.recorded.stream_words import StreamWords
 
 
 class GraphPoint:

@@ -19,7 +19,7 @@ from penstock.runtime.beside.host_serve import FLAG_WORDS
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.moving.ledger import Ledger
-from penstock.runtime.moving.recorded_stream import RecordedStream
+from penstock.runtime.recorded.recorded_stream import RecordedStream
 
 _GATED, _PLAIN = ("gate_proj", "up_proj", "down_proj"), ("fc1", "fc2")
 _BF16, _INT32 = torch.bfloat16.itemsize, torch.int32.itemsize
