@@ -195,6 +195,7 @@ class Engine:
         if self._records and isinstance(self.copier, CudaDevice):
             self._graph = CardGraph(self.copier)
             self._graphs = self._record(self._graph, moving=True)
+            self._stack.callback(self._graphs.stop)
 
     def _record(self, graph: CardGraph, moving: bool) -> GraphSteps:
         """Record decode steps, and have them launched so. Without ``moving`` over whatever lies in the buffers."""

@@ -39,8 +39,9 @@ RATES = HostRates(2, {"BF16": Curve(((1, 50.0), (16, 40.0)))}, 1e-5, 0.8, 0.8)
 
 def generate(checkpoint: Path, graphs: bool, host: HostUnits = NONE, **made: object) -> tuple[list[Generation], dict]:
     taken = decisions(gpu=True, **made)
-    plan = plan_for(checkpoint, replace(taken, weights=replace(taken.weights, host=host)), gpu=True)
-    plan = replace(plan, hardware=replace(plan.hardware, host=RATES))
+    plan = plan_for(checkpoint, taken, gpu=True)
+    taken = replace(plan.decisions, weights=replace(plan.decisions.weights, host=host))
+    plan = replace(plan, hardware=replace(plan.hardware, host=RATES), decisions=taken)
     with opened(plan, checkpoint, CudaDevice(0), CARD, graphs=graphs) as session:
         session.load(BATCH)
         batches = BATCH, replace(BATCH, prompts=[[7, 8], [9] * 33, [1, 2, 3]]), BATCH
