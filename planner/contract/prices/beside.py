@@ -41,7 +41,7 @@ def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisi
     if hardware.gpu is None:
         return "there is no GPU"
     if hardware.host is None:
-        return "the CPU's products beside the GPU were not measured"
+        return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
     if not host_rows_timed(hardware, model):
         return "the CPU has no product with these FFNs"
     if not can_record(hardware, model):

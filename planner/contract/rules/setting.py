@@ -25,7 +25,7 @@ NO_RING = "no VRAM ring without a GPU"
 RING = "vram_slots >= vram_prefetch_distance + 2"
 KEPT = "resident_layers = cap under pinned, 0 under rolling"
 SLOTS = "expert slots"
-HOST = "units of the CPU lie in DRAM"
+HOST = "units that the CPU computes"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ class Setting:
     @property
     def host_rows(self) -> Span:
         most = host_rows_timed(self.hardware, self.model)
-        return Span(min(most, int(self.weights.host.ffn > 0)), most, why=" for the format of the FFNs", rule=HOST)
+        why = " for the format of the FFNs" if most else f", since {no_host_units(self.hardware, self.model, self.decisions)}"
+        return Span(min(most, int(self.weights.host.ffn > 0)), most, why=why, rule=HOST)
 
     @property
     def page_tokens(self) -> OneOf:
