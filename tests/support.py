@@ -216,6 +216,10 @@ class HostCopier:
     def compute_waits(self, event: float) -> None:
         pass
 
+    def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
+        while int(flag[0]) < value:
+            time.sleep(1e-5)
+
     def host_waits(self, event: float) -> None:
         pass
 

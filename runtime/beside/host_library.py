@@ -14,8 +14,6 @@ from penstock.planner.common.errors import UserError
 
 VERSION = 3
 """``PRODUCTS_VERSION`` of products.h."""
-MOST_PARTS = 5
-"""Of a matrix."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
 
@@ -37,7 +35,7 @@ class CMatrix(ctypes.Structure):
         ("group", ctypes.c_int32),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
-        ("part", ctypes.c_void_p * MOST_PARTS),
+        ("part", ctypes.c_void_p * 4),
     ]
 
 
@@ -85,7 +83,7 @@ def products_library() -> ctypes.CDLL:
         ("kind_name", ctypes.c_char_p, [number]),
         ("machine_level", ctypes.c_int, []),
         ("pool_open", address, [number, numbers, number]),
-        ("pool_start", number, [address, unit, number, address, address]),
+        ("pool_start", number, [address, unit, number, address, address, address, number]),
         ("pool_wait", None, [address, number]),
         ("pool_step", number, [address, address, number]),
         ("pool_abandon", None, [address, address]),

@@ -11,7 +11,6 @@ from types import TracebackType
 import torch
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.threads import best_cores
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import Level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
@@ -51,9 +50,7 @@ class Ticket:
 
 
 class HostPool:
-    """``threads`` threads, pinned to ``cores``, which do one unit after the other, each unit all together.
-
-    Where ``cores`` are not given they are this process's best ones (:func:`best_cores`); more threads than it has cores are not pinned.
+    """``threads`` threads, pinned to ``cores`` where those are given, which do one unit after the other, each unit all together.
 
     They spin for 50 µs after a unit, or while one is :meth:`near`, and sleep otherwise. Scratch memory: some 16 bytes for each input row
     and column of the widest layer. Calls release the interpreter's lock. Raises UserError where the products are not compiled, or the
@@ -64,9 +61,8 @@ class HostPool:
         if cores is not None and len(cores) < threads:
             raise ValueError(f"{len(cores)} cores for {threads} threads")
         self.threads = threads
-        best = best_cores() if cores is None else list(cores)
         self._library = products_library()
-        where = (ctypes.c_int64 * threads)(*(best[:threads] if len(best) >= threads else [-1] * threads))
+        where = (ctypes.c_int64 * threads)(*(list(cores)[:threads] if cores is not None else [-1] * threads))
         self._pool: int | None = self._library.pool_open(threads, where, level)
         if not self._pool:
             raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
@@ -82,15 +78,16 @@ class HostPool:
     def read(self, memory: torch.Tensor) -> None:
         """Bring whole pages of 4096 bytes of ``memory`` into registers, and no more: the most that these threads get of it."""
         seen = ctypes.c_uint64()
-        number = self._library.pool_start(self._open, host_read(memory), 0, None, ctypes.addressof(seen))
+        number = self._library.pool_start(self._open, host_read(memory), 0, None, ctypes.addressof(seen), None, 0)
         self._library.pool_wait(self._open, number)
 
-    def start(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> Ticket:
-        """Have ``out`` computed after what was started before. ``x`` must stay as it is until :meth:`wait`."""
+    def start(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor, flag: int | None = None, value: int = 0) -> Ticket:
+        """Have ``out`` computed after what was started before. ``x`` must stay as it is until :meth:`wait`. Behind ``out`` the 32 bits at
+        address ``flag`` become ``value``, which a card may wait for."""
         rows = _rows_of(x, ffn.inputs)
         if _rows_of(out, ffn.outputs) != rows:
             raise ValueError(f"{rows} input rows for {out.shape[0]} output rows")
-        number = self._library.pool_start(self._open, ffn.in_c(), rows, x.data_ptr(), out.data_ptr())
+        number = self._library.pool_start(self._open, ffn.in_c(), rows, x.data_ptr(), out.data_ptr(), flag, value)
         if number < 0:
             raise MemoryError("the CPU's products got no scratch memory")
         return Ticket(number, ffn, x, out)

@@ -14,6 +14,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.runtime.asked.page_room import page_room
 from penstock.runtime.asked.run_schema import ReuseConfig
@@ -23,7 +24,7 @@ from penstock.runtime.engine.generate import Batch, Finished, Generation, Progre
 from penstock.runtime.engine.graph_steps import launched_singly
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.sampling import Sampler
-from penstock.runtime.experts.expert_room import ExpertRoom
+from penstock.runtime.experts.expert_room import CpuShare, ExpertRoom
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.keeping import open_pages, page_shape, read_gbps
@@ -254,7 +255,10 @@ def _multiplying(threads: int) -> Iterator[None]:
 def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOptions, say: Callable[[str], None] | None) -> HostSide:
     """The DRAM side as ``plan`` has it: what each part needs of the plan is taken out of it here."""
     decided, ssd = plan.decisions, plan.decisions.weights.ssd
-    experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers)
+    share, split = None, host_split(plan.hardware, plan.model, decided.experts, decided.batch)
+    if split is not None and plan.hardware.host is not None:
+        share = CpuShare(split, plan.hardware.host.threads, decided.batch, plan.model.hidden)
+    experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers, share)
     rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
     return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)
 

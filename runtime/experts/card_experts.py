@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.runtime.experts.beside_card import Asked, BesideCard, Made
 from penstock.runtime.experts.dram_experts import DramExperts
 from penstock.runtime.experts.expert_copies import ExpertCopies, Wanted
 from penstock.runtime.experts.expert_fetch import Key
@@ -34,6 +35,8 @@ class _Misses:
     started: deque[int] = field(default_factory=deque)
     at_once: int = 1
     """Experts whose copies share an event: one where each is computed with as it comes, else as many as there are slots for."""
+    asked: Sequence[Asked] = ()
+    """Of the CPU, which began with them."""
     looked_ahead: bool = False
 
 
@@ -53,7 +56,7 @@ class CardExperts:
 
     A visit computes at once with the experts that are here. Experts in DRAM are copied next, those on the SSD as their parts arrive in
     DRAM. The host waits for parts from the SSD alone. Once the missing experts are in transit, VRAM decides what to keep and what to fetch
-    ahead. DRAM decides next: it avoids what VRAM keeps.
+    ahead, and then DRAM decides, because it avoids what VRAM keeps.
 
     Copies have a stream of ``device`` to themselves. A missing expert waits there for no more than the ``in_flight`` chunks that
     :meth:`fetch_ahead` has queued. One thread does all this: a second one would take turns with it in the interpreter, chunk by chunk.
@@ -70,12 +73,14 @@ class CardExperts:
         ledger: Ledger,
         chunk_bytes: int,
         in_flight: int,
+        beside: BesideCard | None = None,
     ):
+        """``beside``: computes some of a decode step's missed experts where they lie in DRAM."""
         self.stats = TierStats()
         self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
         self._layouts, self._cache, self._dram = layouts, cache, dram
         self._copies = ExpertCopies(slots, device, ledger)
-        self._device, self._clock = device, clock
+        self._device, self._clock, self._beside = device, clock, beside
         self._chunk_bytes, self._in_flight = chunk_bytes, in_flight
         self._coming: dict[Key, _Ahead] = {}
         self._under_way: deque[Event] = deque()
@@ -113,11 +118,13 @@ class CardExperts:
         self._wanted = None
         self._coming.clear()
 
-    def route(self, index: torch.Tensor) -> torch.Tensor:
+    def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         self.fetch_ahead()
+        if self._beside is not None:
+            self._beside.take(hidden)
         return index
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:
         hits, coming = self._begin(layer, routing, at_once=1)
         for expert in hits:
             yield from self._ready(layer, (expert,))
@@ -132,11 +139,12 @@ class CardExperts:
             if arrived is not None:
                 yield from self._ready(layer, (arrived,))
                 self._used(layer, (), (arrived,))
+        yield from self._made(layer, coming)
         self.settle()
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
+    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived] | Made]:
         """As many together as there are slots for: those that were here, and those that come from DRAM. One that comes from the SSD is a
-        group of its own."""
+        group of its own. What the CPU computes comes last."""
         here, coming = self._begin(layer, routing, at_once=len(self._copies.slots))
         while here or coming.near or coming.started:
             self._go_on(layer, coming, routing)
@@ -150,6 +158,7 @@ class CardExperts:
             if arrived is not None:
                 yield self._ready(layer, (arrived,))
                 self._used(layer, (), (arrived,))
+        yield from self._made(layer, coming)
         self.settle()
 
     def _begin(self, layer: int, routing: Routing, at_once: int) -> tuple[Sequence[int], _Misses]:
@@ -164,7 +173,9 @@ class CardExperts:
         for expert in partly:
             self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
         near, far = self._dram.visit(layer, routing, seen.misses)
-        coming = _Misses(deque(near), dict.fromkeys(far), at_once=at_once)
+        asked = self._begin_beside(layer, routing, near)
+        elsewhere = {one.expert for one in asked}
+        coming = _Misses(deque([e for e in near if e not in elsewhere]), dict.fromkeys(far), at_once=at_once, asked=asked)
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
         if self._ahead:
@@ -180,6 +191,22 @@ class CardExperts:
             taken = [coming.near.popleft() for _ in range(min(len(coming.near), self._cache.free, coming.at_once))]
             self._copy([self._whole((layer, expert), self._take(layer, expert)) for expert in taken])
             coming.started.extend(taken)
+
+    def _begin_beside(self, layer: int, routing: Routing, near: Sequence[int]) -> Sequence[Asked]:
+        """The CPU's share of the missed experts that lie in DRAM, which it begins before the first copy is queued."""
+        if self._beside is None or not near:
+            return ()
+        places = {expert: self._dram.place(layer, expert) for expert in near}
+        asked = self._beside.begin(layer, routing, places, self._copies.queued_bytes())
+        for one in asked:
+            self._dram.read_until([places[one.expert][0]], one.wait)
+        return asked
+
+    def _made(self, layer: int, coming: _Misses) -> Iterator[Made]:
+        """What the CPU computes, for kernels issued from now on."""
+        if coming.asked and self._beside is not None:
+            yield from self._beside.made(coming.asked)
+            self._dram.release(layer, [one.expert for one in coming.asked])
 
     def _judge(self, layer: int, routing: Routing) -> None:
         """Decide in both tiers what is to stay."""

@@ -76,6 +76,10 @@ class ExpertCopies:
         """What computes with ``slots`` is queued."""
         self._left |= dict.fromkeys(slots, self.device.compute_event())
 
+    def queued_bytes(self) -> int:
+        """What was queued and is not known to be over; never blocks."""
+        return sum([copy.nbytes for copy in self._queued if not self.device.done(copy.end)])
+
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""
         while self._queued and self.device.done(self._queued[0].end):

@@ -16,6 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
+from penstock.runtime.experts.beside_card import Made
 from penstock.runtime.experts.expert_products import Parameters, product_of
 from penstock.runtime.experts.expert_stats import IssueTime
 from penstock.runtime.formats.kernels.on_card import clamped_gate
@@ -37,13 +38,14 @@ Arrived = tuple[int, Mapping[str, torch.Tensor]]
 class ExpertSource(Protocol):
     """Where a layer's experts come from, each of them when it has arrived."""
 
-    def route(self, index: torch.Tensor) -> torch.Tensor:
-        """The experts to compute with, [tokens, top_k], where the router chose ``index``."""
+    def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The experts to compute with, [tokens, top_k], where the router chose ``index`` for ``hidden`` [tokens, width]. The choice is read
+        back next."""
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:
         """Each of ``routing``'s experts once. What computes with one is issued before the next is asked for."""
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
+    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived] | Made]:
         """The same experts, those together that are there together. What computes with a group is issued before the next is asked for."""
 
 
@@ -80,13 +82,13 @@ class LayerExperts:
 
     def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
-        index = self._source.route(index)
+        index = self._source.route(index, hidden)
         tokens, top_k = index.shape
         if self._watcher is not None:
             self._watcher.routed(self._layer, hidden, index, weights)
         ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
         scores = None if ahead is None else ahead.mean(0).to("cpu", non_blocking=True)  # there when the choice is
-        order = torch.sort(index.reshape(-1)).indices if tokens > 1 else None
+        order = torch.sort(index.reshape(-1), stable=True).indices if tokens > 1 else None
         chosen = index.cpu().numpy()
         begun_s = time.thread_time()
         routing = Routing(chosen, self.of_prompts, None if scores is None else scores.numpy())
@@ -100,6 +102,7 @@ class LayerExperts:
     def warm_up(self, tokens: int) -> None:
         """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""
         ((_, parameters),) = self._source.visit(self._layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
+        assert not isinstance(parameters, torch.Tensor), "nothing of a prompt is computed elsewhere"
         device = next(iter(parameters.values())).device
         for rows in heights(tokens):
             self._apply(torch.zeros(rows, self._first.columns, dtype=self._first.dtype, device=device), parameters)
@@ -108,14 +111,20 @@ class LayerExperts:
         """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
         place = {expert: k for k, expert in enumerate(routing.chosen[0].tolist())}
         rows: list[torch.Tensor] = [hidden] * len(place)
+        whole = None
         for group in self._source.groups(self._layer, routing):
+            if isinstance(group, Made):
+                rows[place[group.expert]] = group.rows
+                continue
             taken = sorted(group, key=lambda arrived: place[arrived[0]])
             parameters = [expert for _, expert in taken]
             made = self._last.each(self._activated(self._first.each(hidden, parameters)), parameters)
-            if len(taken) < len(place):
+            if len(taken) == len(place):
+                whole = made
+            else:
                 for (expert, _), row in zip(taken, made.split(1), strict=True):
                     rows[place[expert]] = row
-        together = made if len(taken) == len(place) else torch.cat(rows)
+        together = torch.cat(rows) if whole is None else whole
         return (together * weights.T).sum(dim=0, keepdim=True)
 
     def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -126,6 +135,9 @@ class LayerExperts:
         out = hidden.new_empty(pairs, hidden.shape[-1])
         for expert, parameters in self._source.visit(self._layer, routing):
             begin, end = bounds[expert - 1] if expert else 0, bounds[expert]
+            if isinstance(parameters, torch.Tensor):
+                out[order[begin:end]] = parameters
+                continue
             rows = height(end - begin)
             first = min(begin, pairs - rows)
             taken = order[first : first + rows] // top_k
@@ -174,7 +186,7 @@ class WholeExperts:
     def __init__(self, layers: nn.ModuleList):
         self._parameters = {layer: expert_parameters(module) for layer, module in layers_with_experts(layers)}
 
-    def route(self, index: torch.Tensor) -> torch.Tensor:
+    def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:

@@ -25,7 +25,7 @@ class RehearsedExperts:
         self._views = cycle([views(tensors, place) for place in places])
         self._count = count
 
-    def route(self, index: torch.Tensor) -> torch.Tensor:
+    def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         tokens, top_k = index.shape
         chosen = torch.arange(top_k, device=index.device, dtype=index.dtype).repeat(tokens, 1)
         if tokens > 1 and top_k > 1:

@@ -13,6 +13,7 @@ from penstock.planner.contract.decided.decisions import ExpertSlots
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.experts.expert_cache import ExpertCache
 from penstock.planner.contract.experts.expert_caches import expert_caches
+from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy
 from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
@@ -25,6 +26,17 @@ from penstock.runtime.store.expert_modules import layers_with_experts
 
 
 @dataclass(frozen=True)
+class CpuShare:
+    """Which missed experts the CPU computes, by which threads, and the step that they belong to."""
+
+    split: HostSplit
+    threads: int
+    rows: int
+    """Of a step, at most."""
+    hidden: int
+
+
+@dataclass(frozen=True)
 class ExpertRoom:
     """A plan's routed experts, with their layouts on the SSD; none of a dense model, which takes no room."""
 
@@ -34,13 +46,18 @@ class ExpertRoom:
     """As decided."""
     gpu: bool
     layouts: Mapping[Key, UnitLayout]
+    share: CpuShare | None = None
+    """The CPU's share of missed experts; None where all are copied."""
 
     @classmethod
-    def of(cls, experts: Experts | None, slots: ExpertSlots | None, gpu: bool, store: Store, layers: nn.ModuleList) -> ExpertRoom:
+    def of(
+        cls, experts: Experts | None, slots: ExpertSlots | None, gpu: bool, store: Store, layers: nn.ModuleList,
+        share: CpuShare | None = None,
+    ) -> ExpertRoom:  # fmt: skip
         """UserError where the decoder's ``layers`` have other experts than the plan knows."""
         _refuse_other(experts, {layer: module.num_experts for layer, module in layers_with_experts(layers)})
         keys = [(layer, e) for layer in experts.layers for e in range(experts.count)] if experts else []
-        return cls(experts, slots, gpu, {key: store.unit(Unit("expert", *key)) for key in keys})
+        return cls(experts, slots, gpu, {key: store.unit(Unit("expert", *key)) for key in keys}, share)
 
     @property
     def decided(self) -> tuple[Experts, ExpertSlots]:

@@ -32,7 +32,7 @@ class HostExperts:
         self._dram, self._clock = dram, clock
         self._views = SlotViews(tensors)
 
-    def route(self, index: torch.Tensor) -> torch.Tensor:
+    def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:

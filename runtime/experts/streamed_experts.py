@@ -10,12 +10,16 @@ import torch
 from torch import nn
 
 from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.beside.host_ffn import HostFfn
+from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.experts.asked_ahead import make_ahead
+from penstock.runtime.experts.beside_card import BesideCard, ExpertUnits
 from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.expert_forward import ExpertSource, layer_experts
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
-from penstock.runtime.experts.expert_room import ExpertHost
+from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
 from penstock.runtime.experts.expert_stats import IssueTime
+from penstock.runtime.experts.expert_views import SlotViews
 from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
 from penstock.runtime.experts.routing_record import RoutingRecorder
 from penstock.runtime.memory.device import CopyDevice
@@ -23,6 +27,7 @@ from penstock.runtime.model.rows import Step
 from penstock.runtime.moving.filler import Fill
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.store.decoder import unit_modules
+from penstock.runtime.store.expert_modules import layers_with_experts
 
 
 class Experts:
@@ -43,15 +48,17 @@ class Experts:
         experts, decided = host.room.decided
         self.dram, self._room = host.dram, host.room
         self.card: CardExperts | None = None
+        self._beside: BesideCard | None = None
         if device is None or host.vram_cache is None:
             tensors = {key: layout.tensors for key, layout in host.room.layouts.items()}
             self._tiers: ExpertSource = HostExperts(host.dram, tensors, clock)
         else:
             layouts = host.room.on_card
             tensors = {key: layout.tensors for key, layout in layouts.items()}
+            self._beside = self._open_beside(host.room, layers, device, slots[0].device)
             self._tiers = self.card = CardExperts(
                 layouts, slots, host.vram_cache, host.dram, device.twin(), clock, ledger,
-                decided.chunk_bytes, decided.in_flight,
+                decided.chunk_bytes, decided.in_flight, self._beside,
             )  # fmt: skip
             for number in range(len(layers)):
                 for block in unit_modules(layers, Unit("attn", number)).values():
@@ -60,6 +67,20 @@ class Experts:
         self._layers = layer_experts(layers)
         self._ahead = make_ahead(host.room.policy().needs_ahead, layers)
         self._recorder = None if record is None else RoutingRecorder(record, layers)
+
+    def _open_beside(self, room: ExpertRoom, layers: nn.ModuleList, device: CopyDevice, card: torch.device) -> BesideCard | None:
+        """The CPU beside the card, where the plan has it compute."""
+        share = room.share
+        if share is None or room.experts is None:
+            return None
+        units = {layer: ExpertUnits(module) for layer, module in layers_with_experts(layers)}
+        views = SlotViews({key: layout.tensors for key, layout in room.layouts.items()})
+
+        def unit_of(layer: int, expert: int, slot: int, buffer: torch.Tensor) -> HostFfn:
+            return units[layer].of(views.of((layer, expert), slot, buffer))
+
+        shape = share.rows, room.experts.top_k, share.hidden
+        return BesideCard(share.split, room.experts.expert_bytes, HostPool(share.threads), unit_of, shape, device, card)
 
     def fills(self) -> list[Fill]:
         """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""
@@ -88,6 +109,8 @@ class Experts:
         for layer in self._layers:
             layer.feed(self._tiers, self._ahead, self._recorder)
             layer.issued = IssueTime()
+        if self._beside is not None:
+            self._beside.computed = 0
 
     def begin_pass(self, step: Step) -> None:
         """``step`` comes next."""
@@ -98,7 +121,7 @@ class Experts:
 
     def facts(self) -> dict[str, Any]:
         """Counters of both tiers; the shares of a decode step's experts that VRAM missed (None without a GPU) and that both did; the host's
-        time for a layer's visit by a decode step (None before the first)."""
+        time for a layer's visit by a decode step (None before the first); experts that the CPU computed (None where it computes none)."""
         first = self.card.stats if self.card else self.dram.stats
         tiers = {"vram": self.card.stats if self.card else None, "dram": self.dram.stats}
         asked = first.hits + first.misses
@@ -106,7 +129,9 @@ class Experts:
         issued = [layer.issued for layer in self._layers]
         visits = sum(layer.visits for layer in issued)
         each_s = sum(layer.seconds for layer in issued) / visits if visits else None
-        return {name: stats and stats.report() for name, stats in tiers.items()} | {"missed": missed, "host_s_per_visit": each_s}
+        on_cpu = None if self._beside is None else self._beside.computed
+        more = {"missed": missed, "host_s_per_visit": each_s, "computed_on_cpu": on_cpu}
+        return {name: stats and stats.report() for name, stats in tiers.items()} | more
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""
@@ -119,6 +144,8 @@ class Experts:
             self._recorder.close()
         if self.card is not None:
             self.card.close()
+        if self._beside is not None:
+            self._beside.close()
         self.dram.close()
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.runtime.memory.bare_copies import BareCopies
+from penstock.runtime.memory.bare_copies import BareCopies, wait_for_value
 from penstock.runtime.memory.card_events import CardEvent, CardEvents
 from penstock.runtime.memory.pieces import Segment
 
@@ -71,6 +71,9 @@ class CopyDevice(Protocol):
 
     def compute_waits(self, event: Event) -> None:
         """Kernels issued from now on begin after ``event``."""
+
+    def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
+        """Kernels issued from now on begin once the first number of page-locked ``flag`` (int32) is ``value`` or more."""
 
     def host_waits(self, event: Event) -> None:
         """Block the calling thread until ``event`` has happened."""
@@ -165,6 +168,9 @@ class CudaDevice:
 
     def compute_waits(self, event: CardEvent) -> None:
         event.before(self._compute)
+
+    def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
+        wait_for_value(self._compute.cuda_stream, flag.data_ptr(), value)
 
     def host_waits(self, event: CardEvent) -> None:
         event.wait()

@@ -28,6 +28,18 @@ class FakeEvent:
     at: int | None = None
 
 
+@dataclass(eq=False)
+class FlagEvent:
+    """Has happened when somebody else's thread has written ``value``."""
+
+    flag: torch.Tensor
+    value: int
+
+    @property
+    def at(self) -> int | None:
+        return self.value if int(self.flag[0]) >= self.value else None
+
+
 @dataclass(frozen=True)
 class _Record:
     event: FakeEvent
@@ -35,7 +47,7 @@ class _Record:
 
 @dataclass(frozen=True)
 class _Wait:
-    event: FakeEvent
+    event: FakeEvent | FlagEvent
 
 
 class FakeLane:
@@ -106,6 +118,9 @@ class FakeDevice:
 
     def compute_waits(self, event: FakeEvent) -> None:
         self._queues["compute"].append(_Wait(event))
+
+    def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
+        self._queues["compute"].append(_Wait(FlagEvent(flag, value)))
 
     def host_waits(self, event: FakeEvent) -> None:
         assert not self.on_compute_path, "compute waited for the device on the host"

@@ -191,6 +191,15 @@ class ExpertPolicyName(StrEnum):
     mix = "mix"
 
 
+class MissedExperts(StrEnum):
+    """What becomes of a decode step's experts that VRAM misses and DRAM holds."""
+
+    copied = "copied"
+    """All are copied to the card: the CPU computes none."""
+    split = "split"
+    """Some are computed by the CPU where they lie, so many that both sides end together: ``contract.experts.host_split``."""
+
+
 @dataclass(frozen=True)
 class ExpertSlots:
     """Slots for routed experts, of one expert each. ``contract.experts.expert_slots`` says how many of a tier's slots keep
@@ -221,6 +230,11 @@ class ExpertSlots:
     least_chance: Annotated[float, Decision(Span(0, 1), "moe.least_chance", "  ahead", "from a chance of {}", aside=True)] = 0.5
     """Experts at least this probable are fetched ahead. A right guess gains what the link carries while a layer computes. A wrong guess
     costs about as much: a missing expert waits for the queued chunks. `planner replay least_chance=` tries others on your routings."""
+    host: Annotated[MissedExperts, Decision(lambda s: s.missed_experts, "moe.host", "experts", "missed {}", card=True, aside=True)] = (
+        MissedExperts.copied
+    )
+    """Whether the CPU computes some of a decode step's missed experts where they lie in DRAM, while others are copied; null lets the
+    plan decide, and takes none where the CPU is slow."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""The CPU beside the card: when it computes units of a decode step, and what that costs.
+"""The CPU beside the card: when it computes units of a decode step, or missed experts, and what that costs.
 
-A step with host units takes at least the longest of
+A step with host units takes at least, with C bytes multiplied by the CPU and L bytes copied,
 
     cpu     C / c + (1 - c' / c) * L / l'
     h2d     L / l + (1 - l' / l) * C / c'
     chain   card + cpu
 
-The CPU multiplies C bytes, the link copies L bytes. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start
-together. The one that ends last is alone at its end.
+where c and l are the rates of either alone, c' and l' those of both together. The first two are equal where both end together; either way
+the longer one is how long both take from one start, the one that ends last going at its own rate once it is alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.decisions import Decisions, ResidentForms
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts, ResidentForms
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.recording import can_record, launched_because
+from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
@@ -26,7 +28,8 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.price import Amount, Price, Resource
-from penstock.planner.contract.prices.price_table import PriceTable
+from penstock.planner.contract.prices.price_table import PriceTable, passed
+from penstock.planner.contract.prices.stages import expert_copy_s
 
 
 def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
@@ -106,3 +109,50 @@ def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int) -> i
         curve = hardware.host.curve(unit.format)
         found = max([found, *(rows for rows, gbps in (curve.points if curve else ()) if gbps >= link)])
     return min(found, host_rows_timed(hardware, model))
+
+
+GATED = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
+"""Model types whose experts compute down(act(gate(x)) * up(x)) without biases, as transformers v5 has them."""
+LEAST_GAIN = 0.05
+"""Of a visit's seconds: a plan that gains less leaves the CPU alone, whose rates vary by as much."""
+
+
+def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
+    """Why the CPU can compute no expert beside the card; empty where it can."""
+    if hardware.gpu is None:
+        return "there is no GPU"
+    if hardware.host is None:
+        return "the CPU's products beside the GPU were not measured"
+    if model.experts is None or model.model_type not in GATED or model.compute_dtype is not Dtype.bfloat16:
+        return "the CPU does not compute this model's experts"
+    unit = model.of_kind(UnitKind.expert)[0]
+    return "" if hardware.host.most_rows(unit.format) else f"the CPU has no product with {unit.format.name}"
+
+
+def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots | None, batch: int) -> HostSplit | None:
+    """How a step of ``batch`` rows shares missed experts, as ``slots`` decide; None where all are copied."""
+    if slots is None or slots.host is MissedExperts.copied or no_split(hardware, model):
+        return None
+    host, gpu, experts = hardware.host, hardware.gpu, model.experts
+    assert host is not None and gpu is not None and experts is not None
+    stored = model.of_kind(UnitKind.expert)[0].format
+    curve = host.curve(stored)
+    assert curve is not None, "no_split says so"
+    seconds = tuple(experts.expert_bytes / curve.at(rows) / GB for rows in range(1, min(batch, host.most_rows(stored)) + 1))
+    return HostSplit(expert_copy_s(gpu, experts, slots.chunk_bytes), seconds, host.hop_s, host.beside_h2d, host.h2d_beside)
+
+
+def is_worth_splitting(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int) -> bool:
+    """Whether a visit that misses all of a token's experts ends sooner with the CPU's help, by more than ``LEAST_GAIN``."""
+    split = host_split(hardware, model, replace(slots, host=MissedExperts.split), batch)
+    if split is None or model.experts is None or visit(model.experts, batch).dense:
+        return False
+    return split.each_s(model.experts.top_k) < (1 - LEAST_GAIN) * split.copy_s
+
+
+def missed_price(hardware: HardwareProfile, copied: Price, split: HostSplit, missed: float, expert_bytes: int) -> Price:
+    """Of one expert that a step misses in VRAM, where a layer misses ``missed`` on average: the link's part and the CPU's."""
+    many = max(1, round(missed))
+    share = len(split.on_host([1] * many)) / many
+    host = Price({Resource.cpu: share * split.host_s[0]}) + passed(hardware, share * expert_bytes)
+    return copied * (1 - share) + host

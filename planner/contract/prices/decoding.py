@@ -14,11 +14,12 @@ from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 @dataclass(frozen=True)
 class DerivedRates:
-    """For formats that no probe has timed: shares of the rate at which weights are read. A decoder reads b bytes and writes p.
+    """For formats that no probe has timed: shares of the rate at which weights are read. A decoder reads b stored bytes and writes p plain
+    ones, so
 
         elements a second = share * rate / (b + p)
 
-    A CPU decodes no more than its cores unpack.
+    and on a CPU no more than its cores unpack.
     """
 
     card_decode: float = 0.8

@@ -8,12 +8,20 @@ from typing import Any
 
 from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.allowed import Allowed, OneOf, Span
-from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, ExpertSlots, Tier, WeightDecisions, WeightForm
+from penstock.planner.contract.decided.decisions import (
+    CachePolicy,
+    Decisions,
+    ExpertSlots,
+    MissedExperts,
+    Tier,
+    WeightDecisions,
+    WeightForm,
+)
 from penstock.planner.contract.decided.declared import DECLARED, Declared
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
-from penstock.planner.contract.prices.beside import host_rows_timed, no_host_units
+from penstock.planner.contract.prices.beside import host_rows_timed, no_host_units, no_split
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
 
@@ -170,6 +178,11 @@ class Setting:
     @property
     def one_tokens(self) -> Span:
         return Span(0, self.experts.top_k, why=", the experts of one token")
+
+    @property
+    def missed_experts(self) -> OneOf:
+        why = no_split(self.hardware, self.model)
+        return OneOf((MissedExperts.copied,), f", since {why}", HOST) if why else OneOf(tuple(MissedExperts), rule=HOST)
 
     @property
     def read_ahead(self) -> Span:

@@ -19,6 +19,7 @@ struct job {
     int64_t rows;
     const uint16_t *x;
     uint16_t *y;
+    uint32_t *flag, value; /* written when y is, for a card that waits; NULL for none */
     struct scratch scratch;
     int64_t begun, left; /* ns; threads that have still to leave it */
     int32_t done;
@@ -91,6 +92,8 @@ static void finish(struct pool *pool, struct job *job)
         took = now_ns() - job->begun;
         bytes = job->unit.bytes;
     }
+    if (job->flag)
+        __atomic_store_n(job->flag, job->value, __ATOMIC_RELEASE);
     pthread_mutex_lock(&pool->lock);
     pool->busy_ns += took;
     pool->bytes += bytes;
@@ -215,8 +218,9 @@ static int64_t post(struct pool *pool)
     return number;
 }
 
-/* The job's number, or -1 without memory. x, y and the matrices must stay until it is done. */
-int64_t pool_start(struct pool *pool, const struct unit *unit, int64_t rows, const uint16_t *x, uint16_t *y)
+/* The job's number, or -1 without memory. x, y and the matrices must stay until it is done. *flag = value tells a card so. */
+int64_t pool_start(struct pool *pool, const struct unit *unit, int64_t rows, const uint16_t *x, uint16_t *y, uint32_t *flag,
+                   int64_t value)
 {
     pthread_mutex_lock(&pool->posting);
     int64_t need = scratch_bytes(unit, rows), number = -1;
@@ -233,6 +237,8 @@ int64_t pool_start(struct pool *pool, const struct unit *unit, int64_t rows, con
         job->rows = rows;
         job->x = x;
         job->y = y;
+        job->flag = flag;
+        job->value = (uint32_t)value;
         job->scratch = scratch_in(pool->scratch, unit, rows);
         number = post(pool);
     }

@@ -71,5 +71,5 @@ class PagedKernel(Protocol):
         """Whether it can compute with such queries [tokens, heads, dim]."""
 
     def attend(self, query: torch.Tensor, held: Pair, tables: PageTables, traits: Traits, out: torch.Tensor) -> None:
-        """Compute the rows of ``tables``: queries [tokens, heads, dim] over the pool's K and V [pool tokens, heads, dim]. ``out`` is
-        [tokens, heads, dim of V]; its other rows stay as they are."""
+        """The rows of ``tables``: [tokens, heads, dim] over the pool's K and V [pool tokens, heads, dim] -> ``out`` [tokens, heads, dim of
+        V], of which other rows stay as they are."""

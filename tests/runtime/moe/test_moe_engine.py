@@ -176,6 +176,6 @@ def test_products_have_few_heights(tokens: int) -> None:
 @pytest.mark.parametrize("tokens, top_k, rows", [(1, 2, [1, 1]), (64, 2, [64, 32, 16, 8, 4, 4]), (6, 3, [6, 6, 3, 2, 1]), (5, 1, [5])])
 def test_a_rehearsal_has_experts_of_many_heights(tokens: int, top_k: int, rows: list[int]) -> None:
     rehearsed = RehearsedExperts((), [torch.empty(0, dtype=torch.uint8)], count=6)
-    chosen = rehearsed.route(torch.zeros(tokens, top_k, dtype=torch.long))
+    chosen = rehearsed.route(torch.zeros(tokens, top_k, dtype=torch.long), torch.zeros(tokens, 4))
     assert all(len(set(row)) == top_k for row in chosen.tolist())
     assert torch.bincount(chosen.ravel()).tolist() == rows

@@ -1,0 +1,153 @@
+"""The CPU's share of a layer's missed experts: computed from their slots in DRAM while the link brings the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers.activations import ACT2FN
+from transformers.integrations.moe import _default_apply_gate
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.ffn_activation import ACTIVATIONS
+from penstock.planner.contract.experts.expert_cache import Routing
+from penstock.planner.contract.experts.host_split import HostSplit
+from penstock.runtime.beside.host_ffn import HostFfn
+from penstock.runtime.beside.host_matrix import host_matrix_of
+from penstock.runtime.beside.host_pool import HostPool, Ticket
+from penstock.runtime.experts.expert_views import PlacedTensors
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.store.expert_modules import ExpertsModule
+
+FLAG_BYTES = 64
+
+
+class Made(NamedTuple):
+    """An expert that was computed elsewhere: its output for each of its tokens, in their order, [rows, hidden]."""
+
+    expert: int
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An expert that the CPU began with, and the rows of its results."""
+
+    expert: int
+    rows: slice
+    wait: Callable[[], None]
+    """Returns when its slot is read."""
+
+
+UnitOf = Callable[[int, int, int, torch.Tensor], HostFfn]
+"""Of (layer, expert, slot, the slot's buffer)."""
+
+
+FORMATS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+REMEDY = "solve again with moe.host=copied"
+
+
+class ExpertUnits:
+    """Of one layer's module, whose ``gate_up_proj`` [experts, 2 * ffn, hidden] holds the gate's rows first."""
+
+    def __init__(self, module: ExpertsModule):
+        """UserError for experts that compute otherwise."""
+        self._activation = _activation(module)
+        if module.is_transposed or module.has_bias or getattr(module, "stored_experts", {}):
+            raise UserError(f"{type(module).__name__}: the CPU has no product with experts that are stored so; {REMEDY}")
+        self._name = "gate_up_proj" if module.has_gate else "up_proj"
+        self._gated = module.has_gate
+
+    def of(self, tensors: PlacedTensors) -> HostFfn:
+        """The expert that lies where ``tensors`` are, in DRAM; kept beside them, since a unit holds addresses alone."""
+        known = tensors.known.get("unit")
+        if known is None:
+            known = tensors.known["unit"] = self._unit(tensors)
+        return known
+
+    def _unit(self, tensors: Mapping[str, torch.Tensor]) -> HostFfn:
+        first, down = tensors[self._name], tensors["down_proj"]
+        gate, up = first.chunk(2) if self._gated else (None, first)
+        matrices = [None if w is None else host_matrix_of(FORMATS[w.dtype], {"weight": w}) for w in (gate, up, down)]
+        assert matrices[2] is not None, "every plain format has a product"
+        return HostFfn(matrices[0], matrices[1], matrices[2], self._activation)
+
+
+def _activation(module: ExpertsModule) -> str:
+    """As :class:`HostFfn` names it."""
+    known = {type(ACT2FN[name]): said for name, said in ACTIVATIONS.items()}
+    found = known.get(type(module.act_fn))
+    if found is None or (module.has_gate and type(module)._apply_gate is not _default_apply_gate):
+        raise UserError(f"{type(module).__name__}: the CPU does not compute this activation; {REMEDY}")
+    return found
+
+
+class BesideCard:
+    """Hidden rows and results pass through page-locked memory that kernels write and read in place: a small copy would wait behind those of
+    weights. The card waits for results by a flag, so the host goes on to issue what comes next.
+
+    Takes (rows + rows * top_k) * hidden * 2 bytes of page-locked DRAM.
+    """
+
+    def __init__(
+        self, split: HostSplit, copy_bytes: int, pool: HostPool, unit_of: UnitOf, shape: tuple[int, int, int], copier: CopyDevice,
+        device: torch.device,
+    ):  # fmt: skip
+        """``copy_bytes``: of an expert. ``shape``: rows of a step at most, experts of a token, hidden."""
+        self._split, self._copy_bytes, self._pool, self._unit_of, self._copier = split, copy_bytes, pool, unit_of, copier
+        rows, top_k, hidden = shape
+        self._x, self._x_there = self._mapped(rows, hidden, device)
+        self._y, self._y_there = self._mapped(rows * top_k, hidden, device)
+        self._flag = torch.zeros(FLAG_BYTES // 4, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._visits = 0
+        self._tickets: list[Ticket] = []
+        """Of the visit in progress: they keep what the threads read."""
+        self.computed = 0
+        """Experts so far."""
+
+    def take(self, hidden: torch.Tensor) -> None:
+        """``hidden`` [rows, hidden] goes into a layer's router, whose choice the host waits for. Nothing for more rows than a step has."""
+        if len(hidden) <= len(self._x):
+            torch.add(hidden, 0, out=self._x_there[: len(hidden)])
+            self._pool.near()
+
+    def begin(self, layer: int, routing: Routing, places: Mapping[int, tuple[int, torch.Tensor]], queued_bytes: int) -> Sequence[Asked]:
+        """Have the CPU's share of a step's missed experts computed. ``places`` are their slots in DRAM, ``queued_bytes`` what the link has
+        to copy first."""
+        if routing.prompt or len(routing.chosen) > len(self._x):
+            return ()
+        experts = [*places]
+        tokens = [np.flatnonzero((routing.chosen == expert).any(1)).tolist() for expert in experts]
+        queue_s = queued_bytes / self._copy_bytes * self._split.copy_s
+        taken = self._split.on_host([len(rows) for rows in tokens], queue_s)
+        if not taken:
+            return ()
+        self._visits += 1
+        self.computed += len(taken)
+        self._tickets, asked, at = [], [], 0
+        for number in taken:
+            expert, rows = experts[number], slice(at, at + len(tokens[number]))
+            x = self._x[:1] if len(routing.chosen) == 1 else self._x[tokens[number]]
+            flag = self._flag.data_ptr() if number == taken[-1] else None
+            ticket = self._pool.start(self._unit_of(layer, expert, *places[expert]), x, self._y[rows], flag, self._visits)
+            self._tickets.append(ticket)
+            asked.append(Asked(expert, rows, partial(self._pool.wait, ticket)))
+            at = rows.stop
+        return asked
+
+    def made(self, asked: Sequence[Asked]) -> list[Made]:
+        """What :meth:`begin` began, for kernels issued from now on, which wait for it."""
+        self._copier.compute_waits_for(self._flag, self._visits)
+        return [Made(one.expert, self._y_there[one.rows]) for one in asked]
+
+    def close(self) -> None:
+        """End the threads, after what they began."""
+        self._pool.close()
+
+    def _mapped(self, rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        host = torch.zeros(rows, width, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
+        return host, self._copier.alias(host.view(torch.uint8).view(-1)).view(torch.bfloat16).view(rows, width)

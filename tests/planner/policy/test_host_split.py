@@ -1,0 +1,45 @@
+"""Which missed experts are computed where they lie: both sides end together, nobody waits longer than for copies alone."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.planner.contract.experts.host_split import HostSplit
+
+seconds = st.floats(1e-4, 1e-2)
+splits = st.builds(
+    lambda copy, host, hop, b, link: HostSplit(copy, tuple(host * (1 + 0.2 * n) for n in range(4)), hop, b, link),
+    seconds, seconds, st.floats(0, 1e-3), st.floats(0.5, 1), st.floats(0.5, 1),
+)  # fmt: skip
+
+
+@given(splits, st.lists(st.integers(1, 6), max_size=6), st.floats(0, 1e-2))
+def test_no_other_share_ends_earlier(split: HostSplit, rows: list[int], queue_s: float) -> None:
+    taken = split.on_host(rows, queue_s)
+    best = split.lasts([rows[at] for at in taken], len(rows) - len(taken), queue_s)
+    for k in range(len(rows) + 1):
+        for other in combinations(range(len(rows)), k):
+            if all(rows[at] <= len(split.host_s) for at in other):
+                assert best <= split.lasts([rows[at] for at in other], len(rows) - k, queue_s) * (1 + 1e-9)
+    assert all(rows[at] <= len(split.host_s) for at in taken), "an expert with more rows than were timed is copied"
+
+
+@given(splits, st.integers(1, 6), seconds)
+def test_the_more_the_link_has_queued_the_more_the_cpu_takes(split: HostSplit, missed: int, queue_s: float) -> None:
+    assert len(split.on_host([1] * missed)) <= len(split.on_host([1] * missed, queue_s))
+
+
+def test_equal_sides_share_evenly_and_a_slow_cpu_takes_nothing() -> None:
+    assert HostSplit(1.0, (1.0,), 0.0).on_host([1, 1, 1, 1]) == (2, 3), "the link brings what was named first"
+    assert HostSplit(1.0, (9.0,), 0.0).on_host([1, 1, 1, 1]) == ()
+    assert HostSplit(1.0, (0.5, 0.6), 0.0).on_host([2, 1, 1]) == (1, 2), "those with the fewest rows"
+    assert HostSplit(1.0, (1.0,), 0.0).on_host([1], queue_s=0.5) == (0,)
+
+
+def test_what_each_missed_expert_adds_is_less_than_its_copy_where_the_cpu_helps() -> None:
+    split = HostSplit(1.0, (1.0,), 0.1)
+    assert split.each_s(2) == pytest.approx(0.55) and split.each_s(1) == 1.0

@@ -1,0 +1,86 @@
+"""Missed experts that the CPU computes where they lie: the model says the same, and each of them is computed once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from tests.conftest import SHARED
+from tests.runtime.sessions import opened
+from tests.runtime.steppers import said
+from tests.support import HostCopier, decisions, plan_for
+
+CPU = torch.device("cpu")
+TRAINED = SHARED / "models" / "tiny-mixtral"
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def random_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("mixtral")
+    torch.manual_seed(3)
+    config = AutoConfig.for_model("mixtral", **SIZES, num_local_experts=6, num_experts_per_tok=3)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def host(gbps: float) -> HostRates:
+    return HostRates(2, {"BF16": Curve(((1, gbps), (8, gbps)))}, 0.0, 1.0, 1.0)
+
+
+def plan_of(checkpoint: Path, batch: int, gbps: float = 20.0, missed: MissedExperts = MissedExperts.split, dram: int = 0) -> Plan:
+    """VRAM has as few slots as there may be; DRAM every expert, unless ``dram`` says how many."""
+    known = plan_for(checkpoint, decisions()).model.experts
+    slots = ExpertSlots(fewest_slots(known), dram or known.units, chunk_bytes=1 << 12, host=missed)
+    plan = plan_for(checkpoint, decisions(gpu=True, batch=batch, experts=slots), True)
+    hardware = replace(plan.hardware, host=host(gbps))
+    return replace(plan, hardware=hardware, prediction=predict(hardware, plan.model, plan.workload, plan.decisions))
+
+
+def run(plan: Plan, checkpoint: Path, batch: Batch) -> tuple[Generation, dict]:
+    with opened(plan, checkpoint, HostCopier()) as session:
+        session.load(batch)
+        made = session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True)
+        return made, session.engine.facts()["experts"]
+
+
+@pytest.mark.parametrize("prompts", [[[5, 9, 200, 31, 7]], [[5, 9, 200, 31, 7], [17, 250], [3, 4, 5]]])
+@pytest.mark.parametrize("dram", [0, 9])
+def test_a_model_says_the_same_with_experts_on_the_cpu(random_mixtral: Path, prompts: list[list[int]], dram: int) -> None:
+    """One row a step, and three; all experts in DRAM, and half of them, whose others are read first."""
+    batch = Batch(prompts=prompts, max_new_tokens=6, chunk_tokens=1 << 20)
+    made, facts = run(plan_of(random_mixtral, len(prompts), dram=dram), random_mixtral, batch)
+    want = said(AutoModelForCausalLM.from_pretrained(random_mixtral, dtype=torch.bfloat16).eval(), batch)
+    assert made.tokens == want.tokens
+    assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(made.logits, want.logits, strict=True))
+    assert 0 < facts["computed_on_cpu"] < facts["vram"]["misses"]
+
+
+@pytest.mark.parametrize("gbps, missed", [(0.001, MissedExperts.split), (20.0, MissedExperts.copied)])
+def test_a_slow_cpu_and_a_plan_without_it_compute_none(random_mixtral: Path, gbps: float, missed: MissedExperts) -> None:
+    batch = Batch(prompts=[[5, 9, 200]], max_new_tokens=4, chunk_tokens=1 << 20)
+    _, facts = run(plan_of(random_mixtral, 1, gbps, missed), random_mixtral, batch)
+    assert not facts["computed_on_cpu"] and facts["vram"]["misses"]
+
+
+@pytest.mark.skipif(not TRAINED.exists(), reason="the trained models are not here")
+def test_greedy_texts_of_a_trained_model_are_equal() -> None:
+    batch = Batch(prompts=[list(b"def main():")], max_new_tokens=24, chunk_tokens=1 << 20)
+    with_cpu, facts = run(plan_of(TRAINED, 1), TRAINED, batch)
+    without, _ = run(plan_of(TRAINED, 1, missed=MissedExperts.copied), TRAINED, batch)
+    assert with_cpu.tokens == without.tokens and facts["computed_on_cpu"] > 20
