@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, GB, align_up
-from penstock.planner.probe.bus_rate import Reading
 from penstock.planner.probe.dram_rates import Arena, Lock, mlock
 from penstock.planner.probe.gpu_rates import Gpu, host_register
 
 if TYPE_CHECKING:
     from penstock.runtime.beside.host_matrix import HostMatrix
-    from penstock.runtime.beside.host_pool import HostPool
 
 ARENA_BYTES = 2 << 30
 ROWS, COLUMNS = 14336, 4096
 """An FFN matrix of an 8B model."""
+PIECE_BYTES = 64 << 20
+"""Read at a time."""
+Pair = tuple[float, float]
 ROTATED_BYTES = 1 << 30
 """Matrices that take turns, so that no cache holds the next one."""
 
@@ -46,20 +48,16 @@ class Rates:
         return max(sum(self.beside[format]), sum(self.read_beside), self.cpu_gbps[format], self.read_gbps)
 
 
-class Multiplying:
-    """``matrices`` are multiplied by one row, over and over, while the ``with`` block runs."""
+class Busy:
+    """``acts``, each of which reads ``nbytes``, are done in turns, over and over, by a thread while the ``with`` block runs."""
 
-    def __init__(self, pool: HostPool, matrices: Sequence[HostMatrix]):
-        import torch
-
-        self._pool, self._matrices = pool, matrices
-        self._x = torch.randn(1, matrices[0].columns, dtype=torch.bfloat16)
-        self._out = torch.empty(1, matrices[0].rows, dtype=torch.bfloat16)
+    def __init__(self, acts: Sequence[Callable[[], None]], nbytes: int):
+        self._acts, self._nbytes = acts, nbytes
         self._stop = threading.Event()
         self._done: list[float] = []
-        self._thread = threading.Thread(target=self._multiply)
+        self._thread = threading.Thread(target=self._do)
 
-    def __enter__(self) -> Multiplying:
+    def __enter__(self) -> Busy:
         self._thread.start()
         return self
 
@@ -71,13 +69,14 @@ class Multiplying:
         return self._thread.is_alive()
 
     def gbps_within(self, start: float, end: float) -> float:
-        return sum(start < at <= end for at in self._done) * self._matrices[0].bytes / GB / (end - start)
+        """GB/s between two readings of ``time.perf_counter``."""
+        return sum(start < at <= end for at in self._done) * self._nbytes / GB / (end - start)
 
-    def _multiply(self) -> None:
-        for matrix in cycle(self._matrices):
+    def _do(self) -> None:
+        for act in cycle(self._acts):
             if self._stop.is_set():
                 return
-            self._pool.product(matrix, self._x, self._out)
+            act()
             self._done.append(time.perf_counter())
 
 
@@ -90,25 +89,32 @@ def measure_rates(formats: Sequence[str], threads: int, seconds: float) -> Rates
     gpu = Gpu(torch.cuda.current_device()) if torch.cuda.is_available() else None
     lock: Lock = host_register() if gpu else mlock()
     with closing(_Arena(threads, lock)) as held, closing(HostPool(threads)) as pool:
-        arena = held.arena
-        with Reading(arena, threads) as reading:
-            read = _alone(reading, seconds)
-        link, read_beside = 0.0, (0.0, 0.0)
-        if gpu is not None:
-            link, *_ = gpu.feeding(arena, seconds, lambda: True)
-            with Reading(arena, threads) as reading:
-                copied, start, end = gpu.feeding(arena, seconds, reading.going)
-                read_beside = reading.gbps_within(start, end), copied
+        copying = None if gpu is None else partial(gpu.feeding, held.arena, seconds)
+        link = 0.0 if copying is None else copying(lambda: True)[0]
+        memory = torch.frombuffer(held.arena.buffer, dtype=torch.uint8)
+        pieces = memory[: memory.numel() // PIECE_BYTES * PIECE_BYTES].split(PIECE_BYTES)
+        read, read_beside = _both(Busy([partial(pool.read, piece) for piece in pieces], PIECE_BYTES), seconds, copying)
         alone: dict[str, float] = {}
         beside: dict[str, tuple[float, float]] = {}
         for format in formats:
-            with Multiplying(pool, _matrices(format, threads)) as busy:
-                alone[format] = _alone(busy, seconds)
-                beside[format] = alone[format], 0.0
-                if gpu is not None:
-                    copied, start, end = gpu.feeding(arena, seconds, busy.going)
-                    beside[format] = busy.gbps_within(start, end), copied
+            matrices = _matrices(format, threads)
+            x = torch.randn(1, matrices[0].columns, dtype=torch.bfloat16)
+            out = torch.empty(1, matrices[0].rows, dtype=torch.bfloat16)
+            acts = [partial(pool.product, matrix, x, out) for matrix in matrices]
+            alone[format], beside[format] = _both(Busy(acts, matrices[0].bytes), seconds, copying)
     return Rates(read, link, alone, beside, read_beside)
+
+
+def _both(busy: Busy, seconds: float, copying: Callable[[Callable[[], bool]], tuple[float, float, float]] | None) -> tuple[float, Pair]:
+    """GB/s alone; GB/s beside copies, and the copies."""
+    with busy:
+        start = time.perf_counter()
+        time.sleep(seconds)
+        alone = busy.gbps_within(start, time.perf_counter())
+        if copying is None:
+            return alone, (alone, 0.0)
+        copied, start, end = copying(busy.going)
+        return alone, (busy.gbps_within(start, end), copied)
 
 
 class _Arena:
@@ -121,12 +127,6 @@ class _Arena:
 
     def close(self) -> None:
         self.arena.close(self._lock)
-
-
-def _alone(busy: Reading | Multiplying, seconds: float) -> float:
-    start = time.perf_counter()
-    time.sleep(seconds)
-    return busy.gbps_within(start, time.perf_counter())
 
 
 def _matrices(format: str, threads: int) -> list[HostMatrix]:
