@@ -288,6 +288,10 @@ STUDIES: Mapping[str, Study] = {
         "Routed experts that pass through slots. The limit of a step is the slower of moving and computing, although at batch one a "
         "layer's fetches begin when its router has computed.",
         rows_table, rows_checks, "moe.py"),
+    "host_products": Study(
+        "The CPU's products",
+        "Units that the CPU computes, in each format, beside a plain read of the same bytes by the same threads.",
+        rows_table, rows_checks, "host_products.py"),
     "simulate": Study(
         "Simulated beside a run",
         "Ratios are over measured: the closed form and the simulation by the probed profile, the simulation by the rates that the "

@@ -32,37 +32,37 @@ AT_ONCE: Mapping[str, int] = MappingProxyType({"cpu": 1, "cuda": 8})
 """Calls that are timed together: those of a card are short beside waiting for it."""
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-_GROUPS = COLUMNS // 128
 TABLES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 
 
-def samples(rows: int) -> dict[str, Shapes]:
+def samples(rows: int, columns: int = COLUMNS) -> dict[str, Shapes]:
     """Format -> leaf -> (shape, dtype) of one matrix. What others of its family take is taken to be alike."""
-    blocks = {name: ((rows, KNOWN_FORMATS[name].stored_bytes(1, COLUMNS)), torch.uint8) for name in TABLES if name in CODINGS}
+    groups = columns // 128
+    blocks = {name: ((rows, KNOWN_FORMATS[name].stored_bytes(1, columns)), torch.uint8) for name in TABLES if name in CODINGS}
     found: dict[str, Shapes] = {
-        "FP8": {"weight": ((rows, COLUMNS), torch.float8_e4m3fn), "weight_scale": ((rows // 128, _GROUPS), torch.float32)},
-        "FP8-row": {"weight": ((rows, COLUMNS), torch.float8_e4m3fn), "weight_scale": ((rows, 1), torch.bfloat16)},
-        "MXFP4": {"blocks": ((rows, COLUMNS // 32, 16), torch.uint8), "scales": ((rows, COLUMNS // 32), torch.uint8)},
-        "INT4-128": {"weight_packed": ((rows, COLUMNS // 8), torch.int32), "weight_scale": ((rows, _GROUPS), torch.bfloat16)},
-        "INT8-row": {"weight": ((rows, COLUMNS), torch.int8), "weight_scale": ((rows, 1), torch.bfloat16)},
+        "FP8": {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale": ((rows // 128, groups), torch.float32)},
+        "FP8-row": {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale": ((rows, 1), torch.bfloat16)},
+        "MXFP4": {"blocks": ((rows, columns // 32, 16), torch.uint8), "scales": ((rows, columns // 32), torch.uint8)},
+        "INT4-128": {"weight_packed": ((rows, columns // 8), torch.int32), "weight_scale": ((rows, groups), torch.bfloat16)},
+        "INT8-row": {"weight": ((rows, columns), torch.int8), "weight_scale": ((rows, 1), torch.bfloat16)},
         "GPTQ4-128": {
-            "qweight": ((COLUMNS // 8, rows), torch.int32),
-            "qzeros_less_one": ((_GROUPS, rows // 8), torch.int32),
-            "scales": ((_GROUPS, rows), torch.bfloat16),
+            "qweight": ((columns // 8, rows), torch.int32),
+            "qzeros_less_one": ((groups, rows // 8), torch.int32),
+            "scales": ((groups, rows), torch.bfloat16),
         },
         "AWQ-128": {
-            "qweight": ((COLUMNS, rows // 8), torch.int32),
-            "qzeros": ((_GROUPS, rows // 8), torch.int32),
-            "scales": ((_GROUPS, rows), torch.bfloat16),
+            "qweight": ((columns, rows // 8), torch.int32),
+            "qzeros": ((groups, rows // 8), torch.int32),
+            "scales": ((groups, rows), torch.bfloat16),
         },
         "NVFP4": {
-            "weight": ((rows, COLUMNS // 2), torch.uint8),
-            "weight_scale": ((rows, COLUMNS // 16), torch.float8_e4m3fn),
+            "weight": ((rows, columns // 2), torch.uint8),
+            "weight_scale": ((rows, columns // 16), torch.float8_e4m3fn),
             "divisor": ((1,), torch.float32),
         },
         "lossless": {
-            "low": ((rows, COLUMNS), torch.uint8),
-            "codes": ((rows * COLUMNS // 128, 64), torch.uint8),
+            "low": ((rows, columns), torch.uint8),
+            "codes": ((rows * columns // 128, 64), torch.uint8),
             "exponents": ((16,), torch.uint8),
             "at": ((8,), torch.int32),
             "values": ((8,), torch.bfloat16),

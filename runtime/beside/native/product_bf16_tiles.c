@@ -7,7 +7,7 @@
 #ifdef HAS_TILES
 #include <immintrin.h>
 
-enum { LEAST_ROWS = 3, TILE_COLUMNS = 32, CHAINS = 4 };
+enum { TILE_COLUMNS = 32, CHAINS = 4 };
 #ifndef AHEAD_HINT
 #define AHEAD_HINT _MM_HINT_T1
 #endif
@@ -56,7 +56,7 @@ FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t co
 FOR_AMX void bf16_tiles(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
 {
     const int64_t columns = m->columns;
-    if (in->rows < LEAST_ROWS || !in->pairs || columns % TILE_COLUMNS) {
+    if (in->rows < TILES_FROM || !in->pairs || columns % TILE_COLUMNS) {
         bf16_dot(m, first, last, in, y, stride);
         return;
     }

@@ -21,7 +21,8 @@ struct matrix {
     const void *part[4];
 };
 
-enum { TILE_ROWS = 16 };
+/* Tiles multiply 16 input rows at once; fewer than so many are faster without. */
+enum { TILE_ROWS = 16, TILES_FROM = 5 };
 
 /* x, xb: [rows][columns], F32 and the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
  * up][16][2] BF16, zeros where no row or column is. */

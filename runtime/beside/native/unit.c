@@ -6,7 +6,7 @@
 #include <sched.h>
 
 enum { READ_BYTES = 4096, READ_LANES = 32 };
-enum { CLAIM_BYTES = 1 << 16, SPINS = 1 << 14, TILES_FROM = 3 };
+enum { CLAIM_BYTES = 1 << 16, SPINS = 1 << 14 };
 
 struct work {
     const struct team *team;
@@ -134,13 +134,13 @@ static struct inputs first_inputs(const struct work *work)
     return in;
 }
 
-static inline float rounded(float value)
+ALONE float rounded(float value)
 {
     return from_bf16(to_bf16(value));
 }
 
 /* e to the x for floats: 2 to the n times a polynomial of the rest, within 2 units of the last place. */
-static inline float exp_of(float x)
+ALONE float exp_of(float x)
 {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
@@ -155,13 +155,13 @@ static inline float exp_of(float x)
     return p * as_float((uint32_t)((int32_t)n + 127) << 23);
 }
 
-static inline float tanh_of(float x)
+ALONE float tanh_of(float x)
 {
     float e = exp_of(2.0f * (x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x));
     return (e - 1.0f) / (e + 1.0f);
 }
 
-static inline float activated(float x, int32_t activation)
+ALONE float activated(float x, const int32_t activation)
 {
     switch (activation) {
     case ACT_SILU: return x / (1.0f + exp_of(-x));
@@ -171,28 +171,67 @@ static inline float activated(float x, int32_t activation)
     }
 }
 
+/* One row's products become what down takes: to in BF16, up in F32. */
+ALONE void activate(float *gate, float *up, uint16_t *to, int64_t count, const int32_t activation)
+{
+    for (int64_t o = 0; o < count; o++) {
+        float value = rounded(up[o]);
+        if (gate)
+            value *= rounded(activated(rounded(gate[o]), activation));
+        else
+            value = activated(value, activation);
+        to[o] = to_bf16(value);
+        up[o] = from_bf16(to[o]);
+    }
+}
+
+typedef void (*activate_fn)(float *gate, float *up, uint16_t *to, int64_t count, int32_t activation);
+
+#define ACTIVATE(name, target)                                                                                                       \
+    target static void name(float *restrict gate, float *restrict up, uint16_t *restrict to, int64_t count, int32_t activation)      \
+    {                                                                                                                                \
+        if (gate && activation == ACT_SILU)                                                                                          \
+            activate(gate, up, to, count, ACT_SILU);                                                                                 \
+        else if (gate && activation == ACT_GELU_TANH)                                                                                \
+            activate(gate, up, to, count, ACT_GELU_TANH);                                                                            \
+        else if (gate)                                                                                                               \
+            activate(gate, up, to, count, activation);                                                                               \
+        else                                                                                                                         \
+            activate(0, up, to, count, activation);                                                                                  \
+    }
+ACTIVATE(activate_portable, )
+#ifdef HAS_X86
+ACTIVATE(activate_avx2, FOR_AVX2)
+ACTIVATE(activate_avx512, FOR_AVX512)
+#endif
+
+static activate_fn activate_at(int level)
+{
+    return level >= LEVEL_AVX512 ? X86(activate_avx512) : level >= LEVEL_AVX2 ? X86(activate_avx2) : activate_portable;
+}
+
+static void add(float *to, const float *bias, int64_t count)
+{
+    for (int64_t o = 0; bias && o < count; o++)
+        to[o] += bias[o];
+}
+
 static void make_middle(const struct work *work, int64_t first, int64_t last)
 {
     const struct unit *unit = work->unit;
     const struct scratch *scratch = work->scratch;
     const struct inputs in = first_inputs(work);
-    const int64_t middle = middle_of(unit);
+    const int64_t middle = middle_of(unit), count = last - first;
     const int gated = unit->form == FORM_GATED;
     if (gated)
         product_of(unit->gate.kind, work->team->level)(&unit->gate, first, last, &in, scratch->gate, middle);
     product_of(unit->up.kind, work->team->level)(&unit->up, first, last, &in, scratch->up, middle);
     for (int64_t r = 0; r < work->rows; r++) {
-        float *gate = scratch->gate + r * middle, *up = scratch->up + r * middle;
-        for (int64_t o = first; o < last; o++) {
-            float value = rounded(up[o] + (unit->bias[1] ? unit->bias[1][o] : 0));
-            if (gated)
-                value *= rounded(activated(rounded(gate[o] + (unit->bias[0] ? unit->bias[0][o] : 0)), unit->activation));
-            else
-                value = activated(value, unit->activation);
-            uint16_t stored = to_bf16(value);
-            scratch->middle[r * middle + o] = stored;
-            up[o] = from_bf16(stored);
-        }
+        float *gate = scratch->gate + r * middle + first, *up = scratch->up + r * middle + first;
+        if (gated)
+            add(gate, unit->bias[0] ? unit->bias[0] + first : 0, count);
+        add(up, unit->bias[1] ? unit->bias[1] + first : 0, count);
+        activate_at(work->team->level)(gated ? gate : 0, up, scratch->middle + r * middle + first, count, unit->activation);
     }
     if (wants_pairs(work))
         pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
