@@ -6,11 +6,14 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.experts.expert_forward import ExpertsInTurn
 from penstock.runtime.kv.attention.paged_attention import AttentionByRows
 from penstock.runtime.model.converter import Converter
+from penstock.runtime.model.fused.fused_gates import FusedGates
+from penstock.runtime.model.fused.fused_norms import FusedNorms
+from penstock.runtime.model.fused.fused_rotary import FusedRotary
 from penstock.runtime.model.head import HeadInBlocks
 
 
 def converters(plan: Plan) -> list[Converter]:
-    """For an engine that runs ``plan``, in the order in which they apply: attention, experts, head.
+    """For an engine that runs ``plan``, in the order in which they apply: attention, experts, head, what lies between products.
 
     Modules of stored formats are in place before these: ``build_skeleton`` follows the checkpoint. What deals layers to several ranks
     belongs at the end.
@@ -18,4 +21,5 @@ def converters(plan: Plan) -> list[Converter]:
     found: list[Converter] = [AttentionByRows(), ExpertsInTurn()]
     if plan.hardware.gpu is not None:
         found.append(HeadInBlocks(plan.model.vocab, plan.decisions.weights.head_blocks))
+        found += [FusedNorms(), FusedGates(), FusedRotary()]
     return found

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.runtime.formats.kernels.fp8_triton import Fp8Kernels
     from penstock.runtime.formats.kernels.gate_triton import ClampedGate
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
+    from penstock.runtime.formats.kernels.layer_triton import LayerKernels
     from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
 
 
@@ -60,6 +61,16 @@ def whole_kernels(device: torch.device) -> WholeKernels | None:
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
 
     return WholeKernels(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def layer_kernels(device: torch.device) -> LayerKernels | None:
+    """Of what lies between a layer's products; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.layer_triton import LayerKernels
+
+    return LayerKernels()
 
 
 @cache

@@ -44,7 +44,7 @@ def test_a_card_decodes_the_bits_that_the_cpu_does_and_multiplies_nearly_the_sam
             layer._coding.decode(parts, got)
             layer._coding.decode({leaf: part.cpu() for leaf, part in parts.items()}, want)
             assert torch.equal(got.cpu(), want)
-            for rows in (1, 3, layer._form.product_rows):
+            for rows in (1, 3, layer.form.product_rows):
                 x = torch.randn(rows, layer.in_features, dtype=layer.dtype, device=device)
                 product = layer._coding.linear(x, parts, None) if rows else None
                 if product is not None:

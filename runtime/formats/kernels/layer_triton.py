@@ -1,0 +1,163 @@
+"""What lies between the products of a decoder layer, in Triton: each piece one launch where the model's own code takes several.
+
+Every intermediate that torch rounds to the layer's dtype is rounded here, so that results are torch's to the bit. The one exception is
+the order of a norm's sum, which torch keeps to itself.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from penstock.runtime.formats.kernels.launching import Launcher
+
+_WIDTH = 1024
+_MOST_COLUMNS = 16384
+"""That a norm sums in one program."""
+
+
+@triton.jit
+def _sum_of(x, more, added, row, column, here, columns, ADD: tl.constexpr):
+    """``x``, or ``x`` + ``more``, which is stored as ``added``."""
+    value = tl.load(x + row * columns + column, here, 0.0)
+    if ADD:
+        value = (value.to(tl.float32) + tl.load(more + row * columns + column, here, 0.0).to(tl.float32)).to(value.dtype)
+        tl.store(added + row * columns + column, value, here)
+    return value
+
+
+@triton.jit
+def _times(value, factor, weight):
+    """``weight * (value * factor)``, of which the inner product is rounded."""
+    made = (value.to(tl.float32) * factor).to(value.dtype)
+    return (weight.to(tl.float32) * made.to(tl.float32)).to(value.dtype)
+
+
+@triton.jit
+def _norm(x, more, weight, added, out, columns, eps, ADD: tl.constexpr, WIDE: tl.constexpr):
+    """One row."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
+    here = column < columns
+    known = tl.load(weight + column, here, 0.0)
+    value = _sum_of(x, more, added, row, column, here, columns, ADD)
+    wide = value.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
+    tl.store(out + row * columns + column, _times(value, factor, known), here)
+
+
+@triton.jit
+def _squares(x, more, added, out, columns, ADD: tl.constexpr, WIDE: tl.constexpr):
+    """Some columns of one row, in F32."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    here = column < columns
+    wide = _sum_of(x, more, added, row, column, here, columns, ADD).to(tl.float32)
+    tl.store(out + row * columns + column, wide * wide, here)
+
+
+@triton.jit
+def _scale(x, means, weight, out, columns, eps, WIDE: tl.constexpr):
+    """Some columns of one row whose mean square is known."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    here = column < columns
+    value, known = tl.load(x + row * columns + column, here, 0.0), tl.load(weight + column, here, 0.0)
+    tl.store(out + row * columns + column, _times(value, tl.rsqrt(tl.load(means + row) + eps), known), here)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gate(gate, up, out, count, WIDE: tl.constexpr):
+    """silu(gate) * up."""
+    at = tl.program_id(0).to(tl.int64) * WIDE + tl.arange(0, WIDE)
+    here = at < count
+    value, other = tl.load(gate + at, here, 0.0), tl.load(up + at, here, 0.0)
+    wide = value.to(tl.float32)
+    opened = tl.div_rn(wide, 1.0 + libdevice.exp(-wide)).to(value.dtype)
+    tl.store(out + at, (opened.to(tl.float32) * other.to(tl.float32)).to(value.dtype), here)
+
+
+@triton.jit
+def _rotate(
+    query, key, cos, sin, query_out, key_out, query_heads, key_heads, q_token, q_head, k_token, k_head,
+    HALF: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One token and one head: of the queries, then of the keys. To be compiled without fused products and sums: torch rounds
+    twice there."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, WIDE)
+    here = at < HALF
+    turned = cos + token * (2 * HALF) + at
+    cos_low, cos_high = tl.load(turned, here, 0.0).to(tl.float32), tl.load(turned + HALF, here, 0.0).to(tl.float32)
+    turned = sin + token * (2 * HALF) + at
+    sin_low, sin_high = tl.load(turned, here, 0.0).to(tl.float32), tl.load(turned + HALF, here, 0.0).to(tl.float32)
+    if head < query_heads:
+        source = query + token * q_token + head * q_head + at
+        target = query_out + (token * query_heads + head) * (2 * HALF) + at
+    else:
+        source = key + token * k_token + (head - query_heads) * k_head + at
+        target = key_out + (token * key_heads + head - query_heads) * (2 * HALF) + at
+    low, high = tl.load(source, here, 0.0), tl.load(source + HALF, here, 0.0)
+    kept_low, kept_high = (low.to(tl.float32) * cos_low).to(low.dtype), (high.to(tl.float32) * cos_high).to(low.dtype)
+    moved_low, moved_high = (-high.to(tl.float32) * sin_low).to(low.dtype), (low.to(tl.float32) * sin_high).to(low.dtype)
+    tl.store(target, (kept_low.to(tl.float32) + moved_low.to(tl.float32)).to(low.dtype), here)
+    tl.store(target + HALF, (kept_high.to(tl.float32) + moved_high.to(tl.float32)).to(low.dtype), here)
+
+
+class LayerKernels:
+    """For BF16 and F16. Costs nothing beside the results, but where said."""
+
+    def __init__(self) -> None:
+        self._norm, self._squares, self._scale = Launcher(_norm), Launcher(_squares), Launcher(_scale)
+        self._gate, self._rotate = Launcher(_gate), Launcher(_rotate)
+
+    def norm(
+        self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, eps: float, exact: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The root mean square norm of ``x`` [..., columns], to which ``more`` is added first -> the sum, and its norm. None for what is
+        not contiguous or of another dtype. ``exact``: torch sums the squares, so that each bit is torch's, for 4 bytes an element besides."""
+        if not _plain(x, more, weight) or weight.numel() != x.shape[-1] or weight.numel() > _MOST_COLUMNS:
+            return None
+        columns = weight.numel()
+        rows, out, added = x.numel() // columns, torch.empty_like(x), x if more is None else torch.empty_like(x)
+        other, add = x if more is None else more, more is not None
+        if not exact:
+            wide = triton.next_power_of_2(columns)
+            warps = max(1, min(16, wide // 512))
+            self._norm((rows,), x, other, weight, added, out, columns, eps, ADD=add, WIDE=wide, num_warps=warps)
+            return added, out
+        blocks, squares = triton.cdiv(columns, _WIDTH), torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        self._squares((rows, blocks), x, other, added, squares, columns, ADD=add, WIDE=_WIDTH)
+        self._scale((rows, blocks), added, squares.mean(-1, keepdim=True), weight, out, columns, eps, WIDE=_WIDTH)
+        return added, out
+
+    def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+        """silu(gate) * up, of one shape; None for what is not contiguous or of another dtype."""
+        if not _plain(gate, up) or gate.shape != up.shape:
+            return None
+        out = torch.empty_like(gate)
+        self._gate((triton.cdiv(gate.numel(), _WIDTH),), gate, up, out, gate.numel(), WIDE=_WIDTH)
+        return out
+
+    def rotate(
+        self, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Rotary positions of queries and keys [1, heads, tokens, dim] by ``cos`` and ``sin`` [1, tokens, dim]; None for other shapes."""
+        (rows, heads, tokens, dim), key_heads = query.shape, key.shape[1]
+        alike = rows == 1 and key.shape == (1, key_heads, tokens, dim) and cos.shape == sin.shape == (1, tokens, dim) and dim % 2 == 0
+        if not alike or query.dtype != key.dtype or not _plain(cos, sin, like=query) or query.stride(3) != 1 or key.stride(3) != 1:
+            return None
+        made = [torch.empty(1, tokens, one.shape[1], dim, dtype=one.dtype, device=one.device) for one in (query, key)]
+        half = dim // 2
+        self._rotate((tokens, heads + key_heads),
+            query, key, cos, sin, *made, heads, key_heads, query.stride(2), query.stride(1), key.stride(2), key.stride(1),
+            HALF=half, WIDE=triton.next_power_of_2(half), num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+        return made[0].transpose(1, 2), made[1].transpose(1, 2)
+
+
+def _plain(*given: torch.Tensor | None, like: torch.Tensor | None = None) -> bool:
+    """Whether all are contiguous, in one dtype of 16 bits, on one device."""
+    there = [one for one in given if one is not None]
+    first = there[0] if like is None else like
+    alike = all(one.dtype == first.dtype and one.device == first.device and one.is_contiguous() for one in there)
+    return alike and first.dtype in (torch.bfloat16, torch.float16) and all(one.numel() > 0 for one in there)

@@ -1,0 +1,81 @@
+"""Root mean square norms, and the sum before them, by a kernel of our own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from penstock.runtime.formats.kernels.on_card import layer_kernels
+from penstock.runtime.formats.stored_linear import StoredLinear
+from penstock.runtime.model.fused.known_code import reads_as
+
+_NORM = """
+def forward(self, hidden_states):
+    input_dtype = hidden_states.dtype
+    hidden_states = hidden_states.to(torch.float32)
+    variance = hidden_states.pow(2).mean(-1, keepdim=True)
+    hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+    return self.weight * hidden_states.to(input_dtype)
+"""
+_LAYER = """
+def forward(self, hidden_states, {first}=None, position_ids=None, past_key_values=None, {last}**kwargs):
+    residual = hidden_states
+    hidden_states = self.input_layernorm(hidden_states)
+    hidden_states, _ = self.self_attn(hidden_states=hidden_states, {given}, **kwargs)
+    hidden_states = residual + hidden_states
+    residual = hidden_states
+    hidden_states = self.post_attention_layernorm(hidden_states)
+    hidden_states = self.mlp(hidden_states)
+    hidden_states = residual + hidden_states
+    return hidden_states
+"""
+_LAYERS = (
+    _LAYER.format(
+        first="attention_mask",
+        last="use_cache=False, position_embeddings=None, ",
+        given="attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache, "
+        "position_embeddings=position_embeddings",
+    ),
+    _LAYER.format(
+        first="position_embeddings=None, attention_mask",
+        last="",
+        given="position_embeddings=position_embeddings, attention_mask=attention_mask, position_ids=position_ids, "
+        "past_key_values=past_key_values",
+    ),
+)
+
+
+class FusedNorms:
+    """For norms and decoder layers whose code is Llama's: to the bits that torch gives, in three kernels. In one, whose sum has an order of
+    its own, where products read a stored form: those are within rounding of the model's, and no more can be asked of what lies between."""
+
+    def convert(self, model: PreTrainedModel) -> None:
+        norms = [module for module in model.modules() if reads_as(type(module).forward, _NORM)]
+        exact = not any(isinstance(module, StoredLinear) and module.form.product_rows for module in model.modules())
+        for norm in norms:
+            norm.forward = partial(_normed, norm, exact)
+        for layer in model.modules():
+            if getattr(layer, "post_attention_layernorm", None) in norms and any(reads_as(type(layer).forward, text) for text in _LAYERS):
+                layer.forward = partial(_layer, layer)
+
+
+def _normed(norm: Any, exact: bool, hidden_states: torch.Tensor, more: torch.Tensor | None = None) -> Any:
+    """The norm of ``hidden_states``; with ``more``, the pair of their sum and its norm."""
+    kernels, made = layer_kernels(hidden_states.device), None
+    if kernels is not None:
+        made = kernels.norm(hidden_states, more, norm.weight, norm.variance_epsilon, exact)
+    if made is None:
+        total = hidden_states if more is None else hidden_states + more
+        made = total, type(norm).forward(norm, total)
+    return made[1] if more is None else made
+
+
+def _layer(layer: nn.Module, hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
+    """What a decoder layer computes, the sum behind attention within the norm that follows."""
+    attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **given)
+    residual, hidden = layer.post_attention_layernorm(hidden_states, attended)
+    return residual + layer.mlp(hidden)

@@ -1,0 +1,34 @@
+"""Whether a model's own code is what another computation may stand for: compared as it reads, not by the name of its class."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+@cache
+def reads_as(function: Callable[..., Any], text: str) -> bool:
+    """Whether ``function`` has the code of ``text``, comments, annotations, decorators and its docstring aside. One without source has not."""
+    try:
+        return _bare(inspect.getsource(function)) == _bare(text)
+    except (OSError, TypeError, SyntaxError):
+        return False
+
+
+@cache
+def _bare(text: str) -> str:
+    (function,) = ast.parse(textwrap.dedent(text)).body
+    if not isinstance(function, ast.FunctionDef):
+        raise SyntaxError("no function")
+    function.decorator_list, function.returns = [], None
+    given = function.args
+    for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
+        if one is not None:
+            one.annotation = None
+    if ast.get_docstring(function) is not None:
+        del function.body[0]
+    return ast.unparse(function)
