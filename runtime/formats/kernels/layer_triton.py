@@ -114,7 +114,7 @@ class LayerKernels:
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, eps: float, exact: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The root mean square norm of ``x`` [..., columns], to which ``more`` is added first -> the sum, and its norm. None for what is
-        not contiguous or of another dtype. ``exact``: torch sums the squares, so that each bit is torch's, for 4 bytes an element besides."""
+        not contiguous or of another dtype. ``exact``: torch sums the squares, and each bit is torch's, for 4 bytes an element besides."""
         if not _plain(x, more, weight) or weight.numel() != x.shape[-1] or weight.numel() > _MOST_COLUMNS:
             return None
         columns = weight.numel()
