@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.runtime.kv.attention.page_tables import PageTables, Traits
+from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Traits, slots_of
 from penstock.runtime.kv.attention.paged_kernel import open_kernel
 from penstock.runtime.kv.attention.row_groups import packed
-from penstock.runtime.kv.batch.token_shape import TokenShape
+from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 from penstock.runtime.model.rows import Row, RowKind, Step
 
 PAGE_TOKENS, SLOTS = 16, 60
@@ -70,6 +70,8 @@ def worst_error(shape: tuple[int, int, int, int], dtype: torch.dtype, most_token
         keys, values = held.pair(torch.empty(SLOTS * PAGE_TOKENS * held.nbytes, dtype=torch.uint8))
         keys.copy_(torch.randn(keys.shape))
         values.copy_(torch.randn(values.shape))
+        if not writes_as_told(TritonKernel(processors), (keys, values), slots_of(step, PAGE_TOKENS, torch.tensor)):
+            return float("inf")
         query = torch.randn(step.tokens, query_heads, dim).to(dtype)
         out = torch.empty(step.tokens, query_heads, value_dim, dtype=dtype)
         tables = PageTables.of(packed(step), PAGE_TOKENS, torch.tensor)
@@ -79,6 +81,13 @@ def worst_error(shape: tuple[int, int, int, int], dtype: torch.dtype, most_token
             error = (out[at.first : at.first + len(want)].float() - want).abs().max() / want.abs().max().clamp(min=1)
             worst = max(worst, error.item())
     return worst
+
+
+def writes_as_told(kernel: PagedKernel, held: Pair, slots: torch.Tensor) -> bool:
+    """Whether new K and V lie in ``slots`` once they are written, and nothing else has changed."""
+    new = tuple(torch.randn(1, len(slots), *states.shape[1:]).to(states.dtype).transpose(1, 2) for states in held)
+    want = [states.index_copy(0, slots, one[0].transpose(0, 1)) for states, one in zip(held, new, strict=True)]
+    return kernel.write(held, new, slots) and all(map(torch.equal, held, want))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -73,3 +73,6 @@ class PagedKernel(Protocol):
     def attend(self, query: torch.Tensor, held: Pair, tables: PageTables, traits: Traits, out: torch.Tensor) -> None:
         """The rows of ``tables``: [tokens, heads, dim] over the pool's K and V [pool tokens, heads, dim] -> ``out`` [tokens, heads, dim of
         V], of which other rows stay as they are."""
+
+    def write(self, held: Pair, new: Pair, slots: torch.Tensor) -> bool:
+        """New K and V [1, heads, tokens, dim] to the tokens ``slots`` [tokens] of the pool's. Whether it could."""

@@ -244,6 +244,8 @@ class PagedAttention:
 
     def _write(self, held: Pair, key: torch.Tensor, value: torch.Tensor) -> None:
         """New states [1, heads, tokens, dim] to their places."""
+        if self._slots is not None and self._kernel is not None and self._kernel.write(held, (key, value), self._slots):
+            return
         for states, new in zip(held, (key, value), strict=True):
             if self._slots is not None:
                 states.index_copy_(0, self._slots, new[0].transpose(0, 1))

@@ -124,6 +124,22 @@ def _merge(
         tl.store(out + token * o_token + head * o_head + dims, (sums / total).to(out.dtype.element_ty), inside)
 
 
+@triton.jit
+def _write(
+    new_keys, new_values, keys, values, slots, nk_head, nk_token, nv_head, nv_token, k_token, k_head, v_token, v_head,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS_WIDE: tl.constexpr, VALUES_WIDE: tl.constexpr,
+):  # fmt: skip
+    """One token and one K head: its K and V to the token's place in the pool."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + token)
+    dim = tl.arange(0, KEYS_WIDE)
+    given = tl.load(new_keys + token * nk_token + head * nk_head + dim, dim < KEY_DIM, 0.0)
+    tl.store(keys + slot * k_token + head * k_head + dim, given, dim < KEY_DIM)
+    dim = tl.arange(0, VALUES_WIDE)
+    given = tl.load(new_values + token * nv_token + head * nv_head + dim, dim < VALUE_DIM, 0.0)
+    tl.store(values + slot * v_token + head * v_head + dim, given, dim < VALUE_DIM)
+
+
 class TritonKernel:
     """For a card with so many ``processors``. A row's keys are split among several programs where rows and heads are fewer than those.
 
@@ -164,6 +180,19 @@ class TritonKernel:
                 parts, stats, out, tables.firsts, tables.counts, sinks, splits, query.shape[1], *out.stride()[:2],
                 VALUE_DIM=value_dim, VALUES_WIDE=value_wide, SINKS=traits.sinks is not None,
             )  # fmt: skip
+
+    def write(self, held: Pair, new: Pair, slots: torch.Tensor) -> bool:
+        (keys, values), (new_keys, new_values) = held, new
+        (_, heads, tokens, dim), value_dim = new_keys.shape, new_values.shape[3]
+        alike = keys.dtype == values.dtype == new_keys.dtype == new_values.dtype and new_values.shape[1] == heads
+        if not alike or any(one.stride(-1) != 1 for one in (*held, *new)):
+            return False
+        _write[(tokens, heads)](
+            new_keys, new_values, keys, values, slots, *new_keys.stride()[1:3], *new_values.stride()[1:3],
+            *keys.stride()[:2], *values.stride()[:2], KEY_DIM=dim, VALUE_DIM=value_dim,
+            KEYS_WIDE=triton.next_power_of_2(dim), VALUES_WIDE=triton.next_power_of_2(value_dim), num_warps=1,
+        )  # fmt: skip
+        return True
 
     def splits(self, programs: int, keys: int) -> int:
         """How many parts each row's keys are cut into."""

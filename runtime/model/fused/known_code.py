@@ -12,7 +12,7 @@ from typing import Any
 
 @cache
 def reads_as(function: Callable[..., Any], text: str) -> bool:
-    """Whether ``function`` has the code of ``text``, comments, annotations, decorators and a docstring aside. One without source has not."""
+    """Whether ``function`` has the code of ``text``, comments, annotations, decorators and a docstring aside; not if it has no source."""
     try:
         return _bare(inspect.getsource(function)) == _bare(text)
     except (OSError, TypeError, SyntaxError):
