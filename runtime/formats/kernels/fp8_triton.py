@@ -49,31 +49,50 @@ def _decode(
     tl.store(out + place, (number * scale).to(out.dtype.element_ty), inside)
 
 
+@triton.jit
+def _line(begin, row, columns, line, low, high, HARDWARE: tl.constexpr):
+    """The products of 16 codes of ``row`` from each of ``line`` on with ``low`` and ``high``, eight numbers each, added up."""
+    n: tl.constexpr = line.shape[0]
+    column = line[:, None] * 16 + tl.arange(0, 16)[None, :]
+    number = _number(tl.load(begin + row.to(tl.int64) * columns + column, column < columns, 0), HARDWARE).to(tl.float32)
+    first, second = tl.split(tl.trans(tl.reshape(number, (n, 2, 8)), 0, 2, 1))
+    return tl.sum(first * low, 1) + tl.sum(second * high, 1)
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def _one_row(
     codes, scales, inputs, bias, out, at0, at1, at2, at3, at4, at5, at6, at7, scales_at, rows, columns, across, inputs_stride,
-    TALL: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one expert's matrix times one row of input. Rows of one program share the scales of their blocks."""
+    """Four rows of one expert's matrix times one row of input. They share the scales of their blocks, and are computed one after the other:
+    the input then lies where each thread needs it."""
     expert = tl.program_id(1)
     at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
     more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
     begin = codes + tl.where(expert < 4, at, more).to(tl.int64) * 256
     known = (begin + scales_at.to(tl.int64) * 16).to(tl.pointer_type(scales.dtype.element_ty))
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    stays = row < rows
-    line = begin + row.to(tl.int64)[:, None] * columns
-    blocks = known + (tl.program_id(0) * ROWS // TALL if TALL else 0) * across
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, columns, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
-        here = column < columns
-        code = tl.load(line + column[None, :], stays[:, None] & here[None, :], 0)
-        given = tl.load(inputs + expert * inputs_stride + column, here, 0.0).to(tl.float32)
+    first, last = tl.program_id(0) * 4, rows - 1
+    row1, row2, row3 = tl.minimum(first + 1, last), tl.minimum(first + 2, last), tl.minimum(first + 3, last)
+    blocks = known + (first // TALL if TALL else 0) * across
+    x = inputs + expert * inputs_stride
+    sum0 = tl.zeros([LINES], tl.float32)
+    sum1, sum2, sum3 = sum0, sum0, sum0
+    for base in range(0, tl.cdiv(columns, 16), LINES):
+        line = base + tl.arange(0, LINES)
+        near = line[:, None] * 16 + tl.arange(0, 8)[None, :]
+        low, high = tl.load(x + near, near < columns, 0.0).to(tl.float32), tl.load(x + near + 8, near + 8 < columns, 0.0).to(tl.float32)
+        part0, part1 = _line(begin, first, columns, line, low, high, HARDWARE), _line(begin, row1, columns, line, low, high, HARDWARE)
+        part2, part3 = _line(begin, row2, columns, line, low, high, HARDWARE), _line(begin, row3, columns, line, low, high, HARDWARE)
         if WIDE:
-            given *= tl.load(blocks + column // WIDE, here, 0.0).to(tl.float32)
-        total += _number(code, HARDWARE).to(tl.float32) * given[None, :]
-    made = tl.sum(total, 1)
+            scale = tl.load(blocks + line * 16 // WIDE, line * 16 < columns, 0.0).to(tl.float32)
+            part0, part1, part2, part3 = part0 * scale, part1 * scale, part2 * scale, part3 * scale
+        sum0 += part0
+        sum1 += part1
+        sum2 += part2
+        sum3 += part3
+    made = tl.sum(tl.reshape(tl.join(tl.join(sum0, sum2), tl.join(sum1, sum3)), (LINES, 4)), 0)
+    row = first + tl.arange(0, 4)
+    stays = row < rows
     if WIDE == 0:
         made *= tl.load(known + (row if TALL else row * 0), stays, 0.0).to(tl.float32)
     if BIAS:
@@ -159,9 +178,9 @@ class Fp8Kernels:
         out, one = x.new_empty(len(matrices), rows), len(x) == 1
         for lot in range(0, len(matrices), MOST_EXPERTS):
             taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
-            self._one_row((triton.cdiv(rows, 8), len(taken)),
+            self._one_row((triton.cdiv(rows, 4), len(taken)),
                 first.codes, first.scales, x if one else x[lot:], out if bias is None else bias, out[lot:],
                 *taken, *[0] * (MOST_EXPERTS - len(taken)), scales_at // _LINE, rows, columns, first.across, 0 if one else columns,
-                TALL=first.tall, WIDE=first.wide, BIAS=bias is not None, HARDWARE=self._hardware, ROWS=8, COLUMNS=512, num_warps=4,
+                TALL=first.tall, WIDE=first.wide, BIAS=bias is not None, HARDWARE=self._hardware, LINES=128, num_warps=4,
             )  # fmt: skip
         return out

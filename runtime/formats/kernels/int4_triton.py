@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.runtime.formats.kernels.int4_row_triton import FAR, NEAR, one_row
 from penstock.runtime.formats.kernels.launching import Launcher
 
 MOST_TOKENS = 16
@@ -239,6 +240,7 @@ class WholeKernels:
         self._few_rows_of_any = Launcher(_few_rows_of_any)
         self._merge = Launcher(_merge)
         self._one_row = Launcher(_one_row)
+        self._one_row_of_fours = Launcher(one_row)
         self._processors = processors
 
     def decode(
@@ -280,6 +282,12 @@ class WholeKernels:
         out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
         group, zero_strides = width // scales.shape[1], (0, 0) if zeros is None else zeros.stride()
         held, added = scales if zeros is None else zeros, out if bias is None else bias
+        if tokens == 1 and bits == 4 and group % 4 == 0:
+            self._one_row_of_fours((triton.cdiv(rows, 4),),
+                x, words, scales, held, added, out, rows, width, scales.shape[1], *zero_strides, NEAR, FAR,
+                GROUP_QUADS=group // 4, ZEROS=zeros is not None, BIAS=bias is not None, QUADS=128, num_warps=2,
+            )  # fmt: skip
+            return out
         if tokens == 1:
             tall, wide, warps = shape_of_one(rows, width)
             self._one_row((triton.cdiv(rows, tall),),
