@@ -29,7 +29,6 @@ from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.sizes import pages_per_sequence
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.limits import LIMITS
-from penstock.planner.contract.rules.rule import BrokenRule
 from penstock.planner.contract.rules.setting import Setting, broken
 from penstock.planner.solver.terms.menu import MENUS, ssd_menu
 
@@ -49,7 +48,7 @@ def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workloa
     for name, value in force.given.items():
         one = FORCED[name]
         if not callable(one.how.allowed) and value not in one.how.allowed:
-            raise UserError(_refused(f"{one.key}={value}", broken(one.place, value, one.how.allowed)))
+            raise UserError(broken(one.place, value, one.how.allowed).forced(f"{one.key}={value}"))
     of_experts = [name for name in force.given if FORCED[name].owner is ExpertSlots]
     if model.experts is None and of_experts:
         keys = ", ".join(f"{Force.key(name)}={force.given[name]}" for name in of_experts)
@@ -58,15 +57,7 @@ def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workloa
     roomy = replace(hardware, vram_bytes=2**62, dram_bytes=2**62, ssd_bytes=2**62)
     for rule in broken_rules(roomy, model, workload, force.apply(base, model.layers)):
         keys = force.culprits(partial(_breaks, rule.name, roomy, model, workload))
-        raise UserError(_refused(keys, rule))
-
-
-def _refused(keys: str, rule: BrokenRule) -> str:
-    """What the user reads: the remedy names the key to set, where the plan's own name stood."""
-    place = rule.message.partition("=")[0]
-    key = next((one.key for one in FORCED.values() if one.place == place), None)
-    remedy = f"; set {place.rpartition('.')[2]}="
-    return f"{keys} breaks the rule '{rule.name}': " + (rule.message if key is None else rule.message.replace(remedy, f"; set {key}="))
+        raise UserError(rule.forced(keys))
 
 
 def _breaks(name: str, hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force) -> bool:

@@ -108,7 +108,7 @@ def _forced(cfg: RunConfig, plan: Plan) -> Plan:
         return replace(plan, decisions=forced.apply(plan.decisions, plan.model.layers)) if forced.given else plan
     if rule == first_broken(Force()):
         raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
-    raise UserError(f"{forced.culprits(lambda fewer: first_broken(fewer) == rule)} breaks the rule '{rule.name}': {rule.message}")
+    raise UserError(rule.forced(forced.culprits(lambda fewer: first_broken(fewer) == rule)))
 
 
 def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:

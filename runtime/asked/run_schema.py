@@ -35,7 +35,7 @@ class EngineConfig:
     keep_finished_units: int = 0
     """Later units that must have computed before a finished one's VRAM slot is given to another."""
     graphs: bool = True
-    """Where nothing streams, record a decode step as one CUDA graph and launch that; false: launch kernel after kernel."""
+    """Record a decode step as one CUDA graph where its weights lie in VRAM or DRAM, and launch that; false: launch kernel after kernel."""
 
 
 @dataclass

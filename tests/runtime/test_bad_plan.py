@@ -42,6 +42,7 @@ BREAK: list[tuple[dict[str, Any], str]] = [
     ({"weights.ssd.staging_bytes": 4096}, "staging >= block x queue depth"),
     ({"weights.h2d.chunk_bytes": 0}, "weights.h2d.chunk_bytes range"),
     ({"weights.h2d.in_flight": 0}, "weights.h2d.in_flight range"),
+    ({"weights.host": {"ffn": 1, "rows": 1}}, "units that the CPU computes"),
     ({"kv.page_tokens": 48}, "KV page size"),
     ({"kv.dram_pages": 1}, "KV pages for the workload"),
     ({"kv.dram_pages": -1}, "kv.dram_pages range"),
