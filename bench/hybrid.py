@@ -8,7 +8,8 @@
 at 16 GiB, for a host of 512 GB. `splits`: `force.host_ffn` from 0 to all, each predicted and measured; what the plan's own choice lost to
 the best. `two`: the plan for a CPU that was probed on two cores. `mixtral`, `mixtral_traces`: 16 layers at 13 GiB, routed at random and
 with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. `files`: makes the checkpoints of `forms`, so that a case need not. `model`,
-`layers`, `vram` change the geometry and the budget of the dense cases; `drop=true` removes the files of a case behind it.
+`layers`, `vram` change the geometry and the budget of the dense cases; `drop=true` removes the files of a case behind it. The first command
+over a directory probes the machine, a minute; `quick=true` leaves the CPU's products out, and with them all units of the CPU.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
 warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
@@ -52,7 +53,7 @@ from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
-KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "splits", "forms", "drop")
+KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "splits", "forms", "drop", "quick")
 ALONE = ("force.host_ffn=0",)
 """Nothing is computed by the CPU: all that VRAM does not keep streams."""
 SHORT, LONG = 128, 2048
@@ -294,7 +295,7 @@ class Hybrid:
         kept = config.read_bytes()
         try:
             os.sched_setaffinity(0, sorted(usual)[:2])
-            self.bench.probe()
+            probe(self.bench, self.given.get("quick", "false"))
             checkpoint = self.checkpoint()
             plans = [self.solve(f"two-{what}", checkpoint, *keys) for what, keys in (("plan", ()), ("alone", ALONE))]
         finally:
@@ -334,7 +335,9 @@ class Hybrid:
         budget = [f"hardware.vram_bytes={vram}"] if self.card else []
         work = {"prompt_tokens": SHORT, "new_tokens": 64 if self.card else 8, "context_tokens": 0, "requests": 2}
         asked = [*(f"workload.{key}={value}" for key, value in work.items()), *budget]
-        report = self.bench.run(f"hybrid-{name}", checkpoint, asked, ["temperature=1.0", "top_k=0"])
+        sampled = ["temperature=1.0", "top_k=0"]
+        copied_alone = self.bench.run(f"hybrid-{name}-copied", checkpoint, [*asked, "moe.host=copied"], sampled, limits=False)
+        report = self.bench.run(f"hybrid-{name}", checkpoint, asked, sampled)
         plan = read_plan(self.bench.work / f"hybrid-{name}.yaml")
         stages, steps = report["stages"]["decode"], len(report["step_s"])
         copied, computed = (stages.get(track, {}).get("bytes", 0) / steps / 1e9 for track in ("h2d", "cpu"))
@@ -355,6 +358,10 @@ class Hybrid:
         vram_gb, dram_gb = (report["measured"][f"{tier}_bytes"] / 1e9 for tier in ("vram", "dram"))
         limit = parts[slowest]
         yield Row(f"{case} over its bound", what, seconds, limit, "s", seconds / limit, "<= 1.15", predicted, vram_gb, dram_gb)
+        alone = mean_s(copied_alone)
+        yield Row(
+            f"{case} over copying alone", "moe.host=copied", seconds, alone, "s", seconds / alone, "<= 1", predicted, vram_gb, dram_gb
+        )
 
 
 SMALL_MIXTRAL = (
@@ -374,11 +381,16 @@ def parts_gbps(rates: Rates) -> float:
     return max(rates.bus_gbps(format) for format in rates.cpu_gbps)
 
 
-def profile_of(bench: Bench) -> dict:
-    """What `planner probe` said of this machine, once for all commands over the same directory."""
+def probe(bench: Bench, quick: str) -> dict:
+    asked = {"path": bench.work, "name": "local", "quick": quick, "force": "true"}
+    return bench.call("planner", "probe", *(f"probe.{key}={value}" for key, value in asked.items()))
+
+
+def profile_of(bench: Bench, quick: str) -> dict:
+    """What `planner probe` said of this machine, once for all commands over the same directory: with the CPU's products a minute."""
     kept = bench.work / "profile.json"
     if not kept.exists():
-        kept.write_text(json.dumps(bench.probe()))
+        kept.write_text(json.dumps(probe(bench, quick)))
     return json.loads(kept.read_text())
 
 
@@ -388,7 +400,7 @@ def main() -> None:
     except UserError as error:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    profile = profile_of(bench)
+    profile = profile_of(bench, given.get("quick", "false"))
     with closing(Worker(HANG_S)) as worker:
         one = Hybrid(bench, worker, profile, given)
         methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}

@@ -247,6 +247,15 @@ STUDIES: Mapping[str, Study] = {
         "Fewer bytes a weight",
         "Coded checkpoints, streamed and resident, beside plain ones and beside each link's limit. Weights are random.",
         rows_table, rows_checks, "formats.py"),
+    "hybrid": Study(
+        "Steps computed where the bytes lie",
+        "The CPU computes units beside the card. The limit is streaming alone, or the slowest of bus, CPU, link and chain, measured by the "
+        "process that ran the plans.",
+        rows_table, rows_checks, "hybrid.py"),
+    "llama_rate": Study(
+        "The CPU's products beside llama.cpp's",
+        "Stored bytes a second. Our product's limit is llama.cpp's decode at its best thread count, or a plain read where that is lower.",
+        rows_table, rows_checks, "peers/llama_rate.py"),
     "peers": Study(
         "Beside other systems",
         "The same work under the same VRAM budget, each system in a process of its own. Where tokens differ, `docs/log.md` says why.",

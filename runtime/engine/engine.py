@@ -304,7 +304,8 @@ class Engine:
         if self.experts is not None:
             self.experts.settle()
         totals = {name: (t.bytes, t.busy_s) for name, t in self.ledger.totals().items()}
-        return {"ssd": (self.pool.meter.bytes, self.pool.meter.busy_seconds), **totals}
+        on_cpu = self.experts.on_cpu() if self.experts is not None else {}
+        return {"ssd": (self.pool.meter.bytes, self.pool.meter.busy_seconds), **totals, **on_cpu}
 
     def track_totals(self) -> dict[str, tuple[int, float]]:
         """The same for the ledger's tracks, of which weights (``h2d``) and KV (``h2d.kv``) have one each on the link."""

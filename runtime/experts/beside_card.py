@@ -108,6 +108,8 @@ class BesideCard:
         """Of the visit in progress: they keep what the threads read."""
         self.computed = 0
         """Experts so far."""
+        self._used: tuple[int, float] | None = None
+        """Once it is closed."""
 
     def take(self, hidden: torch.Tensor) -> None:
         """``hidden`` [rows, hidden] goes into a layer's router, whose choice the host waits for. Nothing for more rows than a step has."""
@@ -144,8 +146,16 @@ class BesideCard:
         self._copier.compute_waits_for(self._flag, self._visits)
         return [Made(one.expert, self._y_there[one.rows]) for one in asked]
 
+    def used(self) -> tuple[int, float]:
+        """Bytes of weights that the CPU read so far, and the seconds in which it did."""
+        if self._used is not None:
+            return self._used
+        told = self._pool.told()
+        return told.bytes, told.busy_s
+
     def close(self) -> None:
-        """End the threads, after what they began."""
+        """End the threads, after what they began. Safe to call twice."""
+        self._used = self.used()
         self._pool.close()
 
     def _mapped(self, rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.planner.common.timeline.spans import CPU
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_pool import HostPool
@@ -132,6 +133,10 @@ class Experts:
         on_cpu = None if self._beside is None else self._beside.computed
         more = {"missed": missed, "host_s_per_visit": each_s, "computed_on_cpu": on_cpu}
         return {name: stats and stats.report() for name, stats in tiers.items()} | more
+
+    def on_cpu(self) -> dict[str, tuple[int, float]]:
+        """Bytes and busy seconds of the CPU beside the card, as a stage; empty where it computes no expert."""
+        return {} if self._beside is None else {CPU: self._beside.used()}
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""

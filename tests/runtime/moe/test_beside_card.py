@@ -56,7 +56,11 @@ def run(plan: Plan, checkpoint: Path, batch: Batch) -> tuple[Generation, dict]:
     with opened(plan, checkpoint, HostCopier()) as session:
         session.load(batch)
         made = session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True)
-        return made, session.engine.facts()["experts"]
+        engine = session.engine
+        before = engine.stage_totals().get("cpu")
+        engine.stop()
+        assert engine.stage_totals().get("cpu") == before, "what was booked stays booked"
+        return made, {**engine.facts()["experts"], "cpu_bytes": before[0] if before else 0}
 
 
 @pytest.mark.parametrize("prompts", [[[5, 9, 200, 31, 7]], [[5, 9, 200, 31, 7], [17, 250], [3, 4, 5]]])
@@ -69,6 +73,7 @@ def test_a_model_says_the_same_with_experts_on_the_cpu(random_mixtral: Path, pro
     assert made.tokens == want.tokens
     assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(made.logits, want.logits, strict=True))
     assert 0 < facts["computed_on_cpu"] < facts["vram"]["misses"]
+    assert facts["cpu_bytes"] == facts["computed_on_cpu"] * plan_for(random_mixtral, decisions()).model.experts.expert_bytes
 
 
 @pytest.mark.parametrize("gbps, missed", [(0.001, MissedExperts.split), (20.0, MissedExperts.copied)])
