@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from penstock.planner.contract.gguf.gguf_types import CODED
-from penstock.runtime.formats.kernels.on_card import has_kernels
+from penstock.runtime.formats.kernels.on_card import gguf_kernels
 from penstock.runtime.formats.native.compiled import compiled_for
 
 STRETCH = 1 << 18
@@ -31,10 +31,9 @@ class GgufBlocks:
 
     def decode(self, parts: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
         weight = parts["weight"]
-        if has_kernels(weight.device):
-            from penstock.runtime.formats.kernels.gguf_triton import decode
-
-            decode(self.name, weight, out)
+        kernels = gguf_kernels(weight.device)
+        if kernels is not None:
+            kernels.decode(self.name, weight, out)
             return
         number, block = next((number, block) for number, block in CODED.items() if block.name == self.name)
         compiled = compiled_for("gguf_decode", out, torch.bfloat16)
@@ -51,12 +50,8 @@ class GgufBlocks:
             flat[first : first + len(some)] = made
 
     def linear(self, x: torch.Tensor, parts: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor | None:
-        weight = parts["weight"]
-        if not has_kernels(weight.device):
-            return None
-        from penstock.runtime.formats.kernels.gguf_triton import MOST_TOKENS, multiply
-
-        return multiply(self.name, x, weight, bias) if len(x) <= MOST_TOKENS else None
+        kernels = gguf_kernels(x.device)
+        return None if kernels is None else kernels.multiply(self.name, x, parts["weight"], bias)
 
 
 def _halves(blocks: torch.Tensor, at: int) -> torch.Tensor:

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.runtime.formats.kernels.launching import Launcher
+
 MOST_TOKENS = 16
 """Rows of a product that reads the stored form; with more, the matrix is decoded once for all."""
 _KINDS = {"Q4_0": 0, "Q8_0": 1, "Q4_K": 2, "Q5_K": 3, "Q6_K": 4}
@@ -119,30 +121,35 @@ def _few_rows(
     tl.store(out + token[:, None] * rows + row[None, :], total.to(out.dtype.element_ty), stays)
 
 
-def decode(kind: str, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """``weight`` uint8 [rows, bytes of a row] in blocks of ``kind`` into ``out`` [rows, columns], contiguous, to the bits of the CPU."""
-    rows, columns = out.shape
-    height = 8
-    _decode[(triton.cdiv(rows, height), triton.cdiv(columns, 256))](
-        weight, out, rows, _row_bytes(kind, columns), columns, KIND=_KINDS[kind], ROWS=height, num_warps=4, enable_fp_fusion=False
-    )
+class GgufKernels:
+    """Blocks of GGUF files. Costs nothing beside the results."""
 
+    def __init__(self) -> None:
+        self._decode, self._few_rows, self._one_row = Launcher(_decode), Launcher(_few_rows), Launcher(_one_row)
 
-def multiply(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """``x`` [tokens, columns] -> [tokens, rows]; None for more than ``MOST_TOKENS``."""
-    tokens, columns = x.shape
-    if not 0 < tokens <= MOST_TOKENS or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return None
-    row_bytes = _row_bytes(kind, columns)
-    rows = weight.numel() // row_bytes
-    out, x = x.new_empty(tokens, rows), x.contiguous()
-    given = (weight, x, out if bias is None else bias, out)
-    sizes, known = (rows, row_bytes, columns), {"KIND": _KINDS[kind], "BIAS": bias is not None}
-    if tokens == 1 and kind not in _WITH_MINIMA:
-        _one_row[(triton.cdiv(rows, 4),)](*given, *sizes, **known, ROWS=4, num_warps=4)
-    else:
-        _few_rows[(triton.cdiv(rows, 32),)](*given, tokens, *sizes, **known, ROWS=32, TOKENS=16, num_warps=4)
-    return out
+    def decode(self, kind: str, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """``weight`` uint8 [rows, bytes of a row] in blocks of ``kind`` into ``out`` [rows, columns], contiguous, to the bits of the CPU."""
+        rows, columns = out.shape
+        height = 8
+        self._decode((triton.cdiv(rows, height), triton.cdiv(columns, 256)),
+            weight, out, rows, _row_bytes(kind, columns), columns, KIND=_KINDS[kind], ROWS=height, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    def multiply(self, kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """``x`` [tokens, columns] -> [tokens, rows]; None for more than ``MOST_TOKENS``."""
+        tokens, columns = x.shape
+        if not 0 < tokens <= MOST_TOKENS or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return None
+        row_bytes = _row_bytes(kind, columns)
+        rows = weight.numel() // row_bytes
+        out, x = x.new_empty(tokens, rows), x.contiguous()
+        given = (weight, x, out if bias is None else bias, out)
+        sizes, known = (rows, row_bytes, columns), {"KIND": _KINDS[kind], "BIAS": bias is not None}
+        if tokens == 1 and kind not in _WITH_MINIMA:
+            self._one_row((triton.cdiv(rows, 4),), *given, *sizes, **known, ROWS=4)
+        else:
+            self._few_rows((triton.cdiv(rows, 32),), *given, tokens, *sizes, **known, ROWS=32, TOKENS=16)
+        return out
 
 
 def _row_bytes(kind: str, columns: int) -> int:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.runtime.formats.kernels.e2m1_triton import E2m1Kernels
     from penstock.runtime.formats.kernels.fp8_triton import Fp8Kernels
     from penstock.runtime.formats.kernels.gate_triton import ClampedGate
+    from penstock.runtime.formats.kernels.gguf_triton import GgufKernels
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
     from penstock.runtime.formats.kernels.layer_triton import LayerKernels
     from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
@@ -51,6 +52,16 @@ def fp8_kernels(device: torch.device) -> Fp8Kernels | None:
     from penstock.runtime.formats.kernels.fp8_triton import Fp8Kernels
 
     return Fp8Kernels(hardware=torch.cuda.get_device_capability(device) >= (8, 9))
+
+
+@cache
+def gguf_kernels(device: torch.device) -> GgufKernels | None:
+    """Of blocks of GGUF files; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.gguf_triton import GgufKernels
+
+    return GgufKernels()
 
 
 @cache

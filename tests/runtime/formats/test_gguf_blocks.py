@@ -87,8 +87,9 @@ def test_a_product_from_the_stored_form_has_its_rows_in_order() -> None:
 
 _INTERPRETED = """
 import torch, torch.nn.functional as F
-from penstock.runtime.formats.kernels.gguf_triton import decode, multiply
+from penstock.runtime.formats.kernels.gguf_triton import GgufKernels
 from tests.runtime.formats.test_gguf_blocks import HALVES, blocks, reference
+decode, multiply = GgufKernels().decode, GgufKernels().multiply
 for name in HALVES:
     rows, columns = 37, 768 if name.endswith("K") else 352
     weight = blocks(name, rows, columns)
