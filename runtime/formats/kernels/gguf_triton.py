@@ -128,7 +128,7 @@ class GgufKernels:
         self._decode, self._few_rows, self._one_row = Launcher(_decode), Launcher(_few_rows), Launcher(_one_row)
 
     def decode(self, kind: str, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """``weight`` uint8 [rows, bytes of a row] in blocks of ``kind`` into ``out`` [rows, columns], contiguous, to the bits of the CPU."""
+        """``weight`` uint8 [rows, bytes of a row] in blocks of ``kind`` into ``out`` [rows, columns], contiguous, to the CPU's bits."""
         rows, columns = out.shape
         height = 8
         self._decode((triton.cdiv(rows, height), triton.cdiv(columns, 256)),
