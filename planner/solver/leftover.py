@@ -18,7 +18,7 @@ from penstock.planner.contract.rules.broken import broken_rules
 
 
 def keep_more(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Decisions:
-    """``decisions`` with pages moved up from slower tiers, pages added that had found no room, and the SSD's copies complete, so that a
+    """``decisions`` with pages moved up from slower tiers, and pages added that had found no room. The SSD's copies are complete, so that a
     later process finds all. A tier from which a whole prefix is restored no faster than computed gets copies alone."""
     kept = kept_set(workload, decisions.kv.page_tokens)
     prefill = Prefill(hardware, model, workload, decisions)

@@ -56,7 +56,7 @@ def choose(question: Question) -> Choice:
 
 def gain(question: Question, chosen: Decisions, simple: Decisions) -> Gain:
     """The gain of ``chosen`` over ``simple`` in the objective T. Both run on the same machine, so an error in a figure is an error for
-    both. Let
+    both.
 
         r       = ln(T(simple) / T(chosen))                   by the profile
         r(f, s) = the same, with the seconds of figure f times s

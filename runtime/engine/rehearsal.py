@@ -14,8 +14,8 @@ from penstock.runtime.model.rows import RowKind, Step
 
 
 def rehearse(stepper: Stepper, batch: Batch, most_tokens: int) -> tuple[float, float]:
-    """A prefill of ``batch`` and two decode steps, the second one the last before ``most_tokens`` a sequence -> seconds of the prefill and
-    of the second step."""
+    """A prefill of ``batch`` and two decode steps -> seconds of the prefill and of the second step. That step is the last
+    before ``most_tokens`` a sequence."""
     sequences = [KvSequence.of(number, prompt) for number, prompt in enumerate(batch.prompts)]
     pool = stepper.pool.pages
     try:

@@ -38,7 +38,7 @@ class Stepper:
     """``model`` over ``pool``, on ``device``. Knows no requests: whoever calls it says which tokens of which sequences come.
 
     A pass costs its tokens' activations. ``begin_pass`` is called before each pass. A model that does not attend over pages has its rows
-    computed one by one, in lockstep between ``gates``, with caches of their own in place of the pool.
+    computed one by one, in lockstep between ``gates``. Its rows have caches of their own in place of the pool.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class CardExperts:
 
     A visit computes at once with the experts that are here. Experts in DRAM are copied next, those on the SSD as their parts arrive in
     DRAM. The host waits for parts from the SSD alone. Once the missing experts are in transit, VRAM decides what to keep and what to fetch
-    ahead, and then DRAM decides, because it avoids what VRAM keeps.
+    ahead. DRAM decides next: it avoids what VRAM keeps.
 
     Copies have a stream of ``device`` to themselves. A missing expert waits there for no more than the ``in_flight`` chunks that
     :meth:`fetch_ahead` has queued. One thread does all this: a second one would take turns with it in the interpreter, chunk by chunk.

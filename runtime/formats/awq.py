@@ -16,7 +16,7 @@ LANES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True)
 class Awq:
-    """Leaves, of a matrix [rows, columns] in groups of columns:
+    """Leaves, of a matrix [rows, columns] in groups of columns.
 
         qweight  I32 [columns, rows / 8]
         qzeros   I32 [groups, rows / 8]

@@ -13,7 +13,7 @@ from penstock.runtime.formats.whole_numbers import Layout, Zeros, codes, decode_
 
 @dataclass(frozen=True)
 class Gptq:
-    """Leaves, of a matrix [rows, columns] in groups of columns:
+    """Leaves, of a matrix [rows, columns] in groups of columns.
 
         qweight  I32 [columns * bits / 32, rows], the lowest bits first
         scales   [groups, rows], in F16 as published

@@ -13,7 +13,7 @@ from penstock.runtime.formats.whole_numbers import Layout, Zeros, codes, decode_
 
 @dataclass(frozen=True)
 class PackQuantized:
-    """Leaves, of a matrix [rows, columns] in groups of columns:
+    """Leaves, of a matrix [rows, columns] in groups of columns.
 
         weight_packed      I32 [rows, columns * bits / 32]: number + 2^(bits - 1), the lowest bits first; or ``weight``, I8 [rows, columns]
         weight_scale       [rows, groups], [rows] or [1], in any float

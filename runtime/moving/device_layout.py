@@ -24,8 +24,8 @@ class DeviceLayout:
 def device_layout(layout: UnitLayout) -> DeviceLayout:
     """Re-place ``layout``'s tensors for VRAM.
 
-    Tensors of one run in DRAM stay one copy if each of them then starts at a multiple of 16 bytes, with what lies between them if it is no
-    more than the alignment of the next would take. In a checkpoint in place a tensor starts at any byte; in VRAM it may not.
+    Tensors of one run in DRAM stay one copy if each of them then starts at a multiple of 16 bytes. Bytes between them are copied, too, if
+    they are no more than the next one's alignment would take. In a checkpoint in place a tensor starts at any byte. In VRAM it may not.
     """
     tensors: list[TensorLayout] = []
     segments: list[Segment] = []

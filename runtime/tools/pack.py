@@ -100,12 +100,11 @@ def pack_checkpoint(
     adapter: Path | None = None,
     form: PackFormat | None = None,
 ) -> dict[str, Any]:
-    """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``, its weights in ``device`` when given, with the
-    LoRA adapter in the directory ``adapter`` merged into them, or its matrices in the format ``form``.
+    """Write the checkpoint in the directory ``checkpoint`` as a packed store in ``out``. Its weights go to ``device``, if it is given. The
+    LoRA adapter in the directory ``adapter`` is merged into them. Matrices are coded in the format ``form``.
 
-    Peak memory: the largest unit (or the embedding table) + 32 MiB of staging, with an adapter + 4 bytes an element of a matrix, with a
-    format + a matrix as it was and as it is coded.
-    ``progress(done, total)`` counts bytes.
+    Peak memory: the largest unit, or the embedding table, + 32 MiB of staging. An adapter takes 4 bytes an element of a matrix more. A
+    format takes a matrix as it was and as it is coded. ``progress(done, total)`` counts bytes.
 
     An old store in ``out`` is replaced only with ``force``, and is invalid from the first moment. The manifest is written last, so an
     interrupted pack leaves nothing that opens. A failed pack removes what it wrote. UserError: the checkpoint is damaged, the adapter is

@@ -32,8 +32,8 @@ def refuse_unknown_type(config: Mapping[str, Any], where: str) -> None:
 
 
 def refuse_foreign_prefix(config: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """UserError where ``config``, a whole config.json, is of a text model alone, and the ``names`` of tensors are those of a wrapper, which
-    the installed transformers does not look for. Nothing where transformers is not installed."""
+    """UserError where ``config``, a whole config.json, is of a text model alone, and the ``names`` of tensors are those of a wrapper. The
+    installed transformers does not look for those. Nothing where transformers is not installed."""
     foreign = next((name for name in names if f"{WRAPPED}." in name and ".layers." in name), None)
     if foreign is None or any(isinstance(config[key], dict) for key in config if key.endswith("_config") and key != "quantization_config"):
         return

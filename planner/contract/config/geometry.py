@@ -46,7 +46,7 @@ ACTIVATION = "silu"
 
 
 def spec_from_geometry(cfg: ModelConfig) -> ModelSpec:
-    """The spec of ``cfg``, stored and computed in ``cfg.dtype``. Elements of each part:
+    """The spec of ``cfg``, stored and computed in ``cfg.dtype``. Elements of each part.
 
         attention       = hidden x head_dim x (2 heads + 2 kv_heads) [+ 2 head_dim norms] [+ biases]
         FFN             = 3 x hidden x ffn

@@ -11,8 +11,8 @@ from penstock.planner.contract.decided.allowed import Allowed
 
 @dataclass(frozen=True)
 class Decision:
-    """Stands in the ``Annotated`` of a field of ``Decisions``. The schema's key, its help and its line in docs/keys.md, what is forced, the
-    rule, the row on the terminal and the neighbours that `planner explain` tries follow from it."""
+    """Stands in the ``Annotated`` of a field of ``Decisions``. What follows from it: the schema's key, its help, its line in docs/keys.md,
+    what is forced, the rule, the row on the terminal. `planner explain` tries its neighbours."""
 
     allowed: Allowed | Callable[[Any], Allowed]
     """In any plan, or a function of a ``contract.rules.setting.Setting``."""

@@ -61,7 +61,7 @@ class ExpertCache:
     :meth:`give_back`.
 
     Experts that the tier ``above`` keeps are evicted here first. If this tier has more slots a layer, it spares the one that ``above`` will
-    evict next: else both tiers would lose it. With S and L slots a layer, S < L, both tiers together miss no more than one tier of
+    evict next: else both tiers would lose it. Let S < L be the slots a layer of both tiers. Together they miss no more than one tier of
     L + S / 2 slots (tests/planner/test_routing_hits.py).
     """
 

@@ -18,11 +18,11 @@ DENSE = 0.9
 class Visit:
     """What a pass over some tokens asks of one MoE layer.
 
-    A pass touches u of E experts; one token uses k. Slots that keep q experts find the share
+    A pass touches u of E experts; one token uses k. Slots that keep q experts find this share of the touched ones, ``spread`` being s:
 
         (1 - s) h(q) + s q / E,   s = (u - k) / (E - k)
 
-    of the touched experts. ``spread`` is s. h is the model's ``hit_rates``: earlier tokens predict one token's choice, and nothing predicts
+    h is the model's ``hit_rates``: earlier tokens predict one token's choice, and nothing predicts
     all experts together. Slots find at most q experts. The share is linear between whole slots, and each slot finds at most as much as the
     one before it.
     """

@@ -58,8 +58,8 @@ class ScheduleChoice:
         return schedule.predicted_s * self._ratios.get(schedule, 1.0)
 
     def took(self, seconds: float) -> str | None:
-        """A step by :attr:`current` took so long -> what is to be said, once in a run for leaving the plan's schedule and once for coming
-        back to it. Do not tell of steps that waited for anything but themselves, such as one behind a prompt."""
+        """A step by :attr:`current` took so long -> what the user reads, once in a run for leaving the plan's schedule and once for coming
+        back. Do not tell of steps that waited for anything but themselves, such as one behind a prompt."""
         self.steps[self.current.name] += 1
         if self._moved_now:  # the copies that it found on their way were the other schedule's
             self._moved_now = False

@@ -1,13 +1,13 @@
 """The CPU beside the card: when it computes units of a decode step, or missed experts, and what that costs.
 
-A step with host units takes at least, with C bytes multiplied by the CPU and L bytes copied,
+A step with host units takes at least the longest of
 
     cpu     C / c + (1 - c' / c) * L / l'
     h2d     L / l + (1 - l' / l) * C / c'
     chain   card + cpu
 
-where c and l are the rates of either alone, c' and l' those of both together. The first two are equal where both end together; either way
-the longer one is how long both take from one start, the one that ends last going at its own rate once it is alone.
+The CPU multiplies C bytes, the link copies L bytes. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start
+together. The one that ends last is alone at its end.
 """
 
 from __future__ import annotations

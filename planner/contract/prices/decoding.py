@@ -14,12 +14,11 @@ from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 @dataclass(frozen=True)
 class DerivedRates:
-    """For formats that no probe has timed: shares of the rate at which weights are read. A decoder reads b stored bytes and writes p plain
-    ones, so
+    """For formats that no probe has timed: shares of the rate at which weights are read. A decoder reads b bytes and writes p.
 
         elements a second = share * rate / (b + p)
 
-    and on a CPU no more than its cores unpack.
+    A CPU decodes no more than its cores unpack.
     """
 
     card_decode: float = 0.8

@@ -27,26 +27,22 @@ PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 class Routed:
     """The part of a decode step that cannot overlap, because only a layer's router says which experts the layer needs.
 
-    A layer computes attention and router. Then its missing experts arrive while the others compute, and the last one computes. With u used
-    experts and m missing ones, in seconds,
+    With u used experts a layer, m of them missing, in seconds,
 
         step = compute + m * (fetch - expert_compute * (u - 1) / u)
 
-    The law is exact for m = 0 and m = u, and linear between, which is never less than the truth. Beside a copy to a GPU the host also
-    launches the kernels up to the next router: ``issued_s`` more are hidden for each copied expert. The host waits for an expert that comes
-    from the SSD.
+    The law is exact for m = 0 and m = u. Between them it is linear, and never less than the truth. ``issued_s`` more are hidden for each
+    expert copied to a GPU: the host launches kernels meanwhile.
 
-    * **Both tiers.** Experts from DRAM arrive beside those from the SSD, of the same layer alone. Many experts a layer: the slower link
-      counts. One expert a layer: both links add up. Shares of u experts vary by 1 / sqrt(u), so that part of the time adds up.
-    * **Streamed weights** are copied beside experts. They hide behind compute in the share C / (C + E) of a step, with C of compute and E
-      of copied experts. E is that of a plan that streams experts alone, so the law stays linear in the decisions.
-    * **Foresight.** Experts that routers name early enough overlap with everything. Early enough is L / m layers ahead: as many as pass
-      while one expert is copied, if L layers copy m experts. A name's chance falls with each layer alike, so the share is ``foreseen **
-      max(1, L / m)`` of the misses.
-    * **Pause.** Nothing names a token's experts before its first router has spoken. r reads fall on random layers, so (1 - exp(-r)) / r of
-      a step lies behind the last of them. The SSD is idle for that share of compute, or of the copies if they take longer.
+    * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
+    * **Streamed weights** hide behind compute in the share C / (C + E) of a step. C is compute, E the copies of a plan that streams
+      experts alone: the law stays linear in the decisions.
+    * **Foresight.** The share ``foreseen ** max(1, L / m)`` of the misses overlaps with everything. L layers copy m experts, so L / m
+      layers pass while one is copied. A name's chance falls with each of them.
+    * **Pause.** Nothing names experts before a token's first router. r reads fall on random layers, so (1 - exp(-r)) / r of a step lies
+      behind the last. For that share of compute, or of the copies if they take longer, the SSD is idle.
 
-    A pass that touches all experts knows them beforehand: everything overlaps, and nothing of this remains.
+    A pass that touches all experts knows them beforehand: everything overlaps.
     """
 
     alone: float = 0.0

@@ -167,8 +167,8 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     * attention, with rotary temporaries, K and V of one layer repeated over the query heads, and the mask;
     * the gated FFN, with gate, up and product.
 
-    From the forward passes of ``transformers`` v5 with SDPA attention. With an 8B geometry on an H100 the peak was 61 MB for 512 tokens and
-    3910 MB for 32768, in one sequence or in many. Only a chunk that follows other tokens of its prompt needs a mask. A pass of whole
+    From the forward passes of ``transformers`` v5 with SDPA attention. An 8B geometry on an H100 took 61 MB for 512 tokens, 3910 MB for
+    32768. One sequence or many made no difference. Only a chunk that follows other tokens of its prompt needs a mask. A pass of whole
     prompts has none, since every row is computed by itself.
     """
     dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes

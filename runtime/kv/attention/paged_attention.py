@@ -86,8 +86,8 @@ class PagedAttention:
     """Has ``model`` attend over ``pool``: writes a pass's new K and V to their pages, and reads all that each row sees.
 
     Rows of equal lengths at equal distances are strided views of the pool, computed in one call as `transformers` computes a row alone.
-    Others are computed by ``kernel`` over page tables, where there is one that can, else one after the other, a row whose pages are not
-    adjacent from a copy of them. What `transformers` would compute with is asked for the model's own implementation (sdpa, eager).
+    Others are computed by ``kernel`` over page tables, if there is one that can. Else each is computed for itself: a row whose pages are
+    not adjacent from a copy of them. The implementation is the one that `transformers` has for the model (sdpa, eager).
     """
 
     def __init__(self, model: PreTrainedModel, device: torch.device, pool: KvPool, kernel: PagedKernel | None = None):

@@ -35,7 +35,7 @@ def weights_digest(checkpoint: Path) -> str:
     """Identity of the weights themselves; ``ModelSpec.digest`` is that of their names and places, which two trainings may share.
 
     For a packed store it is the manifest's digest, and the manifest holds a checksum of every unit. For a checkpoint in place it covers the
-    headers' digest, and of each file its size, its time of modification and 4096 bytes at 256 places: about 25 ms a file when cold. So a
+    headers' digest. It covers of each file its size, its time of modification and 4096 bytes at 256 places: about 25 ms a file when cold. A
     copy with another time has another digest. UserError.
     """
     manifest = checkpoint / PACK_MANIFEST

@@ -24,7 +24,7 @@ def namespace(model: Mapping[str, Any], weights: str, dtype: str, page_tokens: i
     """16 bytes that differ whenever pages must not be mixed.
 
     ``model`` is the model's configuration: anything that JSON holds, in any order of keys. ``weights`` is the digest of the weights'
-    manifest or index, ``dtype`` that of the KV, ``layout`` the name of the order of bytes in a layer's block. TypeError if ``model`` is no
+    manifest or index. ``dtype`` is that of the KV. ``layout`` names the order of bytes in a layer's block. TypeError if ``model`` is no
     JSON.
     """
     parts = [FORMAT, model, weights, dtype, page_tokens, layout]
