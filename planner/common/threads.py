@@ -1,8 +1,59 @@
-"""How compute threads wait for each other."""
+"""Compute threads: on which cores they run, and how they wait for each other."""
 
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
+
+from penstock.planner.common.cgroup import read_text
+from penstock.planner.common.host_memory import usable_cores
+
+LEFT = 2
+"""Cores that products leave where there are more than so many: to the interpreter with its driver, and to whoever reads."""
+
+
+def allowed_cores(root: Path = Path("/")) -> frozenset[int]:
+    """Numbers of the hardware threads that this process may run on."""
+    match = re.search(r"^Cpus_allowed_list:\s+(\S+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    return numbers(match and match.group(1))
+
+
+def numbers(text: str | None) -> frozenset[int]:
+    """``0-3,8`` as the kernel writes it."""
+    spans = (part.partition("-") for part in (text or "").strip().split(",") if part)
+    return frozenset(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))
+
+
+def best_cores(root: Path = Path("/")) -> list[int]:
+    """Allowed hardware threads, the best for a product first.
+
+    Fast cores come before slow ones, and whole cores before the second hardware thread of one. Nodes take turns, since each brings its own
+    memory. Of equal ones the last comes first: interrupts and other programs tend to the first.
+    """
+    cpus = root / "sys/devices/system/cpu"
+    fast = numbers(read_text(root / "sys/devices/cpu_core/cpus"))
+    turns: dict[tuple[bool, int, int], int] = {}
+    keys = {}
+    for core in sorted(allowed_cores(root), reverse=True):
+        siblings = sorted(numbers(read_text(cpus / f"cpu{core}/topology/thread_siblings_list")) & allowed_cores(root)) or [core]
+        node = next((int(d.name.removeprefix("node")) for d in (cpus / f"cpu{core}").glob("node[0-9]*")), 0)
+        kind = bool(fast) and core not in fast, siblings.index(core)
+        turns[*kind, node] = turn = turns.get((*kind, node), -1) + 1
+        keys[core] = (*kind, turn, node)
+    return sorted(keys, key=lambda core: keys[core])
+
+
+def most_threads(root: Path = Path("/")) -> int:
+    """Threads for products at most: a core for each, within the container's quota, less ``LEFT`` where there are more; on a hybrid
+    processor of fast cores alone, since all wait for the slowest. At least 1."""
+    cpus = root / "sys/devices/system/cpu"
+    fast = numbers(read_text(root / "sys/devices/cpu_core/cpus"))
+    allowed = allowed_cores(root)
+    kept = allowed & fast or allowed
+    whole = {min(numbers(read_text(cpus / f"cpu{core}/topology/thread_siblings_list")) & kept or {core}) for core in kept}
+    found = min(len(whole), usable_cores(root)) if whole else usable_cores(root)
+    return max(1, found - LEFT if found > LEFT else found - 1)
 
 
 def wait_asleep() -> None:

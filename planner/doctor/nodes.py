@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.planner.common.cgroup import read_text
+from penstock.planner.common.threads import allowed_cores, numbers
 from penstock.planner.doctor.card_check import cards_on_the_bus
 from penstock.planner.doctor.finding import Finding, Verdict
 
@@ -48,19 +48,3 @@ def _interleaved(root: Path) -> Iterator[Finding]:
 def _node_directories(root: Path) -> Iterator[Path]:
     """Those with cores: memory of an expander or of a card has none."""
     return (d for d in (root / "sys/devices/system/node").glob("node[0-9]*") if numbers(read_text(d / "cpulist")))
-
-
-def _of_status(root: Path, key: str) -> str | None:
-    match = re.search(rf"^{key}:\s+(\S+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
-    return match and match.group(1)
-
-
-def allowed_cores(root: Path) -> frozenset[int]:
-    """Numbers of the hardware threads that this process may run on."""
-    return numbers(_of_status(root, "Cpus_allowed_list"))
-
-
-def numbers(text: str | None) -> frozenset[int]:
-    """``0-3,8`` as the kernel writes it."""
-    spans = (part.partition("-") for part in (text or "").strip().split(",") if part)
-    return frozenset(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))

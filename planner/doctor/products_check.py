@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.planner.common.cgroup import cpu_quota, groups, read_text
+from penstock.planner.common.threads import allowed_cores, numbers
 from penstock.planner.doctor.finding import Finding, Verdict
-from penstock.planner.doctor.nodes import allowed_cores, numbers
 
 HAS_AVX512 = re.compile(r"Xeon\(R\) (Platinum|Gold|Silver|Bronze|w\d)|EPYC 9")
 """Names of which every processor has AVX-512."""

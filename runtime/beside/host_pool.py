@@ -11,6 +11,7 @@ from types import TracebackType
 import torch
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.threads import best_cores
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import Level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
@@ -50,7 +51,9 @@ class Ticket:
 
 
 class HostPool:
-    """``threads`` threads, pinned to ``cores`` where those are given, which do one unit after the other, each unit all together.
+    """``threads`` threads, pinned to ``cores``, which do one unit after the other, each unit all together.
+
+    Where ``cores`` are not given they are this process's best ones (:func:`best_cores`); more threads than it has cores are not pinned.
 
     They spin for 50 µs after a unit, or while one is :meth:`near`, and sleep otherwise. Scratch memory: some 16 bytes for each input row
     and column of the widest layer. Calls release the interpreter's lock. Raises UserError where the products are not compiled, or the
@@ -61,8 +64,9 @@ class HostPool:
         if cores is not None and len(cores) < threads:
             raise ValueError(f"{len(cores)} cores for {threads} threads")
         self.threads = threads
+        best = best_cores() if cores is None else list(cores)
         self._library = products_library()
-        where = (ctypes.c_int64 * threads)(*(list(cores)[:threads] if cores is not None else [-1] * threads))
+        where = (ctypes.c_int64 * threads)(*(best[:threads] if len(best) >= threads else [-1] * threads))
         self._pool: int | None = self._library.pool_open(threads, where, level)
         if not self._pool:
             raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
