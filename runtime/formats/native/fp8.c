@@ -1,11 +1,12 @@
 /* FP8 E4M3 with F32 scales of blocks: every element is float(element) * scale, rounded once to BF16. */
 #include "rows.h"
+#include "strips.h"
 
 struct fp8_job {
     const uint8_t *weight;
     const float *scales;
     uint16_t *out;
-    int64_t columns, tall, wide, scale_columns;
+    int64_t columns, tall, wide, scale_columns, begin; /* begin: the row that out begins with */
 };
 
 /* E4M3FN: no infinities, 0x7f and 0xff are NaN. */
@@ -24,7 +25,7 @@ ALONE void fp8_rows(const void *given, int64_t first, int64_t last)
     const struct fp8_job *job = given;
     for (int64_t row = first; row < last; row++) {
         const uint8_t *weight = job->weight + row * job->columns;
-        uint16_t *out = job->out + row * job->columns;
+        uint16_t *out = job->out + (row - job->begin) * job->columns;
         const float *scales = job->scales + row / job->tall * job->scale_columns;
         for (int64_t from = 0; from < job->columns; from += job->wide, scales++) {
             int64_t to = from + job->wide < job->columns ? from + job->wide : job->columns;
@@ -40,7 +41,14 @@ WIDER(fp8_rows)
 int64_t fp8_decode(const uint8_t *weight, const float *scales, uint16_t *out, int64_t rows, int64_t columns, int64_t tall, int64_t wide,
                    int64_t threads)
 {
-    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide};
+    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide, 0};
     over_rows(fp8_rows_wide, &job, rows, 1, threads);
     return 0;
+}
+
+void fp8_strip(int set, const uint8_t *weight, const float *scales, uint16_t *out, int64_t first, int64_t last, int64_t columns,
+               int64_t tall, int64_t wide)
+{
+    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide, first};
+    fp8_rows_by(set)(&job, first, last);
 }

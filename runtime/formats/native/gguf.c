@@ -1,6 +1,7 @@
 /* Blocks of GGUF files: 32 or 256 elements of a row with their scales. Every element is computed in F32, each product and difference rounded
  * (compile without contraction), and rounded once more to BF16. */
 #include "rows.h"
+#include "strips.h"
 
 struct gguf_job {
     const uint8_t *weight;
@@ -122,6 +123,17 @@ ALONE void gguf_blocks(const void *given, int64_t first, int64_t last)
         }
 }
 WIDER(gguf_blocks)
+
+static int64_t nbytes_of(int64_t kind)
+{
+    return kind == Q4_0 ? 18 : kind == Q8_0 ? 34 : kind == Q4_K ? 144 : kind == Q5_K ? 176 : 210;
+}
+
+void gguf_strip(int set, const uint8_t *weight, uint16_t *out, int64_t first, int64_t last, int64_t blocks_a_row, int64_t kind)
+{
+    struct gguf_job job = {weight + first * blocks_a_row * nbytes_of(kind), out, kind};
+    gguf_blocks_by(set)(&job, 0, (last - first) * blocks_a_row);
+}
 
 /* out BF16 of so many blocks of the type kind, one of the five above, one after the other in weight. */
 int64_t gguf_decode(const uint8_t *weight, uint16_t *out, int64_t blocks, int64_t kind, int64_t threads)

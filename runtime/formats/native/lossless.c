@@ -1,6 +1,7 @@
 /* BF16 in 12 bits. Of each group of 128 numbers: 128 bytes of sign and mantissa, and 64 bytes of codes, of which byte i has that of number
  * i in its low half and that of number 64 + i in its high half. A code names one of 15 exponents; 15 says that the number is an escape. */
 #include "rows.h"
+#include "strips.h"
 
 #ifdef HAS_INTRINSICS
 #include <immintrin.h>
@@ -75,14 +76,30 @@ FOR_AVX2 static void lossless_256(const void *given, int64_t first, int64_t last
 }
 #endif
 
-static rows_work lossless_wide(void)
+static rows_work lossless_by(int set)
 {
 #ifdef HAS_INTRINSICS
-    int found = widest();
-    if (found != NARROW)
-        return found == AVX512 ? lossless_512 : lossless_256;
+    if (set != NARROW)
+        return set == AVX512 ? lossless_512 : lossless_256;
 #endif
-    return lossless_narrow;
+    return (void)set, lossless_narrow;
+}
+
+static struct lossless_job lossless_of(const uint8_t *low, const uint8_t *codes, const uint8_t *exponents, uint16_t *out)
+{
+    struct lossless_job job = {low, codes, out, {0}, {0}};
+    for (int i = 0; i < 16; i++) {
+        job.high_bits[i] = exponents[i] >> 1;
+        job.low_bits[i] = (uint8_t)(exponents[i] << 7);
+    }
+    return job;
+}
+
+void lossless_strip(int set, const uint8_t *low, const uint8_t *codes, const uint8_t *exponents, uint16_t *out, int64_t first,
+                    int64_t last, int64_t columns)
+{
+    struct lossless_job job = lossless_of(low + first * columns, codes + first * columns / 2, exponents, out);
+    lossless_by(set)(&job, 0, (last - first) * columns / GROUP);
 }
 
 /* out [groups, 128] BF16 of low [groups, 128] and codes [groups, 64] by the 16 exponents (the last is unused), then the escapes' numbers
@@ -90,12 +107,8 @@ static rows_work lossless_wide(void)
 int64_t lossless_decode(const uint8_t *low, const uint8_t *codes, const uint8_t *exponents, const int32_t *at, const uint16_t *values,
                         uint16_t *out, int64_t groups, int64_t escapes, int64_t threads)
 {
-    struct lossless_job job = {low, codes, out, {0}, {0}};
-    for (int i = 0; i < 16; i++) {
-        job.high_bits[i] = exponents[i] >> 1;
-        job.low_bits[i] = (uint8_t)(exponents[i] << 7);
-    }
-    over_rows(lossless_wide(), &job, groups, 16, threads);
+    struct lossless_job job = lossless_of(low, codes, exponents, out);
+    over_rows(lossless_by(widest()), &job, groups, 16, threads);
     for (int64_t i = 0; i < escapes; i++)
         if (at[i] >= 0 && at[i] < groups * GROUP)
             out[at[i]] = values[i];

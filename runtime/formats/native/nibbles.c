@@ -1,5 +1,6 @@
 /* Numbers of 4 bits, two a byte, the lower half first, in groups that share a scale: MXFP4, NVFP4. */
 #include "rows.h"
+#include "strips.h"
 
 #ifdef HAS_INTRINSICS
 #include <immintrin.h>
@@ -111,18 +112,28 @@ FOR_AVX512 static void nibbles_512(const void *given, int64_t first, int64_t las
 }
 #endif
 
+static rows_work nibbles_by(int set)
+{
+#ifdef HAS_INTRINSICS
+    if (set != NARROW)
+        return set == AVX512 ? nibbles_512 : nibbles_256;
+#endif
+    return (void)set, nibbles_narrow;
+}
+
+void nibbles_strip(int set, const uint8_t *codes, const float *values, const float *scales, uint16_t *out, int64_t first, int64_t last,
+                   int64_t columns, int64_t group)
+{
+    struct nibbles_job job = {codes + first * columns / 2, values, scales + first * columns / group, out, group, BF16};
+    nibbles_by(set)(&job, 0, (last - first) * columns / group);
+}
+
 /* out [groups, group], BF16 or F16 as kind says, of codes [groups, group / 2]: values[code] * scale by values [16] and scales [groups], all
  * F32, rounded once. group is even. */
 int64_t nibbles_decode(const uint8_t *codes, const float *values, const float *scales, uint16_t *out, int64_t groups, int64_t group,
                        int64_t kind, int64_t threads)
 {
     struct nibbles_job job = {codes, values, scales, out, group, kind};
-    rows_work work = nibbles_narrow;
-#ifdef HAS_INTRINSICS
-    int found = widest();
-    if (found != NARROW)
-        work = found == AVX512 ? nibbles_512 : nibbles_256;
-#endif
-    over_rows(work, &job, groups, 64, threads);
+    over_rows(nibbles_by(widest()), &job, groups, 64, threads);
     return 0;
 }

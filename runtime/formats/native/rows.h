@@ -79,20 +79,20 @@ static inline int widest(void)
     return __builtin_cpu_supports("avx2") ? AVX2 : NARROW;
 }
 
-/* Makes name_wide of name, a function of plain loops that is ALONE: compiled for wider instruction sets, too, and chosen as it is called. */
+/* Makes of name, a function of plain loops that is ALONE, name_by, which runs it compiled for an instruction set, and name_wide for the
+ * widest one of the machine. */
 #define WIDER(name)                                                                                                                  \
     FOR_AVX512 static void name##_512(const void *job, int64_t first, int64_t last) { name(job, first, last); }                     \
     FOR_AVX2 static void name##_256(const void *job, int64_t first, int64_t last) { name(job, first, last); }                       \
     static void name##_128(const void *job, int64_t first, int64_t last) { name(job, first, last); }                                \
-    static void name##_wide(const void *job, int64_t first, int64_t last)                                                           \
-    {                                                                                                                                \
-        int found = widest();                                                                                                        \
-        (found == AVX512 ? name##_512 : found == AVX2 ? name##_256 : name##_128)(job, first, last);                                  \
-    }
+    static rows_work name##_by(int set) { return set == AVX512 ? name##_512 : set == AVX2 ? name##_256 : name##_128; }              \
+    static void name##_wide(const void *job, int64_t first, int64_t last) { name##_by(widest())(job, first, last); }
 #define ALONE static inline __attribute__((always_inline))
 #else
+enum { NARROW, AVX2, AVX512 };
 #define WIDER(name)                                                                                                                  \
-    static void name##_wide(const void *job, int64_t first, int64_t last) { name(job, first, last); }
+    static void name##_wide(const void *job, int64_t first, int64_t last) { name(job, first, last); }                               \
+    static rows_work name##_by(int set) { return (void)set, name##_wide; }
 #define ALONE static inline
 #endif
 

@@ -1,5 +1,6 @@
 /* Whole numbers of 4 or 8 bits: every weight is (number - zero point) * scale, rounded to the scale's dtype, then to that of out. */
 #include "rows.h"
+#include "strips.h"
 
 #ifdef HAS_INTRINSICS
 #include <immintrin.h>
@@ -20,7 +21,7 @@ struct whole_job {
     const int32_t *members; /* the group of each column, or NULL where groups follow each other */
     uint16_t *out;
     int64_t rows, columns, groups, bits;
-    int64_t layout, zero_kind, scale_kind, out_kind;
+    int64_t layout, zero_kind, scale_kind, out_kind, begin; /* begin: the row that out begins with */
 };
 
 ALONE uint16_t rounded(float value, int64_t scale_kind, int64_t out_kind)
@@ -100,7 +101,7 @@ ALONE void columns_of(const struct whole_job *job, int64_t row, const uint8_t *c
 {
     const int64_t group_columns = job->columns / job->groups, scale_kind = job->scale_kind, out_kind = job->out_kind;
     const uint8_t flip = job->layout == SIGNED ? 128 : 0;
-    uint16_t *out = job->out + row * job->columns;
+    uint16_t *out = job->out + (row - job->begin) * job->columns;
     for (int64_t from = first; from < last;) {
         int64_t group = from / group_columns, to = (group + 1) * group_columns;
         to = to < last ? to : last;
@@ -132,7 +133,7 @@ ALONE void columns_of(const struct whole_job *job, int64_t row, const uint8_t *c
 static void ordered_columns(const struct whole_job *job, int64_t row, const uint8_t *codes, int64_t first, int64_t last)
 {
     float scale[MOST_GROUPS], zero[MOST_GROUPS];
-    uint16_t table[MOST_GROUPS * 16], *out = job->out + row * job->columns;
+    uint16_t table[MOST_GROUPS * 16], *out = job->out + (row - job->begin) * job->columns;
     const int64_t group_columns = job->columns / job->groups;
     for (int64_t group = 0; group < job->groups; group++) {
         scale[group] = scale_of(job, row, group);
@@ -243,6 +244,22 @@ static void whole_128(const void *job, int64_t first, int64_t last)
     whole_rows(job, first, last, 0);
 }
 
+static rows_work whole_by(int set)
+{
+#ifdef HAS_INTRINSICS
+    if (set != NARROW)
+        return set == AVX512 ? whole_512 : whole_256;
+#endif
+    return (void)set, whole_128;
+}
+
+void whole_strip(int set, const void *words, const uint16_t *scales, const void *zeros, uint16_t *out, int64_t first, int64_t last,
+                 int64_t rows, int64_t columns, int64_t groups, int64_t bits, int64_t layout, int64_t zero_kind)
+{
+    struct whole_job job = {words, scales, zeros, NULL, out, rows, columns, groups, bits, layout, zero_kind, BF16, BF16, first};
+    whole_by(set)(&job, first, last);
+}
+
 /* out [rows, columns] BF16 or F16 of words in a layout and scales of any kind, [rows, groups] or, where words lie DOWN or AWQ, [groups,
  * rows]; zeros in words [rows * bits / 32, groups] or [groups, rows * bits / 32], in bytes [rows, groups]. Pointers of zeros and members
  * that zero_kind and ordered do without are not followed. columns are a multiple of groups; DOWN and AWQ have whole words; at most
@@ -252,13 +269,8 @@ int64_t whole_decode(const uint32_t *words, const void *scales, const uint32_t *
                      int64_t out_kind, int64_t threads)
 {
     struct whole_job job = {words, scales, zeros, ordered ? members : NULL, out, rows, columns, groups, bits, layout, zero_kind,
-                            scale_kind, out_kind};
+                            scale_kind, out_kind, 0};
     int64_t grain = layout == AWQ ? 8 * LINE : layout == DOWN ? LINE : 1;
-    rows_work work = whole_128;
-#ifdef HAS_INTRINSICS
-    int found = widest();
-    work = found == AVX512 ? whole_512 : found == AVX2 ? whole_256 : whole_128;
-#endif
-    over_rows(work, &job, rows, grain, threads);
+    over_rows(whole_by(widest()), &job, rows, grain, threads);
     return 0;
 }
