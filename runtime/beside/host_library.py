@@ -14,6 +14,8 @@ from penstock.planner.common.errors import UserError
 
 VERSION = 3
 """``PRODUCTS_VERSION`` of products.h."""
+MOST_PARTS = 5
+"""Of a matrix."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
 
@@ -35,7 +37,7 @@ class CMatrix(ctypes.Structure):
         ("group", ctypes.c_int32),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
-        ("part", ctypes.c_void_p * 4),
+        ("part", ctypes.c_void_p * MOST_PARTS),
     ]
 
 

@@ -8,9 +8,8 @@ from types import MappingProxyType
 
 import torch
 
-from penstock.runtime.beside.host_library import CMatrix, matrix_kinds
-
-MOST_PARTS = 4
+from penstock.runtime.beside.coded_parts import MOST_COLUMNS, PARTS_OF
+from penstock.runtime.beside.host_library import MOST_PARTS, CMatrix, matrix_kinds
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,26 @@ def _plain(format_name: str, tensors: Mapping[str, torch.Tensor]) -> HostMatrix:
     return made_matrix(format_name, rows, columns, 0, weight)
 
 
-def made_matrix(kind: str, rows: int, columns: int, group: int, *parts: torch.Tensor) -> HostMatrix:
-    """Of tensors, which it keeps. Raises ValueError for one that is not contiguous or not on the CPU."""
-    for part in parts:
+def made_matrix(kind: str, rows: int, columns: int, group: int, *parts: torch.Tensor | None) -> HostMatrix:
+    """Of tensors, which it keeps; None for a part that there is not. Raises ValueError for one that is not contiguous or not on the CPU."""
+    given = [part for part in parts if part is not None]
+    for part in given:
         if not part.is_contiguous() or part.device.type != "cpu":
             raise ValueError(f"a tensor of strides {part.stride()} on {part.device} is no plain memory")
-    addresses = tuple(part.data_ptr() for part in parts)
-    return HostMatrix(kind, rows, columns, group, addresses, sum(part.nbytes for part in parts), tuple(parts))
+    addresses = tuple(0 if part is None else part.data_ptr() for part in parts)
+    return HostMatrix(kind, rows, columns, group, addresses, sum(part.nbytes for part in given), tuple(given))
 
 
 MAKERS: Mapping[str, Maker] = MappingProxyType({"BF16": _plain, "F16": _plain, "F32": _plain})
-"""By the name of a format."""
+"""Of matrices as they are computed with, by the name of a format."""
 
 
 def host_matrix_of(format_name: str, tensors: Mapping[str, torch.Tensor]) -> HostMatrix | None:
     """The matrix of a linear layer's stored tensors; None where the CPU has no product of its own with that format."""
-    make = MAKERS.get(format_name)
-    return None if make is None else make(format_name, tensors)
+    make, coded = MAKERS.get(format_name), PARTS_OF.get(format_name)
+    if make is not None:
+        return make(format_name, tensors)
+    found = None if coded is None else coded(tensors)
+    if found is None or found.columns > MOST_COLUMNS:
+        return None
+    return made_matrix(found.kind, found.rows, found.columns, found.group, *found.parts)

@@ -16,6 +16,27 @@ PRODUCT(bf16_tiles);
 PRODUCT(f16_portable);
 PRODUCT(f32_portable);
 
+/* Of a coded kind: decoded a few rows at a time, or, with few input rows, in registers. */
+#define CODED(name)                                                                                                                  \
+    PRODUCT(name##_portable);                                                                                                        \
+    PRODUCT(name##_avx2);                                                                                                            \
+    PRODUCT(name##_avx512);                                                                                                          \
+    PRODUCT(name##_dot);                                                                                                             \
+    PRODUCT(name##_amx)
+CODED(int4);
+CODED(int8);
+CODED(uint8);
+CODED(lossless);
+CODED(mxfp4);
+CODED(fp8);
+CODED(fp8_row);
+CODED(q4_0);
+CODED(q8_0);
+CODED(q4_k);
+CODED(q5_k);
+CODED(q6_k);
+#define BY(name) {name##_portable, X86(name##_avx2), X86(name##_avx512), X86(name##_dot), X86(name##_amx)}
+
 /* By level; the next lower one serves where a level has none. */
 static const struct {
     const char *name;
@@ -24,6 +45,18 @@ static const struct {
     [KIND_BF16] = {"BF16", {bf16_portable, X86(bf16_avx2), X86(bf16_avx512), X86(bf16_dot), TILES(bf16_tiles)}},
     [KIND_F16] = {"F16", {f16_portable, 0, 0, 0, 0}},
     [KIND_F32] = {"F32", {f32_portable, 0, 0, 0, 0}},
+    [KIND_INT4] = {"INT4", BY(int4)},
+    [KIND_INT8] = {"INT8", BY(int8)},
+    [KIND_UINT8] = {"UINT8", BY(uint8)},
+    [KIND_LOSSLESS] = {"lossless", BY(lossless)},
+    [KIND_MXFP4] = {"MXFP4", BY(mxfp4)},
+    [KIND_FP8] = {"FP8", BY(fp8)},
+    [KIND_FP8_ROW] = {"FP8-row", BY(fp8_row)},
+    [KIND_Q4_0] = {"Q4_0", BY(q4_0)},
+    [KIND_Q8_0] = {"Q8_0", BY(q8_0)},
+    [KIND_Q4_K] = {"Q4_K", BY(q4_k)},
+    [KIND_Q5_K] = {"Q5_K", BY(q5_k)},
+    [KIND_Q6_K] = {"Q6_K", BY(q6_k)},
 };
 
 int64_t products_version(void)

@@ -9,7 +9,24 @@
 #define PRODUCTS_VERSION 3
 
 /* One a stored format; product_table.c names each, and each has a file product_KIND.c. */
-enum matrix_kind { KIND_BF16, KIND_F16, KIND_F32, KINDS };
+enum matrix_kind {
+    KIND_BF16,
+    KIND_F16,
+    KIND_F32,
+    KIND_INT4,
+    KIND_INT8,
+    KIND_UINT8,
+    KIND_LOSSLESS,
+    KIND_MXFP4,
+    KIND_FP8,
+    KIND_FP8_ROW,
+    KIND_Q4_0,
+    KIND_Q8_0,
+    KIND_Q4_K,
+    KIND_Q5_K,
+    KIND_Q6_K,
+    KINDS
+};
 
 /* Instruction sets, each with all of those before it. */
 enum level { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512, LEVEL_AVX512_BF16, LEVEL_AMX, LEVELS };
@@ -18,7 +35,7 @@ enum level { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512, LEVEL_AVX512_BF16, LEVEL_
 struct matrix {
     int32_t kind, group;
     int64_t rows, columns;
-    const void *part[4];
+    const void *part[5];
 };
 
 /* Tiles multiply 16 input rows at once; fewer than so many are faster without. */

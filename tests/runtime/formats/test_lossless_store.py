@@ -153,13 +153,13 @@ def test_a_codebook_that_does_not_fit_is_refused_at_solve(copy: Path) -> None:
         spec_from_checkpoint(copy)
 
 
-@pytest.mark.parametrize("place", [-1, 128 * 256])
-def test_damaged_escapes_are_refused_before_anything_is_loaded(copy: Path, place: int) -> None:
+@pytest.mark.parametrize("places", [[-1], [128 * 256], [5, 3]], ids=str)
+def test_damaged_escapes_are_refused_before_anything_is_loaded(copy: Path, places: list[int]) -> None:
     (section,) = [s for s in json.loads((copy / "manifest.json").read_text())["units"] if s["name"] == "ffn.2"]
     (at,) = [p for p in section["parameters"] if p[0] == "mlp.down_proj.at"]
     with open(copy / "weights.bin", "r+b") as file:
         file.seek(section["offset"] + at[3])
-        file.write(place.to_bytes(4, "little", signed=True))
+        file.write(b"".join(place.to_bytes(4, "little", signed=True) for place in places))
     with pytest.raises(UserError, match=r"mlp\.down_proj\.at of ffn\.2 names places outside of its matrix"):
         open_skeleton(copy)
 

@@ -1,0 +1,126 @@
+/* Products with rows that are decoded in registers: AVX512_BF16, few input rows. */
+#ifndef PENSTOCK_PRODUCT_BLOCKS_H
+#define PENSTOCK_PRODUCT_BLOCKS_H
+
+#include "product_strips.h"
+
+#ifdef HAS_X86
+#include <immintrin.h>
+
+/* Columns decoded at once, in registers of 32. */
+enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
+
+/* name_dot, name_amx: products of up to 4 input rows, summed as bf16_dot sums; more by strips that the same function decodes. Columns that
+ * are no whole registers go by `decode`'s strips.
+ *
+ *     struct state                            what is known of one row
+ *     open(state *, m, row)
+ *     block(state *, column, __m512i w[4], n) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at the end */
+#define BLOCKS(name, state, open, block, decode)                                                                                     \
+    FOR_AVX512_BF16 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)          \
+    {                                                                                                                                \
+        const int64_t columns = m->columns;                                                                                          \
+        if (columns % TILE) {                                                                                                        \
+            decode(m, set, first, last, out);                                                                                        \
+            return;                                                                                                                  \
+        }                                                                                                                            \
+        for (int64_t o = first; o < last; o++) {                                                                                     \
+            struct state row;                                                                                                        \
+            __m512i w[4];                                                                                                            \
+            int64_t k = 0;                                                                                                           \
+            open(&row, m, o);                                                                                                        \
+            for (; k + BLOCK <= columns; k += BLOCK, out += BLOCK) {                                                                 \
+                block(&row, k, w, 4);                                                                                                \
+                _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) _mm512_storeu_si512(out + TILE * t, w[t]);                       \
+            }                                                                                                                        \
+            const int tiles = (int)((columns - k) / TILE);                                                                           \
+            if (tiles)                                                                                                               \
+                block(&row, k, w, tiles);                                                                                            \
+            for (int t = 0; t < tiles; t++, out += TILE)                                                                             \
+                _mm512_storeu_si512(out, w[t]);                                                                                      \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    static STRIPS_AT(name##_strips, name##_decoded, LEVEL_AVX512_BF16)                                                               \
+    static STRIPS_AT(name##_tiles, name##_decoded, LEVEL_AMX)                                                                        \
+    FOR_AVX512_BF16 ALONE void name##_some(const struct matrix *m, int64_t o, const struct inputs *in, float *y, int64_t stride,     \
+                                           const int high, const int wide)                                                           \
+    {                                                                                                                                \
+        const int64_t columns = m->columns;                                                                                          \
+        struct state rows[4];                                                                                                        \
+        __m512 sums[4][MOST_WIDE];                                                                                                   \
+        int64_t k = 0;                                                                                                               \
+        _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
+        {                                                                                                                            \
+            open(&rows[i], m, o + i);                                                                                                \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[i][r] = _mm512_setzero_ps();                                 \
+        }                                                                                                                            \
+        for (; k + BLOCK <= columns; k += BLOCK)                                                                                     \
+            _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                   \
+            {                                                                                                                        \
+                __m512i w[4];                                                                                                        \
+                block(&rows[i], k, w, 4);                                                                                            \
+                _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
+                    _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[i][r] =                                                 \
+                        _mm512_dpbf16_ps(sums[i][r], (__m512bh)w[t], (__m512bh)_mm512_loadu_si512(in->xb + r * columns + k + 32 * t)); \
+            }                                                                                                                        \
+        for (int i = 0; k < columns && i < high; i++) {                                                                              \
+            __m512i w[4];                                                                                                            \
+            const int tiles = (int)((columns - k) / TILE);                                                                           \
+            block(&rows[i], k, w, tiles);                                                                                            \
+            for (int r = 0; r < wide; r++)                                                                                           \
+                for (int t = 0; t < tiles; t++)                                                                                      \
+                    sums[i][r] = _mm512_dpbf16_ps(sums[i][r], (__m512bh)w[t],                                                        \
+                                                  (__m512bh)_mm512_loadu_si512(in->xb + r * columns + k + 32 * t));                  \
+        }                                                                                                                            \
+        _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = _mm512_reduce_add_ps(sums[i][r]);         \
+    }                                                                                                                                \
+    FOR_AVX512_BF16 ALONE float name##_one(const struct matrix *m, int64_t o, const uint16_t *x)                                     \
+    {                                                                                                                                \
+        const int64_t columns = m->columns;                                                                                          \
+        struct state row;                                                                                                            \
+        __m512i w[4];                                                                                                                \
+        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};                       \
+        int64_t k = 0;                                                                                                               \
+        open(&row, m, o);                                                                                                            \
+        for (; k + BLOCK <= columns; k += BLOCK) {                                                                                   \
+            block(&row, k, w, 4);                                                                                                    \
+            _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[t] =                                                            \
+                _mm512_dpbf16_ps(sums[t], (__m512bh)w[t], (__m512bh)_mm512_loadu_si512(x + k + TILE * t));                           \
+        }                                                                                                                            \
+        const int tiles = (int)((columns - k) / TILE);                                                                               \
+        if (tiles)                                                                                                                   \
+            block(&row, k, w, tiles);                                                                                                \
+        for (int t = 0; t < tiles; t++)                                                                                              \
+            sums[0] = _mm512_dpbf16_ps(sums[0], (__m512bh)w[t], (__m512bh)_mm512_loadu_si512(x + k + TILE * t));                     \
+        return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));                \
+    }                                                                                                                                \
+    FOR_AVX512_BF16 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,    \
+                                          int64_t stride, const int wide)                                                            \
+    {                                                                                                                                \
+        int64_t o = first;                                                                                                           \
+        for (; wide == 1 && o < last; o++)                                                                                           \
+            y[o] = name##_one(m, o, in->xb);                                                                                         \
+        for (; o + 4 <= last; o += 4)                                                                                                \
+            name##_some(m, o, in, y, stride, 4, wide);                                                                               \
+        for (; o < last; o++)                                                                                                        \
+            name##_some(m, o, in, y, stride, 1, wide);                                                                               \
+    }                                                                                                                                \
+    FOR_AVX512_BF16 void name##_dot(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,          \
+                                    int64_t stride)                                                                                  \
+    {                                                                                                                                \
+        switch (m->columns % TILE ? 0 : in->rows) {                                                                                  \
+        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
+        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
+        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
+        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
+        default: name##_strips(m, first, last, in, y, stride); break;                                                                \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)         \
+    {                                                                                                                                \
+        (in->rows <= MOST_WIDE ? name##_dot : name##_tiles)(m, first, last, in, y, stride);                                          \
+    }
+#endif
+
+#endif

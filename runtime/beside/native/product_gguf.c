@@ -1,0 +1,170 @@
+/* Blocks of GGUF files: Q4_0, Q8_0, Q4_K, Q5_K, Q6_K. part[0] rows of blocks. A weight is computed in F32, each product and difference
+ * rounded (compile without contraction), then rounded to BF16, as decoding gives it. columns are whole blocks. */
+#include "product_blocks.h"
+
+/* ggml's numbers of the types, bytes and columns of a block. */
+enum { TYPE_Q4_0 = 2, TYPE_Q8_0 = 8, TYPE_Q4_K = 12, TYPE_Q5_K = 13, TYPE_Q6_K = 14, SMALL = 32, LARGE = 256 };
+enum { BYTES_Q4_0 = 18, BYTES_Q8_0 = 34, BYTES_Q4_K = 144, BYTES_Q5_K = 176, BYTES_Q6_K = 210 };
+
+#define GGUF_STRIPS(name, type, block_columns)                                                                                       \
+    static void name##_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)                           \
+    {                                                                                                                                \
+        gguf_strip(set, m->part[0], out, first, last, m->columns / block_columns, type);                                             \
+    }                                                                                                                                \
+    STRIPS(name, name##_strip)
+
+GGUF_STRIPS(q4_0, TYPE_Q4_0, SMALL)
+GGUF_STRIPS(q8_0, TYPE_Q8_0, SMALL)
+GGUF_STRIPS(q4_k, TYPE_Q4_K, LARGE)
+GGUF_STRIPS(q5_k, TYPE_Q5_K, LARGE)
+GGUF_STRIPS(q6_k, TYPE_Q6_K, LARGE)
+
+#ifdef HAS_X86
+/* A row of blocks. factors: of a large block's eight groups what codes are multiplied by, then what is subtracted. */
+struct gguf_row {
+    const uint8_t *blocks;
+    float factors[16];
+};
+
+#define OPEN(name, nbytes, block_columns)                                                                                            \
+    FOR_AVX512_BF16 ALONE void open_##name(struct gguf_row *row, const struct matrix *m, int64_t o)                                  \
+    {                                                                                                                                \
+        row->blocks = (const uint8_t *)m->part[0] + o * (m->columns / block_columns) * nbytes;                                       \
+    }
+OPEN(q4_0, BYTES_Q4_0, SMALL)
+OPEN(q8_0, BYTES_Q8_0, SMALL)
+OPEN(q4_k, BYTES_Q4_K, LARGE)
+OPEN(q5_k, BYTES_Q5_K, LARGE)
+OPEN(q6_k, BYTES_Q6_K, LARGE)
+
+FOR_AVX512_BF16 ALONE void fetch(const uint8_t *ahead, int lines)
+{
+    for (int line = 0; line < lines; line++)
+        _mm_prefetch((const char *)ahead + 64 * line, _MM_HINT_T0);
+}
+
+/* A F16 number in all lanes. */
+FOR_AVX512_BF16 ALONE __m512 half_of(const uint8_t *bytes)
+{
+    uint16_t bits;
+    memcpy(&bits, bytes, sizeof bits);
+    return _mm512_cvtph_ps(_mm256_set1_epi16((short)bits));
+}
+
+FOR_AVX512_BF16 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    const uint8_t *block = row->blocks + column / SMALL * BYTES_Q4_0;
+    fetch(block + 1024, 2);
+    for (int t = 0; t < tiles; t++, block += BYTES_Q4_0) {
+        __m512i table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(numbers, half_of(block))));
+        __m256i both = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(block + 2)));
+        __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
+        w[t] = _mm512_permutexvar_epi16(codes, table);
+    }
+}
+
+FOR_AVX512_BF16 ALONE void block_q8_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    const uint8_t *block = row->blocks + column / SMALL * BYTES_Q8_0;
+    fetch(block + 1024, 3);
+    for (int t = 0; t < tiles; t++, block += BYTES_Q8_0) {
+        const __m512 scale = half_of(block);
+        __m512 a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(block + 2))));
+        __m512 b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(block + 18))));
+        w[t] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(b, scale), _mm512_mul_ps(a, scale));
+    }
+}
+
+/* Eight scales and eight minima of 6 bits, times their F16 numbers. */
+FOR_AVX512_BF16 ALONE void six_bits(const uint8_t *block, float *factors)
+{
+    uint32_t six[3];
+    memcpy(six, block + 4, sizeof six);
+    const uint32_t low = 0x3f3f3f3fu, nibble = 0x0f0f0f0fu, top = 0x03030303u;
+    __m128i all = _mm_setr_epi32((int)(six[0] & low), (int)((six[2] & nibble) | (six[0] >> 6 & top) << 4), (int)(six[1] & low),
+                                 (int)((six[2] >> 4 & nibble) | (six[1] >> 6 & top) << 4));
+    __m512 by = _mm512_mask_blend_ps(0xff00, half_of(block), half_of(block + 2));
+    _mm512_storeu_ps(factors, _mm512_mul_ps(by, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(all))));
+}
+
+/* 16 numbers from `begin` on, as group g of a large block has them, in BF16. */
+FOR_AVX512_BF16 ALONE __m256i weights_of(const float *factors, int g, float begin)
+{
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512 products = _mm512_mul_ps(_mm512_add_ps(numbers, _mm512_set1_ps(begin)), _mm512_set1_ps(factors[g]));
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(products, _mm512_set1_ps(factors[8 + g])));
+}
+
+FOR_AVX512_BF16 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    const uint8_t *block = row->blocks + column / LARGE * BYTES_Q4_K;
+    const int half = column % LARGE / BLOCK;
+    (void)tiles; /* always 4 */
+    fetch(block + half * 72 + 1024, 2);
+    if (!half)
+        six_bits(block, row->factors);
+    for (int pair = 0; pair < 2; pair++) {
+        const int g = 4 * half + 2 * pair;
+        __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 16 + 64 * half + 32 * pair)));
+        w[2 * pair] = _mm512_permutexvar_epi16(both, _mm512_broadcast_i64x4(weights_of(row->factors, g, 0)));
+        w[2 * pair + 1] =
+            _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), _mm512_broadcast_i64x4(weights_of(row->factors, g + 1, 0)));
+    }
+}
+
+FOR_AVX512_BF16 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    const uint8_t *block = row->blocks + column / LARGE * BYTES_Q5_K;
+    const int half = column % LARGE / BLOCK;
+    const __m512i nibble = _mm512_set1_epi16(15);
+    (void)tiles; /* always 4 */
+    fetch(block + half * 88 + 1024, 2);
+    if (!half)
+        six_bits(block, row->factors);
+    /* the fifth bit of group 4 * half at its place, of each next one a place higher */
+    __m512i fifth = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 16)));
+    fifth = half ? fifth : _mm512_slli_epi16(fifth, 4);
+    for (int pair = 0; pair < 2; pair++) {
+        __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 48 + 64 * half + 32 * pair)));
+        for (int upper = 0; upper < 2; upper++) {
+            const int g = 4 * half + 2 * pair + upper;
+            __m512i table = _mm512_castsi256_si512(weights_of(row->factors, g, 0));
+            table = _mm512_inserti64x4(table, weights_of(row->factors, g, 16), 1);
+            /* the lowest four bits of one, above them those of the other; the table minds five */
+            __m512i codes = _mm512_ternarylogic_epi64(nibble, upper ? _mm512_srli_epi16(both, 4) : both, fifth, 0xca);
+            w[2 * pair + upper] = _mm512_permutexvar_epi16(codes, table);
+            fifth = _mm512_srli_epi16(fifth, 1);
+        }
+    }
+}
+
+FOR_AVX512_BF16 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    const uint8_t *block = row->blocks + column / LARGE * BYTES_Q6_K;
+    const int half = column % LARGE / BLOCK;
+    const __m256i nibble = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48), middle = _mm256_set1_epi8(32);
+    const __m512 scale = half_of(block + 208);
+    (void)tiles; /* always 4 */
+    fetch(block + half * 105 + 1024, 2);
+    __m256i high = _mm256_loadu_si256((const __m256i *)(block + 128 + 32 * half));
+    for (int t = 0; t < 4; t++) {
+        __m256i low = _mm256_loadu_si256((const __m256i *)(block + 64 * half + t % 2 * 32));
+        low = _mm256_and_si256(t < 2 ? low : _mm256_srli_epi16(low, 4), nibble);
+        __m256i upper = t == 0 ? _mm256_slli_epi16(high, 4) : t == 1 ? _mm256_slli_epi16(high, 2) : t == 2 ? high : _mm256_srli_epi16(high, 2);
+        __m256i codes = _mm256_sub_epi8(_mm256_or_si256(low, _mm256_and_si256(upper, top)), middle);
+        const int8_t *scales = (const int8_t *)block + 192 + 8 * half + 2 * t;
+        __m512 a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(codes)));
+        __m512 b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1)));
+        a = _mm512_mul_ps(a, _mm512_mul_ps(scale, _mm512_set1_ps(scales[0])));
+        b = _mm512_mul_ps(b, _mm512_mul_ps(scale, _mm512_set1_ps(scales[1])));
+        w[t] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    }
+}
+
+BLOCKS(q4_0, gguf_row, open_q4_0, block_q4_0, q4_0_strip)
+BLOCKS(q8_0, gguf_row, open_q8_0, block_q8_0, q8_0_strip)
+BLOCKS(q4_k, gguf_row, open_q4_k, block_q4_k, q4_k_strip)
+BLOCKS(q5_k, gguf_row, open_q5_k, block_q5_k, q5_k_strip)
+BLOCKS(q6_k, gguf_row, open_q6_k, block_q6_k, q6_k_strip)
+#endif

@@ -1,0 +1,39 @@
+/* Products with rows that are decoded some at a time, into memory that stays in the core's own cache, and multiplied as BF16. */
+#ifndef PENSTOCK_PRODUCT_STRIPS_H
+#define PENSTOCK_PRODUCT_STRIPS_H
+
+#include "../../formats/native/strips.h"
+#include "products.h"
+
+/* Tiles want 16 rows at once; with fewer a strip stays in the first cache. A strip lies on the stack. */
+enum { STRIP_ROWS = 4, MOST_COLUMNS = 1 << 16 };
+
+/* Writes rows [first, last) to out [last - first][columns]. set: a decoder's instruction set, NARROW, AVX2 or AVX512. */
+typedef void (*strip_fn)(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out);
+
+static inline void product_by_strips(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,
+                                     int64_t stride, int level, strip_fn decode)
+{
+    const product_fn multiply = product_of(KIND_BF16, level);
+    const int set = level < LEVEL_AVX512 ? level : LEVEL_AVX512, at_once = level == LEVEL_AMX ? TILE_ROWS : STRIP_ROWS;
+    uint16_t strip[at_once * m->columns] __attribute__((aligned(64)));
+    for (int64_t o = first; o < last; o += at_once) {
+        const int64_t rows = last - o < at_once ? last - o : at_once;
+        const struct matrix plain = {KIND_BF16, 0, rows, m->columns, {strip}};
+        decode(m, set, o, o + rows, strip);
+        multiply(&plain, 0, rows, in, y + o, stride);
+    }
+}
+
+#define STRIPS_AT(name, decode, level)                                                                                               \
+    void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)               \
+    {                                                                                                                                \
+        product_by_strips(m, first, last, in, y, stride, level, decode);                                                             \
+    }
+/* name_portable, name_avx2, name_avx512: by strips that `decode` makes. */
+#define STRIPS(name, decode)                                                                                                         \
+    STRIPS_AT(name##_portable, decode, LEVEL_PORTABLE)                                                                               \
+    STRIPS_AT(name##_avx2, decode, LEVEL_AVX2)                                                                                       \
+    STRIPS_AT(name##_avx512, decode, LEVEL_AVX512)
+
+#endif

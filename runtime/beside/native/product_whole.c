@@ -1,0 +1,149 @@
+/* Whole numbers of 4 and 8 bits in groups of columns: a weight is (number - zero point) * scale, rounded to BF16, as decoding gives it.
+ *
+ * INT4: part[0] words [rows][columns / 8], the lowest bits first. part[1] scales [rows][columns / group], BF16. part[2] NULL, or zero
+ * points in words [rows / 8][columns / group], packed along rows; without them 8 is zero.
+ * INT8: signed bytes [rows][columns] and signed zero points [rows][columns / group], or NULL. UINT8: 128 is zero, or zero points in words
+ * [rows / 4][columns / group]. group divides columns. */
+#include "product_blocks.h"
+
+enum { BY_COLUMNS = 0, SIGNED = 3, MIDDLE = 0, IN_WORDS = 1, BYTES = 3 }; /* of whole.c */
+
+static void whole_of(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out, int64_t bits, int64_t layout)
+{
+    int64_t zeros = m->part[2] == NULL ? MIDDLE : layout == SIGNED ? BYTES : IN_WORDS;
+    whole_strip(set, m->part[0], m->part[1], m->part[2], out, first, last, m->rows, m->columns, m->columns / m->group, bits, layout, zeros);
+}
+
+static void int4_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+{
+    whole_of(m, set, first, last, out, 4, BY_COLUMNS);
+}
+
+static void int8_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+{
+    whole_of(m, set, first, last, out, 8, SIGNED);
+}
+
+static void uint8_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+{
+    whole_of(m, set, first, last, out, 8, BY_COLUMNS);
+}
+
+STRIPS(int4, int4_strip)
+STRIPS(int8, int8_strip)
+STRIPS(uint8, uint8_strip)
+
+#ifdef HAS_X86
+/* A row; `left` columns have the scale and zero point that `table` or `scale` and `zero` came from. */
+struct whole_row {
+    const uint8_t *codes, *zeros;
+    const uint16_t *scales;
+    int64_t group, left, zero_step;
+    int shift;
+    __m512i table;
+    __m512 scale, zero;
+};
+
+FOR_AVX512_BF16 ALONE void open_whole(struct whole_row *row, const struct matrix *m, int64_t o, const int bits, const int in_bytes)
+{
+    const int64_t groups = m->columns / m->group, each = 32 / bits;
+    row->codes = (const uint8_t *)m->part[0] + o * m->columns * bits / 8;
+    row->scales = (const uint16_t *)m->part[1] + o * groups;
+    row->group = m->group;
+    row->left = 0;
+    row->table = _mm512_setzero_si512();
+    row->scale = row->zero = _mm512_setzero_ps();
+    row->zeros = m->part[2];
+    row->zero_step = in_bytes ? 1 : 4;
+    row->shift = 0;
+    if (row->zeros && in_bytes)
+        row->zeros += o * groups;
+    else if (row->zeros) {
+        row->shift = (int)(o % each) * bits;
+        row->zeros += o / each * groups * 4 + row->shift / 8;
+        row->shift %= 8;
+    }
+}
+
+/* Goes on to the next group where one ends. Returns 1 if it did. */
+FOR_AVX512_BF16 ALONE int next_group(struct whole_row *row, float *scale, float *zero, const int bits, const int middle)
+{
+    row->left -= TILE;
+    if (row->left >= 0)
+        return 0;
+    row->left = row->group - TILE;
+    *scale = from_bf16(*row->scales++);
+    *zero = (float)middle;
+    if (row->zeros) {
+        *zero = bits == 4 ? (float)(*row->zeros >> row->shift & 15) : middle ? (float)*row->zeros : (float)*(const int8_t *)row->zeros;
+        row->zeros += row->zero_step;
+    }
+    return 1;
+}
+
+FOR_AVX512_BF16 ALONE void open_int4(struct whole_row *row, const struct matrix *m, int64_t o)
+{
+    open_whole(row, m, o, 4, 0);
+}
+
+FOR_AVX512_BF16 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const uint8_t *codes = row->codes + column / 2;
+    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    for (int t = 0; t < tiles; t++) {
+        float scale, zero;
+        if (next_group(row, &scale, &zero, 4, 8)) {
+            __m512 weights = _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
+            row->table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(weights));
+        }
+        /* each byte becomes two words whose lowest four bits are its numbers; the table has all 16 twice, so a fifth bit says nothing */
+        __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + 16 * t)));
+        w[t] = _mm512_permutexvar_epi16(_mm512_or_si512(both, _mm512_slli_epi32(both, 12)), row->table);
+    }
+}
+
+FOR_AVX512_BF16 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle)
+{
+    const uint8_t *codes = row->codes + column;
+    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    _mm_prefetch((const char *)(codes + 1088), _MM_HINT_T0);
+    for (int t = 0; t < tiles; t++) {
+        float scale, zero;
+        if (next_group(row, &scale, &zero, 8, middle)) {
+            row->scale = _mm512_set1_ps(scale);
+            row->zero = _mm512_set1_ps(zero);
+        }
+        __m128i low = _mm_loadu_si128((const __m128i *)(codes + 32 * t)), high = _mm_loadu_si128((const __m128i *)(codes + 32 * t + 16));
+        __m512 a = _mm512_cvtepi32_ps(middle ? _mm512_cvtepu8_epi32(low) : _mm512_cvtepi8_epi32(low));
+        __m512 b = _mm512_cvtepi32_ps(middle ? _mm512_cvtepu8_epi32(high) : _mm512_cvtepi8_epi32(high));
+        a = _mm512_mul_ps(_mm512_sub_ps(a, row->zero), row->scale);
+        b = _mm512_mul_ps(_mm512_sub_ps(b, row->zero), row->scale);
+        w[t] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    }
+}
+
+FOR_AVX512_BF16 ALONE void open_int8(struct whole_row *row, const struct matrix *m, int64_t o)
+{
+    open_whole(row, m, o, 8, 1);
+}
+
+FOR_AVX512_BF16 ALONE void open_uint8(struct whole_row *row, const struct matrix *m, int64_t o)
+{
+    open_whole(row, m, o, 8, 0);
+}
+
+FOR_AVX512_BF16 ALONE void block_int8(struct whole_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    block_bytes(row, column, w, tiles, 0);
+}
+
+FOR_AVX512_BF16 ALONE void block_uint8(struct whole_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    block_bytes(row, column, w, tiles, 128);
+}
+
+BLOCKS(int4, whole_row, open_int4, block_int4, int4_strip)
+BLOCKS(int8, whole_row, open_int8, block_int8, int8_strip)
+BLOCKS(uint8, whole_row, open_uint8, block_uint8, uint8_strip)
+#endif

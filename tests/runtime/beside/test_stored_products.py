@@ -1,0 +1,65 @@
+"""Products with coded matrices, as they are stored, are those with the same matrices decoded, at every instruction set of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from penstock.runtime.beside.coded_parts import PARTS_OF
+from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
+from penstock.runtime.beside.host_matrix import host_matrix_of
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.formats.codings import CODINGS
+from tests.runtime.beside.coded_matrices import coded_matrices
+
+pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
+LEVELS = [] if products_unbuilt() else [level for level in Level if level <= machine_level()]
+SHAPES = [(37, 768), (50, 352), (130, 2880), (3, 4096), (9, 40)]
+"""Rows and columns: whole blocks and a part of one, rows that are no multiple of anything."""
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: level.name, scope="module")
+def pool(request: pytest.FixtureRequest) -> Iterator[HostPool]:
+    with HostPool(2, level=request.param) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: int, columns: int) -> None:
+    """Weights are decoded to the same bits and summed in the same order; tiles sum in an order of their own."""
+    torch.manual_seed(rows)
+    for name, (form, parts) in coded_matrices(rows, columns).items():
+        plain = torch.empty(rows, columns, dtype=torch.bfloat16)
+        CODINGS[form].decode(parts, plain)
+        stored, decoded = host_matrix_of(form, parts), host_matrix_of("BF16", {"weight": plain})
+        assert stored is not None and decoded is not None, name
+        assert stored.bytes <= sum(part.nbytes * (2 if part.dtype.itemsize < 4 else 1) for part in parts.values()), name
+        for tokens in (1, 2, 3, 4, 6):
+            x = torch.randn(tokens, columns).bfloat16()
+            out, same = torch.empty(2, tokens, rows, dtype=torch.bfloat16)
+            pool.product(stored, x, out)
+            pool.product(decoded, x, same)
+            exact, size = x.double() @ plain.double().T, x.double().abs() @ plain.double().abs().T
+            assert ((out.double() - exact).abs() <= exact.abs() * 2**-8 + size * 2**-22).all(), (name, tokens)
+            assert pool.told().level is Level.amx or torch.equal(out, same), (name, tokens)
+
+
+def test_a_product_minds_that_e4m3_has_numbers_that_are_none(pool: HostPool) -> None:
+    weight = torch.ones(4, 64).to(torch.float8_e4m3fn)
+    weight.view(torch.uint8)[2, 5] = 0xFF
+    matrix = host_matrix_of("FP8-row", {"weight": weight, "weight_scale": torch.ones(4, 1)})
+    assert matrix is not None
+    out = torch.empty(1, 4, dtype=torch.bfloat16)
+    pool.product(matrix, torch.ones(1, 64, dtype=torch.bfloat16), out)
+    assert out.isnan().tolist() == [[False, False, True, False]]
+
+
+def test_variants_without_a_product_are_left_to_decoding() -> None:
+    parts = coded_matrices(8, 128)["INT4-64"][1]
+    assert host_matrix_of("INT4-64", parts | {"weight_g_idx": torch.zeros(128, dtype=torch.int32)}) is None
+    assert host_matrix_of("INT4-64", parts | {"weight_scale": parts["weight_scale"].half()}) is None
+    assert host_matrix_of("INT8-tensor", {"weight": torch.zeros(8, 128, dtype=torch.int8), "weight_scale": torch.ones(1)}) is None
+    assert host_matrix_of("INT8-row", {"weight": torch.zeros(8, 128, dtype=torch.int8), "weight_scale": torch.ones(1).bfloat16()}) is None
+    assert set(PARTS_OF) <= set(CODINGS)
