@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,13 +17,6 @@ from penstock.runtime.beside.host_matrix import HostMatrix
 from penstock.runtime.beside.host_serve import HostServe
 
 NEAR_S = 0.005
-
-
-def last_cores(threads: int) -> list[int] | None:
-    """Cores for so many threads: those of this process with the highest numbers, since others are given the lowest first. None where there
-    are not so many: then nobody is pinned."""
-    usable = sorted(os.sched_getaffinity(0))
-    return usable[-threads:] if 0 < threads <= len(usable) else None
 
 
 @dataclass(frozen=True)

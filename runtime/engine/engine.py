@@ -11,7 +11,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.recording import launched_because
-from penstock.runtime.beside.host_pool import HostPool, last_cores
+from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.graph_steps import GraphSteps
@@ -219,7 +219,7 @@ class Engine:
     def _host_steps(self, rows: int) -> HostSteps:
         """The CPU's units of a recorded step, and the threads that compute them."""
         assert self.copier is not None
-        pool = HostPool(self.host.options.host_threads, last_cores(self.host.options.host_threads))
+        pool = HostPool(self.host.options.host_threads)
         self._stack.callback(pool.close)
         layers, activation = decoder_layers(self.model), self._placement.model.ffn_activation
         units = []

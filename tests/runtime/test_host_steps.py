@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.beside.host_pool import HostPool, last_cores
+from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.recorded.host_steps import HostSteps, host_unit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
@@ -73,7 +73,7 @@ def test_what_the_cpu_computes_comes_back(made: type[nn.Module], activation: str
         units.append(host_unit(Unit("ffn", i), "mlp", module, tensors, activation))
     ledger, words = Ledger(), PlayedWords()
     stream = RecordedStream((), {}, words, ledger)
-    with HostPool(2, last_cores(2)) as pool:
+    with HostPool(2) as pool:
         steps = HostSteps(pool, units, rows, words, ledger)
         x = torch.randn(1, rows, 32, dtype=torch.bfloat16)
         for _ in range(3):
