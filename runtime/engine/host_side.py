@@ -27,6 +27,7 @@ from penstock.runtime.moving.filler import Arrival, start_reads
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.reading.cached import CachedReads
 from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.store.arriving import ArrivingScales, MeteredSoundReads, SoundReads
 from penstock.runtime.store.base import UnitLayout
 
 FEWEST_BOUNCES = 4
@@ -108,12 +109,14 @@ class HostSide:
                 usual_s = ssd.queue_depth * ssd.block_bytes / GB / ssd_gbps
                 self.pool = ReadPool(ssd.queue_depth, ssd.block_bytes, staging, on_block=on_block, usual_s=usual_s)
                 self._stack.callback(self.pool.close)
-                self.cached = CachedReads(self.pool, usable_cores())
-                self._stack.callback(self.cached.close)
-            self.experts = ExpertHost(experts, self.arena, experts_at, self.pool) if experts.layouts else None
+                cached = CachedReads(self.pool, usable_cores())
+                self._stack.callback(cached.close)
+            scales = ArrivingScales(scale for scale in skeleton.store.scales if scale.comes_with_weights)
+            self.cached, past = MeteredSoundReads(cached, scales), SoundReads(self.pool, scales)
+            self.experts = ExpertHost(experts, self.arena, experts_at, past) if experts.layouts else None
             policy = make_policy(self.placement, options.wrap_around)
             heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self.fixed if f.unit}
-            self.dram = DramTier(self.placement, self.layouts, self.arena, self.cache_at, self.pool, policy, heads, say, options.keep_log)
+            self.dram = DramTier(self.placement, self.layouts, self.arena, self.cache_at, past, policy, heads, say, options.keep_log)
         except BaseException:
             self.close()
             raise

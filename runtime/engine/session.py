@@ -214,7 +214,7 @@ def open_session(
         if plan.hardware.gpu is None:
             stack.enter_context(_multiplying(plan.hardware.cpu_threads))
         skeleton = open_skeleton(checkpoint, converters(plan))
-        check_scales(skeleton.store.scales)
+        check_scales(scale for scale in skeleton.store.scales if not scale.comes_with_weights)
         mark("skeleton")
         options, kept = options or EngineOptions(), None
         if plan.hardware.host is not None:

@@ -17,7 +17,7 @@ from penstock.runtime.experts.expert_fetch import Fetch, Key, parts_of
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.moving.filler import Arrival
-from penstock.runtime.reading.reader import ReadPool, Reads
+from penstock.runtime.reading.reader import Reads, UrgentReads
 from penstock.runtime.store.base import Extent, UnitLayout
 
 LOOK_UP_S = 0.004
@@ -38,7 +38,7 @@ class DramExperts:
         arena: Arena,
         base: int,
         cache: ExpertCache,
-        pool: ReadPool,
+        pool: UrgentReads,
         part_bytes: int,
         in_flight: int,
     ):

@@ -20,7 +20,7 @@ from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
-from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.reading.reader import UrgentReads
 from penstock.runtime.store.base import Store, UnitLayout
 from penstock.runtime.store.expert_modules import layers_with_experts
 
@@ -112,7 +112,7 @@ def _refuse_other(experts: Experts | None, found: Mapping[int, int]) -> None:
 class ExpertHost:
     """The DRAM side of the experts of an MoE model: its tier in the arena, from ``base`` on, and the decisions of both tiers."""
 
-    def __init__(self, room: ExpertRoom, arena: Arena, base: int, pool: ReadPool):
+    def __init__(self, room: ExpertRoom, arena: Arena, base: int, pool: UrgentReads):
         _, decided = room.decided
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()

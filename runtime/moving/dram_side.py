@@ -15,7 +15,7 @@ from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.policy import LayerPolicy
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.moving.dram_cache import LayerCache
-from penstock.runtime.reading.reader import ReadPool, Reads
+from penstock.runtime.reading.reader import Reads
 from penstock.runtime.store.base import Extent, UnitLayout
 
 
@@ -63,7 +63,7 @@ class DramTier:
         layouts: Mapping[Unit, UnitLayout],
         arena: Arena,
         base: int,
-        pool: ReadPool,
+        pool: Reads,
         policy: LayerPolicy,
         heads: Mapping[Unit, torch.Tensor],
         say: Callable[[str], None] | None = None,

@@ -46,6 +46,13 @@ class Reads(Protocol):
         """
 
 
+class UrgentReads(Reads, Protocol):
+    """The same, where some reads may come before others."""
+
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
+        """See :class:`Reads`. What is ``urgent`` is read before all that is not and has not begun."""
+
+
 class _Request(NamedTuple):
     """One call of ``read``."""
 

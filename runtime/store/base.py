@@ -30,8 +30,8 @@ class Store(Protocol):
 
     @property
     def scales(self) -> Sequence[Scale]:
-        """What a run checks before it loads anything: scales of the linear layers. None of a packed store, whose scales were checked when
-        it was packed."""
+        """What a run checks: scales of the linear layers before it loads anything, those of experts and of GGUF's blocks as they come. None
+        of a packed store, whose scales were checked when it was packed."""
 
     def unit(self, unit: Unit) -> UnitLayout:
         """The layout of an ``attn`` or ``ffn`` unit. KeyError for another."""

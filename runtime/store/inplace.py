@@ -145,7 +145,7 @@ class InPlaceStore:
         return cls(
             files_beside(directory),
             inventory.digest,
-            tuple(scale for scale in inventory.scales if not scale.of_expert),
+            inventory.scales,
             {unit: lay_in_place(group, inventory.sources) for unit, group in inventory.units.items()},
             {p.name: lay_in_place([p], inventory.sources) for p in inventory.others},
         )

@@ -28,6 +28,7 @@ from penstock.runtime.model.binding import views
 from penstock.runtime.reading.layout import UnitLayout, lay_packed
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.adapter import Adapter
+from penstock.runtime.store.arriving import ArrivingScales
 from penstock.runtime.store.blockdev import open_device
 from penstock.runtime.store.inplace import Inventory
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, superblock
@@ -113,7 +114,7 @@ def pack_checkpoint(
     _check_out(checkpoint, out, force)
     if form is None:
         job = _plan(checkpoint, adapter)
-        check_scales(job.inventory.scales)
+        check_scales(scale for scale in job.inventory.scales if not scale.block_bytes)
         return _pack(job, checkpoint, out, device, force, progress)
     if adapter is not None:
         raise UserError(f"format={form}: adapter={adapter} cannot be merged at the same time; merge it by PEFT, then pack what that saves")
@@ -242,6 +243,7 @@ def _write_sections(job: _Job, fd: int, weights: Path, progress: Progress) -> Ma
     sections: list[Section] = []
     position = ALIGN
     progress(0, job.nbytes)
+    blocks = ArrivingScales(scale for scale in job.inventory.scales if scale.block_bytes)
     with ReadPool(READ_THREADS, READ_BLOCK_BYTES) as pool:
         read = pool.read_now if job.recoded is None else job.recoded.read
         for name, layout in job.layouts.items():
@@ -249,6 +251,7 @@ def _write_sections(job: _Job, fd: int, weights: Path, progress: Progress) -> Ma
             for start, stop in _gaps(layout):
                 piece[start:stop] = bytes(stop - start)
             read(layout.extents, piece)
+            blocks.refuse(layout.extents, piece)
             if job.adapter is not None:
                 for tensor, weight in views(layout.tensors, torch.frombuffer(piece, dtype=torch.uint8)).items():
                     job.adapter.merge(job.names[name, tensor], weight)

@@ -1,0 +1,83 @@
+"""Scales that lie between the weights, looked at when their bytes first come to memory: of blocks in GGUF files, of coded experts."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from penstock.planner.common.errors import UserError
+from penstock.runtime.reading.layout import Extent
+from penstock.runtime.reading.pending import Done
+from penstock.runtime.reading.read_meter import Meter
+from penstock.runtime.reading.reader import Reads
+from penstock.runtime.store.scales import Scale, no_numbers
+
+
+class MeteredReads(Reads, Protocol):
+    """Reads whose bytes are booked."""
+
+    meter: Meter
+
+
+class ArrivingScales:
+    """``scales`` by where they lie in their files."""
+
+    def __init__(self, scales: Iterable[Scale]):
+        self._in_file: dict[Path, list[Scale]] = defaultdict(list)
+        for scale in sorted(scales, key=lambda scale: scale.entry.offset):
+            self._in_file[scale.entry.file].append(scale)
+        self._begins = {file: [scale.entry.offset for scale in found] for file, found in self._in_file.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._in_file)
+
+    def refuse(self, extents: Iterable[Extent], into: memoryview) -> None:
+        """UserError names the first tensor whose scales, as far as they lie in ``extents``, are no numbers. Takes no memory but two bytes
+        for each block of 32 or 256 weights."""
+        for extent in extents:
+            found, end = self._in_file.get(extent.file, []), extent.offset + extent.nbytes
+            first = max(0, bisect_right(self._begins.get(extent.file, []), extent.offset) - 1)
+            for scale in found[first:]:
+                if scale.entry.offset >= end:
+                    break
+                begin = max(extent.offset, scale.entry.offset)
+                nbytes = min(end, scale.entry.offset + scale.entry.nbytes) - begin
+                at = extent.dest + begin - extent.offset
+                if nbytes > 0 and not scale.is_sound(into[at : at + nbytes], begin - scale.entry.offset):
+                    raise no_numbers(scale)
+
+
+class SoundReads:
+    """``source``, whose reads fail that bring scales which are no numbers. Bytes are looked at when they first come, on the reading
+    thread: a block's scales are 2 to 4 of its 18 to 210 bytes."""
+
+    def __init__(self, source: Reads, scales: ArrivingScales):
+        self._source, self._scales = source, scales
+        self._seen: set[tuple[Path, int, int]] = set()
+
+    def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
+        """See :class:`penstock.runtime.reading.reader.Reads`; ``urgent``: of a pool of readers alone."""
+        new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen] if self._scales else []
+
+        def landed(error: BaseException | None) -> None:
+            if error is None:
+                try:
+                    self._scales.refuse(new, into.cast("B"))
+                    self._seen.update((e.file, e.offset, e.nbytes) for e in new)
+                except UserError as caught:  # handed to whoever waits for this read
+                    error = caught
+            done(error)
+
+        how = {"urgent": True} if urgent else {}
+        self._source.read(extents, into, landed if new else done, name, **how)
+
+
+class MeteredSoundReads(SoundReads):
+    """The same with the meter of its source."""
+
+    def __init__(self, source: MeteredReads, scales: ArrivingScales):
+        super().__init__(source, scales)
+        self.meter = source.meter
