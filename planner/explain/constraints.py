@@ -22,6 +22,13 @@ NEARLY = 0.98
 """A stage that is busy for this share of its phase would hold it up next."""
 
 
+_WAITS = {
+    True: ("routers", "for experts that are known only after their router"),
+    False: ("host", "in which kernels and copies wait for each other to be launched"),
+}
+"""Whether experts are routed -> what a phase waits for beyond its slowest stage."""
+
+
 class Grip(StrEnum):
     """How a constraint holds."""
 
@@ -70,8 +77,8 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
         fixed_s = plan.passes_s[phase]
         waited_s = phase_s - first_s - slowest_s - fixed_s
         if waited_s > 1e-9 * phase_s:
-            note = f"{show_seconds(waited_s)} for experts that are known only after their router"
-            yield Constraint(f"{phase}: routers", Grip.binds, waited_s, phase_s, "s", note)
+            name, why = _WAITS[plan.model.experts is not None]
+            yield Constraint(f"{phase}: {name}", Grip.binds, waited_s, phase_s, "s", f"{show_seconds(waited_s)} {why}")
         if fixed_s:
             note = f"{show_seconds(fixed_s)} in which no stage works, as runs found"
             yield Constraint(f"{phase}: each pass", Grip.binds, fixed_s, phase_s, "s", note)

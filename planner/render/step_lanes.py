@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource, computing_of
 
-ROUTERS = "routers"
-"""The lane of what cannot overlap, since it is known only after a router."""
+ROUTERS, HOST = "routers", "host"
+"""The lane of what cannot overlap: since it is known only after a router, or since one interpreter launches kernels and copies."""
 EACH_PASS = "each pass"
 """The lane of what no stage explains (``HardwareProfile.pass_s``)."""
 
@@ -18,7 +18,7 @@ KINDS = {
     "head": "LM head",
     "layer": "layers",
     "rest": "KV and routed experts",
-    "wait": "waiting for experts",
+    "wait": "waiting for experts, or for the host",
     "pass": "what no stage explains",
 }
 """What pieces of work are there, and what people call them."""
@@ -60,7 +60,8 @@ def lanes(plan: Plan) -> tuple[Lane, ...]:
     found = [Lane(stage, _in_turn(work[stage], 0.0, p.decode_stages[stage])) for stage in work if p.decode_stages[stage] > 0]
     slowest_s, explained_s = max(p.decode_stages.values()), p.decode_s_per_token - plan.passes_s["decode"]
     if explained_s > slowest_s * (1 + 1e-9):
-        found.append(Lane(ROUTERS, (Part("waiting for experts", "wait", slowest_s, explained_s),)))
+        lane, what = (ROUTERS, "waiting for experts") if plan.model.experts else (HOST, "launching kernels and copies in turn")
+        found.append(Lane(lane, (Part(what, "wait", slowest_s, explained_s),)))
     if plan.passes_s["decode"]:
         found.append(Lane(EACH_PASS, (Part("no stage works", "pass", explained_s, p.decode_s_per_token),)))
     return tuple(found)

@@ -208,7 +208,7 @@ class Simulation:
         self._at += 1
         self._acted += 1
         self._rebase()
-        self._record.offset_ns += ns(self._plan.hardware.pass_s)
+        self._record.offset_ns += each.idle_ns + ns(self._plan.hardware.pass_s)
 
     def _route(self, each: Pass, layer: int) -> None:
         """The layer's routed experts, each as soon as it is there."""

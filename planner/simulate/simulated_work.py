@@ -17,7 +17,7 @@ from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
-from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, recorded_s, step_compute_s, table_is_far
+from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
 from penstock.planner.simulate.lanes import NS, ns
 
 PREFILL = "prefill"
@@ -42,6 +42,8 @@ class Pass:
     """Tokens whose KV a layer outside the device brings in."""
     kv_new: float
     """Tokens whose KV goes out."""
+    idle_ns: int = 0
+    """After it: launching kernels and queueing copies have held each other up for so long."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,10 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     machines = plan.hardware, replace(plan.hardware, layer_launch_s=0.0)
     routed = len(model.experts.layers) if model.experts else 1
     found: list[Passes] = []
-    start, restore_s = expected(Prefill(plan.hardware, model, work, made))
+    prefill = Prefill(plan.hardware, model, work, made)
+    start, restore_s = expected(prefill)
+    prompt_pass, step = prefill.bill(start) * (1 / prefill_passes(work, made.prefill_chunk_tokens, start)), prefill.step()
+    idle = {prompts: ns(max(0.0, bill.in_turn - bill.of(bill.slowest))) for prompts, bill in ((True, prompt_pass), (False, step))}
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)
@@ -72,7 +77,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
         dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
-        found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first)))
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first, idle[True])))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     page, until = made.kv.page_tokens, work.end_tokens - 1
     first = work.prompt_tokens
@@ -84,7 +89,9 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
             seconds, device_s = (step_compute_s(h, stay, context, batch) for h in machines)
         before_s = lookup_s(model, batch, 1) if far else 0.0
         dealt = shares.cut(device_s, seconds - device_s, context, batch)
-        found.append(Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1)))
+        found.append(
+            Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1, idle[False]))
+        )
         first = last
     return found
 

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import head_blocks, place
 from penstock.planner.contract.decided.recording import can_record, is_recorded, launched_because
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.launches import issue_s
+from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import solve
@@ -76,6 +79,23 @@ def test_a_simulation_computes_recorded_steps_as_predicted():
     steps = [found for found in passes_of(plan, units, 1) if not found.each.prefill]
     mean_ns = sum(found.count * (sum(found.each.unit_ns) + found.each.before_ns) for found in steps) / sum(found.count for found in steps)
     assert mean_ns / 1e9 == pytest.approx(plan.prediction.decode_stages["card"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("launches_s", "copies_s", "measured_s"),
+    [(0.0702, 0.071, 0.100), (0.0702, 0.082, 0.101), (0.075, 0.0527, 0.0926), (0.075, 0.0638, 0.0965), (0.054, 0.127, 0.1262)],
+    ids=["INT4, H100", "FP8, H100", "INT4, H200", "FP8, H200", "lossless, H200"],
+)
+def test_a_launched_step_lasts_as_measured(launches_s: float, copies_s: float, measured_s: float):
+    step = Price({Resource.h2d: copies_s, Resource.card: launches_s}, issued=launches_s)
+    assert step.lasts() == pytest.approx(measured_s, rel=0.06)
+
+
+def test_a_coded_product_is_launched_by_more_of_the_host():
+    hardware, plain = recording(machine()), model()
+    coded = plain.stored_as(KNOWN_FORMATS["INT4-128"])
+    assert issue_s(hardware, coded, 1) == pytest.approx(issue_s(hardware, plain, 1) * (1 + 35 / 59))
+    assert issue_s(replace(hardware, gpu=None), coded, 1) == issue_s(replace(hardware, gpu=None), plain, 1)
 
 
 @settings(QUICK, max_examples=25)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -21,6 +23,7 @@ from penstock.planner.contract.prices.stages import (
     lookup_s,
     prefill_compute_s,
     prefill_passes,
+    recorded_s,
     ssd_gbps,
     table_is_far,
 )
@@ -139,13 +142,21 @@ def _compute(
     batch, chunk = decisions.batch, decisions.prefill_chunk_tokens
     rows, passes = batch * (workload.prompt_tokens - start), prefill_passes(workload, chunk, start)
     far = table_is_far(base, decisions)
+    recorded = is_recorded(base, place(model, decisions.weights, base.gpu is not None), decisions.kv)
+    context = workload.prompt_tokens + workload.new_tokens / 2
+
+    def stepping_s(machine: HardwareProfile) -> float:
+        if recorded:
+            return recorded_s(machine, model, context, batch)
+        return decode_compute_s(machine, model, workload, batch)
+
     errors: list[Callable[[HardwareProfile], float]] = []
     if prefill_s := seen.prefill.get(Stage.compute):
         products_s = _beyond(prefill_s, far * lookup_s(model, rows, passes))
         errors.append(lambda h: math.log(prefill_compute_s(h, model, workload, batch, chunk, start) / products_s))
     if decode_s := seen.decode.get(Stage.compute):
         step_s = _beyond(decode_s, far * lookup_s(model, batch, 1))
-        errors.append(lambda h: math.log(decode_compute_s(h, model, workload, batch) / step_s))
+        errors.append(lambda h: math.log(stepping_s(h) / step_s))
 
     def misfit(logs: Mapping[Figure, float]) -> float:
         machine = slowed(base, _factors(logs))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec, touched_experts
-from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class Operations:
     """Each that is touched: two projections, SiLU, product, the split of gate and up."""
     gathered: int = 4
     """More of these where an expert's tokens are gathered and scattered."""
+    coded: int = 5
+    """More of these for each product with a coded matrix, whose kernel Python looks up: 123 us on a host where an operation takes 23."""
+    attention_products: int = 4
+    mlp_products: int = 3
     expert_marks: int = 1
     """An event recorded behind an expert. One that has just come is waited for, once."""
     together: int = 4
@@ -59,6 +63,7 @@ class Operations:
 
 
 OPERATIONS = Operations()
+_PRODUCTS = {UnitKind.attn: OPERATIONS.attention_products, UnitKind.ffn: OPERATIONS.mlp_products}
 
 
 def are_grouped(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> bool:
@@ -76,4 +81,13 @@ def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int 
         operations += len(model.experts.layers) * (
             OPERATIONS.routed(model.experts, tokens, gpu, are_grouped(hardware, model, tokens)) - dense
         )
-    return operations / dense * hardware.layer_launch_s
+    coded_s = sum(layers * coded_issue_s(hardware, unit) for unit, layers in model.coded.items())
+    return operations / dense * hardware.layer_launch_s + coded_s
+
+
+def coded_issue_s(hardware: HardwareProfile, unit: UnitSpec) -> float:
+    """Host seconds by which launching products with ``unit`` takes longer than with a plain one; 0 on a CPU. None was seen of a format that
+    has no product of its own."""
+    if hardware.gpu is None or not unit.format.product_rows:
+        return 0.0
+    return OPERATIONS.coded * _PRODUCTS.get(unit.kind, 0) / OPERATIONS.dense(True) * hardware.layer_launch_s

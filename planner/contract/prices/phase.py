@@ -15,6 +15,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import unit_s
+from penstock.planner.contract.prices.launches import coded_issue_s, issue_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
@@ -23,6 +24,7 @@ from penstock.planner.contract.prices.stages import (
     kv_fill,
     lookup_s,
     prefill_compute_s,
+    prefill_issue_s,
     prefill_passes,
     prompt_fill,
     recorded_s,
@@ -51,7 +53,7 @@ class Phase:
     lookups: Price
     """Rows of an embedding table that lies in DRAM beside a card."""
     launches: Price = NOTHING
-    """Launching kernel after kernel beyond launching a recorded step, where none is recorded."""
+    """Launching kernel after kernel, where no step is recorded: what it takes beyond a recorded one."""
     coded: Mapping[UnitKind, Price] = field(default_factory=dict)
     """Of a kind whose units stay decoded: multiplying in all passes by one that comes as it is stored, beyond by one that stays."""
 
@@ -82,8 +84,10 @@ def decode_phase(
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
     lookups = _lookups(hardware, model, batch, 1)
-    coded = _coded(hardware, model, forms, 1, batch)
-    launches = Price({computing_of(hardware): launched_s - compute_s})
+    records = can_record(hardware, model)
+    coded = _coded(hardware, model, forms, 1, batch, issues=not records)
+    issued_s = _issued_s(hardware, model, issue_s(hardware, model if records else computed_by, batch))
+    launches = Price({computing_of(hardware): launched_s - compute_s}, issued=issued_s)
     return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, launches, coded)
 
 
@@ -100,8 +104,10 @@ def prefill_phase(
     """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence."""
     passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
     rows = batch * min(chunk_tokens, left)
-    compute_s = prefill_compute_s(hardware, model.decoded(forms.decoded), workload, batch, chunk_tokens, start)
+    computed_by = model.decoded(forms.decoded)
+    compute_s = prefill_compute_s(hardware, computed_by, workload, batch, chunk_tokens, start)
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
+    rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, chunk_tokens, start)))
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
     coded = _coded(hardware, model, forms, passes, rows)
@@ -126,13 +132,21 @@ def _rest(hardware: HardwareProfile, model: ModelSpec, head_blocks: int, passes:
     return whole + units_computed(hardware, model, head_blocks) * -passes
 
 
-def _coded(hardware: HardwareProfile, model: ModelSpec, forms: ResidentForms, passes: int, rows: int) -> Mapping[UnitKind, Price]:
-    """:attr:`Phase.coded`, a kind's units taken as equal."""
+def _issued_s(hardware: HardwareProfile, model: ModelSpec, seconds: float) -> float:
+    """:attr:`Price.issued`. What experts wait for has a law of its own, ``penstock.planner.contract.prices.routed``."""
+    return seconds if hardware.gpu and model.experts is None else 0.0
+
+
+def _coded(
+    hardware: HardwareProfile, model: ModelSpec, forms: ResidentForms, passes: int, rows: int, issues: bool = True
+) -> Mapping[UnitKind, Price]:
+    """:attr:`Phase.coded`, a kind's units taken as equal. ``issues``: launching them is part of it."""
     found = {}
     for kind in sorted(forms.decoded):
         units = model.of_kind(kind)
         beyond_s = sum(unit_s(hardware, unit, rows) - unit_s(hardware, unit.decoded, rows) for unit in units) / len(units)
-        found[kind] = Price({computing_of(hardware): passes * beyond_s})
+        issued_s = _issued_s(hardware, model, passes * coded_issue_s(hardware, units[0])) if issues else 0.0
+        found[kind] = Price({computing_of(hardware): passes * beyond_s}, issued=issued_s)
     return found
 
 

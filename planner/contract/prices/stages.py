@@ -172,6 +172,15 @@ def prefill_compute_s(
     return flops_s * packing + passes_s
 
 
+def prefill_issue_s(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0
+) -> float:
+    """Host seconds to launch all passes of that prefill; those behind the first token have more operations."""
+    passes, rows = prefill_passes(workload, chunk_tokens, start), batch * min(chunk_tokens, workload.prompt_tokens - start)
+    first_s, other_s = (issue_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
+    return passes * other_s + (0.0 if start else first_s - other_s)
+
+
 def prefill_passes(workload: Workload, chunk_tokens: int, start: int = 0) -> int:
     """Passes over the weights that a prompt takes from token ``start`` on."""
     return -(-(workload.prompt_tokens - start) // chunk_tokens)
