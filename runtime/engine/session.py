@@ -39,7 +39,7 @@ from penstock.runtime.memory.ground import Ground
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
-from penstock.runtime.store.scales import check_scales
+from penstock.runtime.store.scales import ScaleCheck
 
 KEEPING = "keeping"
 """The phase in which pages of KV are waited for."""
@@ -214,7 +214,7 @@ def open_session(
         if plan.hardware.gpu is None:
             stack.enter_context(_multiplying(plan.hardware.cpu_threads))
         skeleton = open_skeleton(checkpoint, converters(plan))
-        check_scales(scale for scale in skeleton.store.scales if not scale.comes_with_weights)
+        scales = stack.enter_context(closing(ScaleCheck(scale for scale in skeleton.store.scales if not scale.comes_with_weights)))
         mark("skeleton")
         options, kept = options or EngineOptions(), None
         if plan.hardware.host is not None:
@@ -237,6 +237,7 @@ def open_session(
         mark("cuda")
         with uninterrupted():
             engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device)))
+        scales.settle()
         mark("engine")
         yield Session(plan, engine, peak, kept, mark, stack)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
@@ -82,12 +83,28 @@ def scales_of(slots: Iterable[Slot], tensors: Mapping[str, TensorEntry]) -> Iter
                 yield Scale(tensor, tensors[tensor], slot.part is not None, dtype)
 
 
-def check_scales(scales: Iterable[Scale]) -> None:
-    """UserError names the first of ``scales`` that holds a NaN or an infinite number. Reads them all, and keeps one for each reader."""
-    with ThreadPoolExecutor(READERS) as pool:
-        for scale, sound in zip(listed := list(scales), pool.map(_is_sound, listed), strict=True):
-            if not sound:
+class ScaleCheck:
+    """Reads all of ``scales`` on threads of its own from now on, and keeps one for each of them."""
+
+    def __init__(self, scales: Iterable[Scale]):
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="scales")
+        self._found = [(scale, self._pool.submit(_is_sound, scale)) for scale in scales]
+
+    def settle(self) -> None:
+        """Return once all were read. UserError names the first that holds a NaN or an infinite number."""
+        for scale, sound in self._found:
+            if not sound.result():
                 raise no_numbers(scale)
+
+    def close(self) -> None:
+        """Read no more. Safe to call twice."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def check_scales(scales: Iterable[Scale]) -> None:
+    """UserError names the first of ``scales`` that holds a NaN or an infinite number."""
+    with closing(ScaleCheck(scales)) as check:
+        check.settle()
 
 
 def no_numbers(scale: Scale) -> UserError:
