@@ -22,12 +22,12 @@ from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.model.fixtures import Fixture, device_fixtures, host_fixtures
 from penstock.runtime.model.skeleton import Skeleton
+from penstock.runtime.moving.arriving_scales import ArrivingScales, MeteredSoundReads, SoundReads
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.filler import Arrival, start_reads
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.reading.cached import CachedReads
 from penstock.runtime.reading.reader import ReadPool
-from penstock.runtime.store.arriving import ArrivingScales, MeteredSoundReads, SoundReads
 from penstock.runtime.store.base import UnitLayout
 
 FEWEST_BOUNCES = 4

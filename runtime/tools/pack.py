@@ -25,10 +25,10 @@ from penstock.planner.contract.checkpoint.gguf_checkpoint import VOCABULARY, fil
 from penstock.planner.contract.gguf.gguf_header import without_tensors
 from penstock.runtime.asked.run_schema import PackFormat
 from penstock.runtime.model.binding import views
+from penstock.runtime.moving.arriving_scales import ArrivingScales
 from penstock.runtime.reading.layout import UnitLayout, lay_packed
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.adapter import Adapter
-from penstock.runtime.store.arriving import ArrivingScales
 from penstock.runtime.store.blockdev import open_device
 from penstock.runtime.store.inplace import Inventory
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, superblock

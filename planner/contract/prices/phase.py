@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -80,14 +79,14 @@ def decode_phase(
     computed_by = model.decoded(forms.decoded)
     launched_s = decode_compute_s(hardware, computed_by, workload, batch)
     context = workload.prompt_tokens + workload.new_tokens / 2
-    compute_s = min(launched_s, recorded_s(hardware, computed_by, context, batch) if can_record(hardware, model) else math.inf)
+    records = can_record(hardware, model)
+    compute_s = recorded_s(hardware, computed_by, context, batch) if records else launched_s
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
     lookups = _lookups(hardware, model, batch, 1)
-    records = can_record(hardware, model)
     coded = _coded(hardware, model, forms, 1, batch, issues=not records)
     issued_s = _issued_s(hardware, model, issue_s(hardware, model if records else computed_by, batch))
-    launches = Price({computing_of(hardware): launched_s - compute_s}, issued=issued_s)
+    launches = Price({computing_of(hardware): max(0.0, launched_s - compute_s)}, issued=issued_s)
     return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, launches, coded)
 
 
