@@ -6,10 +6,11 @@
 
 `dense`: BF16, VRAM 6 GiB, batch 1. `prefill`: 2048 tokens. `batch`: 8 and 16. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `seventy`: 70B
 at 16 GiB, for a host of 512 GB. `splits`: `force.host_ffn` from 0 to all, each predicted and measured; what the plan's own choice lost to
-the best. `two`: the plan for a CPU that was probed on two cores. `mixtral`, `mixtral_traces`: 16 layers at 13 GiB, routed at random and
-with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. `files`: makes the checkpoints of `forms`, so that a case need not. `model`,
-`layers`, `vram` change the geometry and the budget of the dense cases; `drop=true` removes the files of a case behind it. The first command
-over a directory probes the machine, a minute; `quick=true` leaves the CPU's products out, and with them all units of the CPU.
+the best. `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `mixtral`,
+`mixtral_traces`: 16 layers at 13 GiB, routed at random and with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. `files`: makes the
+checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the dense cases;
+`drop=true` removes the files of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the
+CPU's products out, and with them all units of the CPU.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
 warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
@@ -43,6 +44,7 @@ from bench import gpt_oss  # noqa: E402
 from bench.beside_rates import Rates, measure_rates  # noqa: E402
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.coded_synth import config_of, write_coded  # noqa: E402
+from bench.crowd import Crowd, crowded_steps  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, limit_of, link_limit, machine  # noqa: E402
 from bench.moe import mean_s  # noqa: E402
@@ -59,6 +61,8 @@ ALONE = ("force.host_ffn=0",)
 SHORT, LONG = 128, 2048
 """Tokens of a prompt: behind which steps are measured, and that is measured itself."""
 HANG_S = 140.0
+CROWDED_STEPS = 240
+"""More than it takes to come back: the plan's schedule is tried again 64 steps behind the one that left it."""
 BUSY_S, SHORT_S = 1.5, 0.3
 """Of each rate, with and without a card."""
 FEW, MANY = 16, 32
@@ -142,9 +146,9 @@ class Hybrid:
 
     # ---- plans and runs
 
-    def solve(self, name: str, checkpoint: Path, *keys: str, vram: str = "", prompt: int = SHORT, batch: int = 1) -> Plan:
+    def solve(self, name: str, checkpoint: Path, *keys: str, vram: str = "", prompt: int = SHORT, batch: int = 1, new: int = 0) -> Plan:
         path = self.bench.work / f"hybrid-{name}.yaml"
-        asked = {"prompt_tokens": prompt, "new_tokens": self.steps + 2, "context_tokens": 0, "batch": batch, "requests": batch}
+        asked = {"prompt_tokens": prompt, "new_tokens": (new or self.steps) + 2, "context_tokens": 0, "batch": batch, "requests": batch}
         budget = [f"hardware.vram_bytes={vram or self.vram}"] if self.card else []
         given = ["hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={path}", *budget]
         self.bench.call("planner", "solve", *given, *(f"workload.{key}={value}" for key, value in asked.items()), *keys)
@@ -306,6 +310,21 @@ class Hybrid:
         yield self.row("two cores: the plan streams alone", self.where(plan), same, 1.0, "", "= 1", plan, None)
         yield self.row("two cores, step", "over streaming alone", plan.step_s, alone.step_s, "s", "<= 1.01", plan, None)
 
+    def crowd(self) -> Iterator[Row]:
+        """Twice as many busy processes as cores come behind a third of the steps and go behind two thirds: the steps before they go over
+        streaming alone's, which meets them, too, and the last steps over those before they came."""
+        checkpoint, steps = self.checkpoint(), CROWDED_STEPS if self.card else 3 * self.steps
+        crowd = Crowd(2 * self.cores, steps // 6, steps // 2)
+        last = max(2, steps // 20)
+        plans = [self.solve(f"crowd-{what}", checkpoint, *keys, new=steps) for what, keys in (("plan", ()), ("alone", ALONE))]
+        met, alone = (self.worker(crowded_steps, Trial(plan, checkpoint, steps, 0), crowd) for plan in plans)
+        before, beside, behind = (slice(max(0, at - last), at) for at in (crowd.since - 1, crowd.until - 1, steps))
+        point = Point(plans[0], ())
+        during, others = median(met[beside]), median(alone[beside])
+        yield self.row("crowded cores", f"{self.where(point)}; over streaming alone", during, others, "s", "<= 1.1", point, None)
+        freed, usual = median(met[behind]), median(met[before])
+        yield self.row("cores given back", "over steps before", freed, usual, "s", "<= 1.05", point, None)
+
     def mixtral(self) -> Iterator[Row]:
         checkpoint = self._mixtral()
         yield from self._routed("Mixtral, random routing", "mixtral", checkpoint, "13GiB")
@@ -373,7 +392,9 @@ SMALL_MIXTRAL = (
     "model.head_dim=64",
     "model.expert_ffn=1792",
 )
-CASES = ("files", "dense", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "mixtral", "mixtral_traces", "gpt_oss")
+CASES = (
+    "files", "dense", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "crowd", "mixtral", "mixtral_traces", "gpt_oss",
+)  # fmt: skip
 
 
 def parts_gbps(rates: Rates) -> float:
