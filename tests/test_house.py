@@ -23,8 +23,9 @@ PLANNER = (
 RUNTIME = (
     "runtime.asked", "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats.gguf",
     "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading", "runtime.store",
-    "runtime.model.fused", "runtime.model", "runtime.moving", "runtime.recorded", "runtime.experts",
+    "runtime.model.fused", "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
+    "runtime.recorded",
     "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools", "runtime",
 )  # fmt: skip
 """The runtime's."""

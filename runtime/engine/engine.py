@@ -11,12 +11,11 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.recording import launched_because
-from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
-from penstock.runtime.engine.graph_steps import GraphSteps
 from penstock.runtime.engine.host_side import HostSide
-from penstock.runtime.engine.rehearsal import longest_step, meet_loose_rows, rehearse
+from penstock.runtime.engine.recorded_side import FedStepper, RecordedSide
+from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.experts.streamed_experts import Experts
@@ -27,17 +26,12 @@ from penstock.runtime.kv.outside.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.memory.arena import PageLock
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
-from penstock.runtime.model.binding import Binder, WeightStream, move_buffers, parameters, views
+from penstock.runtime.model.binding import Binder, WeightStream, move_buffers, parameters
 from penstock.runtime.model.lookup import LookUpOnHost
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
-from penstock.runtime.recorded.card_graph import CardGraph
-from penstock.runtime.recorded.host_steps import HostSteps, host_unit
-from penstock.runtime.recorded.recorded_stream import RecordedStream
-from penstock.runtime.recorded.slot_turns import SlotTurns
-from penstock.runtime.store.decoder import decoder_layers, unit_modules
 
 
 class Engine:
@@ -79,7 +73,7 @@ class Engine:
             kernel = open_kernel(device)
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), kernel, self._binder)
             self._records = kernel is not None and self._may_record()
-            self._graphs: GraphSteps | None = None
+            self._graphs: RecordedSide | None = None
             self._recorded = 0, 0
         except BaseException:
             self.close()
@@ -192,41 +186,11 @@ class Engine:
         if self.experts is not None:
             self.experts.start()
             self.experts.stream()
-        if self._records and isinstance(self.copier, CudaDevice):
-            self._graph = CardGraph(self.copier)
-            self._graphs = self._record(self._graph, moving=True)
+        if self._records and self.card is not None and self.copier is not None:
+            fed = FedStepper(self.stepper, self.model, self._rehearsal, self._fed_by)
+            self._graphs = RecordedSide(fed, self.host, self.card, self.copier, *self._recorded)
             self._stack.callback(self._graphs.stop)
-
-    def _record(self, graph: CardGraph, moving: bool) -> GraphSteps:
-        """Record decode steps, and have them launched so. Without ``moving`` over whatever lies in the buffers."""
-        card, copier = self.card, self.copier
-        assert card is not None and copier is not None
-        if moving:
-            rows = self._recorded[0]
-            beside = self._placement.weights.host.compute(rows)
-            stream = card.recorded(graph, self._placement.step_units if beside else self._placement.streamed_units)
-            turns = SlotTurns(card.ring, stream, card.from_dram, graph, self.dram, copier)
-            graphs = GraphSteps(
-                self.stepper, graph, stream, self._rehearsal, self._fed_by, turns, self._host_steps(rows) if beside else None
-            )
-        else:
-            stream = RecordedStream((), {}, graph, self.ledger, others=self._rehearsal)
-            graphs = GraphSteps(self.stepper, graph, stream, self._rehearsal, self._fed_by, None)
-        longest_step(self.stepper, *self._recorded, graphs.capture)
-        self.stepper.graphs = graphs
-        return graphs
-
-    def _host_steps(self, rows: int) -> HostSteps:
-        """The CPU's units of a recorded step, and the threads that compute them."""
-        assert self.copier is not None
-        pool = HostPool(self.host.options.host_threads)
-        self._stack.callback(pool.close)
-        layers, activation = decoder_layers(self.model), self._placement.model.ffn_activation
-        units = []
-        for unit in self._placement.host_units:
-            ((name, module),) = unit_modules(layers, unit).items()
-            units.append(host_unit(unit, name, module, views(self.host.layouts[unit].tensors, self.dram.stays(unit)), activation))
-        return HostSteps(pool, units, rows, self.copier, self.ledger)
+            self.stepper.graphs = self._graphs.record()
 
     def _may_record(self) -> bool:
         options = self.host.options
@@ -272,7 +236,7 @@ class Engine:
             self.experts.rehearse()
         self.kv.put_outside(self.outside.rehearse())
         if self._graphs is not None and self.stepper.graphs is None:
-            self._record(self._graph, moving=False)
+            self.stepper.graphs = self._graphs.record_still()
         return rehearse(self.stepper, batch, self._most_tokens(batch))
 
     def _most_tokens(self, batch: Batch) -> int:

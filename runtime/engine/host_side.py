@@ -15,6 +15,7 @@ from penstock.planner.common.measures import GB, align_down, align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.policy import make_policy
+from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.sizes import OVERHEADS
 from penstock.runtime.asked.page_room import PageRoom
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
@@ -47,6 +48,10 @@ class EngineOptions:
     graphs: bool = True
     host_threads: int = 0
     """That compute units of a recorded step on the CPU."""
+    schedules: tuple[Schedule, ...] = ()
+    """That a recorded step can follow, with what the plan predicts of them."""
+    tell: Callable[[str], None] = lambda line: None
+    """Gets a line for the user while the model runs."""
     kv_scratch_dir: Path | None = None
     record: Path | None = None
     """File for what every token is routed to."""

@@ -14,6 +14,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.schedules import schedules_of
 from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.runtime.asked.page_room import page_room
@@ -21,8 +22,8 @@ from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
-from penstock.runtime.engine.graph_steps import launched_singly
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
+from penstock.runtime.engine.recorded_side import launched_singly
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.experts.expert_room import CpuShare, ExpertRoom
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
@@ -218,7 +219,7 @@ def open_session(
         mark("skeleton")
         options, kept = options or EngineOptions(), None
         if plan.hardware.host is not None:
-            options = replace(options, host_threads=plan.hardware.host.threads)
+            options = replace(options, host_threads=plan.hardware.host.threads, schedules=schedules_of(plan))
         if reuse is not None:
             options = replace(options, page_room=page_room(reuse, plan), kv_scratch_dir=_place(reuse.scratch_dir))
             if options.page_room.dram_pages:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.memory.device import CudaDevice, Event
 from penstock.runtime.recorded.stream_words import StreamWords
 
 
@@ -27,16 +27,19 @@ class CardGraph:
     :meth:`close`: the streams stay, and with them what libraries keep for each stream.
 
     The graph is launched on a stream of its own. What is launched behind it elsewhere waits for :attr:`results` alone, not for copies that
-    are on their way for the next launch. Costs what is allocated while it is recorded.
+    are on their way for the next launch. Costs what is allocated while it is recorded. A graph ``like`` another shares its memory and its
+    streams; the two are launched in turn.
     """
 
-    def __init__(self, card: CudaDevice):
+    def __init__(self, card: CudaDevice, like: CardGraph | None = None):
         self._card = card
         self._graph = torch.cuda.CUDAGraph()
-        self._kernels, self._copies = torch.cuda.Stream(card.device), torch.cuda.Stream(card.device)
+        self._like = like
+        self._kernels: torch.cuda.Stream = torch.cuda.Stream(card.device) if like is None else like._kernels
+        self._copies: torch.cuda.Stream = torch.cuda.Stream(card.device) if like is None else like._copies
         self._words = StreamWords()
-        self.begin: GraphPoint
-        self.results: GraphPoint
+        self.begin: Event
+        self.results: Event
         """Behind all kernels."""
         self._over = torch.cuda.Event()
 
@@ -52,9 +55,10 @@ class CardGraph:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Inside, what the current thread launches is recorded."""
-        with torch.cuda.graph(self._graph, stream=self._kernels, capture_error_mode="thread_local"):
+        pool = None if self._like is None else self._like._graph.pool()
+        with torch.cuda.graph(self._graph, pool, self._kernels, "thread_local"):
             self.begin = self.compute_event()
-            self._copies.wait_event(self.begin.edge)
+            self._copies.wait_event(_made_here(self.begin).edge)
             yield
             self.results = self.compute_event()
             self._kernels.wait_stream(self._copies)
@@ -69,11 +73,11 @@ class CardGraph:
     def compute_event(self) -> GraphPoint:
         return GraphPoint(self._kernels)
 
-    def copy_waits(self, event: GraphPoint) -> None:
-        self._copies.wait_event(event.edge)
+    def copy_waits(self, event: Event) -> None:
+        self._copies.wait_event(_made_here(event).edge)
 
-    def compute_waits(self, event: GraphPoint) -> None:
-        self._kernels.wait_event(event.edge)
+    def compute_waits(self, event: Event) -> None:
+        self._kernels.wait_event(_made_here(event).edge)
 
     def write_word(self, address: int, value: int) -> None:
         """Behind what was recorded before, 32 bits at ``address`` of page-locked memory become ``value``; all that was written before is
@@ -91,7 +95,7 @@ class CardGraph:
         with torch.cuda.stream(self._kernels):
             self._graph.replay()
         self._over.record(self._kernels)
-        self.results.timed.wait(here)
+        _made_here(self.results).timed.wait(here)
 
     def hold(self) -> None:
         """The next launch begins behind what the weights' copy stream was given."""
@@ -103,7 +107,7 @@ class CardGraph:
 
     def wait_results(self) -> None:
         """Block until the last launch's kernels are over."""
-        self.results.timed.synchronize()
+        _made_here(self.results).timed.synchronize()
 
     def wait(self) -> None:
         """Block until the last launch is over."""
@@ -115,6 +119,11 @@ class CardGraph:
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()  # of the graph, whose memory nobody else may take
 
-    def time_of(self, point: GraphPoint) -> float:
+    def time_of(self, point: Event) -> float:
         """When the last launch came to ``point``, which it has, in seconds of ``time.perf_counter``."""
-        return self._card.time_of_driver(point.timed)
+        return self._card.time_of_driver(_made_here(point).timed)
+
+
+def _made_here(event: Event) -> GraphPoint:
+    assert isinstance(event, GraphPoint)
+    return event

@@ -156,10 +156,10 @@ class RecordedStream:
         self._launched += 1
         self._booked = False
 
-    def settle(self) -> bool:
-        """Book the pass that was launched last, once its results are there; whether there was one."""
+    def settle(self) -> float | None:
+        """Book the pass that was launched last, once its results are there -> its seconds; None where there is nothing to book."""
         if self._booked:
-            return False
+            return None
         self._booked = True
         self._recorder.wait_results()
         begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
@@ -168,7 +168,7 @@ class RecordedStream:
             self._like = _Spent(self._book_compute(begun_s, over_s), self._book_copies(begun_s), over_s - begun_s)
         else:
             self._book_alike(begun_s, over_s)
-        return True
+        return over_s - begun_s
 
     def _book_compute(self, begun_s: float, over_s: float) -> float:
         """Seconds of compute, of the pass's ``over_s - begun_s``."""

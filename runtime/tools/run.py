@@ -106,12 +106,16 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
 def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, console: Console, bar: PhaseBar, texts: Texts) -> _Streamed:
     say = (lambda line: console.print(f"[penstock] {line}", markup=False)) if cfg.verbose else None
     record = None if cfg.moe.record is None else Path(cfg.moe.record).expanduser()
-    options = EngineOptions(**vars(cfg.engine), record=record, keep_spans=cfg.trace is not None)
+
+    def tell(line: str) -> None:
+        console.print(f"note: {line}", style="dim", markup=False)
+
+    options = EngineOptions(**vars(cfg.engine), record=record, keep_spans=cfg.trace is not None, tell=tell)
     opened = open_session(job.plan, job.checkpoint, ground, options, cfg.kv, say, startup.mark, read_at_once=not cfg.limits)
     with opened as session:
         job, engine = replace(job, plan=session.plan), session.engine
         if session.pageable is not None:
-            console.print(f"note: {session.pageable}", style="dim", markup=False)
+            tell(session.pageable)
         clock, limits = StageClock(engine), {}
         if cfg.limits:
             limits["before"] = measure_limits(engine)
@@ -121,7 +125,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         job = replace(job, plan=session.plan)
         clock.book("load")
         if session.launched is not None:
-            console.print(f"note: {session.launched}", style="dim", markup=False)
+            tell(session.launched)
         if session.slow_pages is not None:
             console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)
         for _ in range(cfg.warmup_rounds):

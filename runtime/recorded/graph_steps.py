@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
-from penstock.planner.contract.decided.host_units import HostUnits
-from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.stepper import Stepper
-from penstock.runtime.kv.attention.page_tables import PageTables
+from penstock.runtime.kv.attention.page_tables import PageTables, Put
+from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.recorded.card_graph import CardGraph
@@ -40,11 +38,15 @@ class _Captured:
     logits: torch.Tensor
 
 
-def launched_singly(plan: Plan) -> Plan:
-    """``plan``, predicted anew for steps that are launched kernel by kernel."""
-    gpu, weights = plan.hardware.gpu, replace(plan.decisions.weights, host=HostUnits())
-    hardware, decisions = replace(plan.hardware, gpu=gpu and replace(gpu, layer_kernels_s=0.0)), replace(plan.decisions, weights=weights)
-    return replace(plan, hardware=hardware, decisions=decisions, prediction=predict(hardware, plan.model, plan.workload, decisions))
+class TabledStepper(Protocol):
+    """Computes steps by numbers that lie on the device."""
+
+    device: torch.device
+    pool: KvPool
+
+    @property
+    def put(self) -> Put: ...
+    def compute_tabled(self, step: Step, tables: PageTables, numbers: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor: ...
 
 
 class GraphSteps:
@@ -58,7 +60,7 @@ class GraphSteps:
 
     def __init__(
         self,
-        stepper: Stepper,
+        stepper: TabledStepper,
         graph: CardGraph,
         stream: RecordedStream,
         rehearsal: WeightStream,
@@ -127,15 +129,17 @@ class GraphSteps:
         return made.logits[: len(step.rows)].clone()
 
     def make_way(self) -> None:
-        """A pass comes that is launched kernel by kernel."""
+        """A pass comes that is launched in another way."""
         self.settle()
         if self._turns is not None:
             self._turns.give()
 
-    def settle(self) -> None:
-        """Book the last step."""
-        if self._stream.settle() and self._host is not None:
+    def settle(self) -> float | None:
+        """Book the last step -> its seconds; None where it was booked before."""
+        seconds = self._stream.settle()
+        if seconds is not None and self._host is not None:
             self._host.settle()
+        return seconds
 
     def facts(self) -> dict[str, object]:
         """For the report: rows of a recorded step, or why there is none, and how many were launched."""

@@ -1,0 +1,63 @@
+"""Recorded steps by the best of a plan's schedules for what steps take: another process may have the cores that the plan counts on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
+from penstock.runtime.model.rows import Step
+from penstock.runtime.recorded.graph_steps import GraphSteps
+
+
+class ScheduledSteps:
+    """``recorded`` has the steps of each of ``choice``'s schedules by its name. ``tell`` gets the line for the user when steps move.
+
+    To move takes one fill of the ring's slots.
+    """
+
+    def __init__(self, recorded: Mapping[str, GraphSteps], choice: ScheduleChoice, tell: Callable[[str], None]):
+        self._recorded, self._choice, self._tell = recorded, choice, tell
+        self._now = recorded[choice.current.name]
+
+    @property
+    def refused(self) -> str | None:
+        """Why steps are launched one kernel after the other; None where they are not."""
+        return self._now.refused
+
+    def serves(self, step: Step) -> bool:
+        """Whether :meth:`run` can compute ``step``."""
+        return self._now.serves(step)
+
+    def run(self, step: Step) -> torch.Tensor:
+        """Compute ``step`` -> logits [rows, vocab] on the device."""
+        self.settle()
+        wanted = self._recorded[self._choice.current.name]
+        if wanted is not self._now and wanted.serves(step):
+            self._now.make_way()
+            self._now = wanted
+        return self._now.run(step)
+
+    def make_way(self) -> None:
+        """A pass comes that is launched kernel by kernel."""
+        self.settle()
+        self._now.make_way()
+
+    def settle(self) -> None:
+        """Book the last step, and judge the schedule by it."""
+        seconds = self._now.settle()
+        said = None if seconds is None else self._choice.took(seconds)
+        if said is not None:
+            self._tell(said)
+
+    def facts(self) -> dict[str, object]:
+        """For the report: rows of a recorded step, or why there is none, how many were launched, and by which schedule."""
+        steps = sum(one.steps for one in self._recorded.values())
+        schedules = {"schedules": dict(self._choice.facts())} if len(self._recorded) > 1 else {}
+        return self._now.facts() | {"steps": steps} | schedules
+
+    def stop(self) -> None:
+        """Nothing moves any more, and the memory is given back."""
+        for one in self._recorded.values():
+            one.stop()
