@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sysconfig
 from collections.abc import Mapping
 from enum import IntEnum
@@ -12,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 3
+VERSION = 4
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""
@@ -90,10 +91,10 @@ def products_library() -> ctypes.CDLL:
         ("pool_step", number, [address, address, number]),
         ("pool_abandon", None, [address, address]),
         ("pool_rest", None, [address]),
-        ("pool_ended", number, [address, number]),
         ("pool_near", None, [address, number]),
         ("pool_tell", None, [address, numbers]),
         ("served_open", address, [number, unit, number, address, address, address, address]),
+        ("served_over", number, [address]),
         ("served_tell", None, [address, numbers]),
         ("served_close", None, [address]),
         ("pool_close", None, [address]),
@@ -113,5 +114,9 @@ def matrix_kinds() -> Mapping[str, int]:
 
 
 def machine_level() -> Level:
-    """The widest instruction set of this machine that the library has products for."""
-    return Level(products_library().machine_level())
+    """The widest instruction set of this machine that there are products for, up to what ATEN_CPU_CAPABILITY leaves to torch's own."""
+    found = Level(products_library().machine_level())
+    return min(found, _UP_TO.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), found))
+
+
+_UP_TO = MappingProxyType({"default": Level.portable, "avx2": Level.avx2, "avx512": Level.avx512})

@@ -12,7 +12,7 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.threads import best_cores
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
-from penstock.runtime.beside.host_library import Level, products_library
+from penstock.runtime.beside.host_library import Level, machine_level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
 from penstock.runtime.beside.host_serve import HostServe
 
@@ -49,17 +49,17 @@ class HostPool:
 
     They spin for 50 µs after a unit, or while one is :meth:`near`, and sleep otherwise. Scratch memory: some 16 bytes for each input row
     and column of the widest layer. Calls release the interpreter's lock. Raises UserError where the products are not compiled, or the
-    threads cannot be made. ``level`` holds the instruction set below the machine's.
+    threads cannot be made. ``level`` holds the instruction set below :func:`machine_level`.
     """
 
-    def __init__(self, threads: int, cores: Sequence[int] | None = None, level: Level = Level.amx) -> None:
+    def __init__(self, threads: int, cores: Sequence[int] | None = None, level: Level | None = None) -> None:
         if cores is not None and len(cores) < threads:
             raise ValueError(f"{len(cores)} cores for {threads} threads")
         self.threads = threads
         best = best_cores() if cores is None else list(cores)
         self._library = products_library()
         where = (ctypes.c_int64 * threads)(*(best[:threads] if len(best) >= threads else [-1] * threads))
-        self._pool: int | None = self._library.pool_open(threads, where, level)
+        self._pool: int | None = self._library.pool_open(threads, where, machine_level() if level is None else level)
         if not self._pool:
             raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
 

@@ -46,7 +46,7 @@ class HostServe:
         self._served: int | None = self._library.served_open(len(units), in_c, rows, *pointers)
         if not self._served:
             raise MemoryError("the CPU's units got no scratch memory")
-        self._step: int | None = None
+        self._begun = False
 
     def begin_step(self, rows: int | None = None) -> None:
         """The card will ask for all units, in order, with so many rows: all that the buffers hold where it is not said.
@@ -58,12 +58,13 @@ class HostServe:
         if not self.ended:
             left = sum(not ended for _, ended in self.times())
             raise RuntimeError(f"the card has not asked for {left} of the {len(self.units)} units of the step before")
-        self._step = self._library.pool_step(self._pool, self._open, self.rows if rows is None else rows)
+        self._library.pool_step(self._pool, self._open, self.rows if rows is None else rows)
+        self._begun = True
 
     @property
     def ended(self) -> bool:
         """Whether all units of the last step are done."""
-        return self._step is None or bool(self._library.pool_ended(self._pool, self._step))
+        return not self._begun or bool(self._library.served_over(self._open))
 
     def times(self) -> list[tuple[float, float]]:
         """Begin and end of each unit in the last step, seconds of ``perf_counter``; 0 for what was not done."""
@@ -75,7 +76,7 @@ class HostServe:
         """Of a step that will ask for no more: threads finish the unit that they are at, and rest."""
         if self._served and not self.ended:
             self._library.pool_abandon(self._pool, self._served)
-        self._step = None
+        self._begun = False
 
     def close(self) -> None:
         """Abandon what is not done, and free memory."""

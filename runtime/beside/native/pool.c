@@ -269,7 +269,7 @@ void pool_abandon(struct pool *pool, struct served *served)
 }
 
 /* 1 when the job of that number has ended. */
-int64_t pool_ended(struct pool *pool, int64_t number)
+static int ended(struct pool *pool, int64_t number)
 {
     const struct job *job = &pool->jobs[number % JOBS];
     return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) || __atomic_load_n(&pool->posted, __ATOMIC_ACQUIRE) > number + JOBS;
@@ -290,7 +290,7 @@ void pool_wait(struct pool *pool, int64_t number)
     struct job *job = &pool->jobs[number % JOBS];
     int64_t until = now_ns() + REST_NS;
     while (now_ns() < until) {
-        if (pool_ended(pool, number))
+        if (ended(pool, number))
             return;
         relax();
     }

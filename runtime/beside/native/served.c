@@ -39,6 +39,11 @@ void served_close(struct served *served)
     free(served);
 }
 
+int64_t served_over(const struct served *served)
+{
+    return __atomic_load_n(&served->units[served->count - 1].ended, __ATOMIC_ACQUIRE) != 0;
+}
+
 void served_ready(struct served *served, int64_t rows)
 {
     served->rows = rows;
@@ -96,7 +101,7 @@ int served_live(const struct team *team, struct served *served)
             __atomic_compare_exchange_n(&unit->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
         last = take_part(team, &unit->unit, &unit->scratch, &unit->progress, served->rows, served->x, served->y);
         if (last) {
-            unit->ended = now_ns();
+            __atomic_store_n(&unit->ended, now_ns(), __ATOMIC_RELEASE);
             __atomic_store_n(&served->ask[i * FLAG_WORDS], 0, __ATOMIC_RELAXED);
             __atomic_store_n(&served->done[i * FLAG_WORDS], 1, __ATOMIC_RELEASE);
         }

@@ -31,6 +31,9 @@ struct served {
 struct served *served_open(int64_t count, const struct unit *units, int64_t rows, int32_t *ask, int32_t *done, const uint16_t *x, uint16_t *y);
 void served_close(struct served *served);
 
+/* 1 when the step's last unit is done. */
+int64_t served_over(const struct served *served);
+
 /* For a step of that many rows. No thread may be at the last one still. */
 void served_ready(struct served *served, int64_t rows);
 

@@ -125,3 +125,12 @@ def test_reading_counts_whole_pages(pool: HostPool) -> None:
     before = pool.told().bytes
     pool.read(torch.zeros(5 * 4096, dtype=torch.uint8))
     assert pool.told().bytes - before == 5 * 4096
+
+
+@pytest.mark.parametrize(("said", "most"), [("default", Level.portable), ("avx2", Level.avx2), ("avx512", Level.avx512)])
+def test_what_holds_torch_back_holds_products_back(said: str, most: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_level()
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", said)
+    assert machine_level() is min(machine, most)
+    with HostPool(1) as made:
+        assert made.told().level is min(machine, most)
