@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
-from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS, H2D, KV, PASS, SSD
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, H2D, KV, PASS, SSD
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.layer_slots import CacheStats
@@ -60,6 +60,8 @@ class Acted:
     """Of all passes, those that were acted out one by one."""
     experts: dict[str, TierCounts]
     """Tier -> what was found in it; empty for a dense model."""
+    computed_on_cpu: int = 0
+    """Experts that the CPU computed beside the card."""
 
 
 class Simulation:
@@ -113,7 +115,8 @@ class Simulation:
         if rest:
             self._batch(rest)
         self._dram.slots.stats.wait_s = self._record.counts.pop("cache waits, ns", 0) / NS
-        return Acted(self._plan, self._record, self._dram.slots.stats, self._record.offset_ns, self._acted, self._found())
+        on_cpu = 0 if self._experts is None else self._experts.computed_on_cpu
+        return Acted(self._plan, self._record, self._dram.slots.stats, self._record.offset_ns, self._acted, self._found(), on_cpu)
 
     def _found(self) -> dict[str, TierCounts]:
         tiers = {} if self._experts is None else {"vram": self._experts.card, "dram": self._experts.dram}
@@ -229,7 +232,11 @@ class Simulation:
             expert = experts.ready()
             assert expert is not None, "it was waited for"
             name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert])
-            self._record.waited(COMPUTE, waits_for, name, since, lanes.now)
+            on_cpu = experts.is_computed(expert)
+            self._record.waited(COMPUTE, CPU if on_cpu else waits_for, name, since, lanes.now)
+            if on_cpu:
+                experts.used(expert)
+                continue
             lanes.add(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self._left_to_compute(length_ns))
             self._until_computed(name)
             experts.used(expert)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.planner.common.timeline.spans import EXPERTS, SSD
+from penstock.planner.common.timeline.spans import CPU, EXPERTS, SSD
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.lanes import Lanes, Work, ns
@@ -156,6 +157,13 @@ class SimulatedExperts:
         def tier(cache: ExpertCache, track: str, seconds: float, *arrived: Callable[[Key, bool], None]) -> SimulatedTier:
             return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, *arrived)
 
+        self.computed_on_cpu = 0
+        """Experts so far."""
+        self._split = host_split(plan.hardware, plan.model, made, plan.decisions.batch)
+        self._rows, self._expert_bytes = plan.decisions.batch, experts.expert_bytes
+        self._lanes, self._copy_s = lanes, moved.expert_copied.of(Resource.h2d)
+        self._on_cpu: dict[int, bool] = {}
+        """Of the visited layer, what the CPU computes: whether it has."""
         vram, dram = expert_caches(experts, made, plan.hardware.gpu is not None)
         self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_copied.of(Resource.h2d))
         self.dram = tier(dram, SSD, moved.expert_read.of(Resource.ssd), self._in_dram)
@@ -187,9 +195,11 @@ class SimulatedExperts:
             order = sorted((*hits, *misses), key=lambda e: self.dram.cache.keeps(layer, e))
         else:
             order += [*(e for e in hits if self.dram.here((layer, e))), *(e for e in hits if not self.dram.here((layer, e))), *misses]
-        self.waiting = dict.fromkeys(order)
+        near = [e for e in hits if self.dram.here((layer, e))] if self.card is not None else []
+        self._begin_on_cpu(layer, routing, near)
+        self.waiting = dict.fromkeys(sorted(order, key=self._on_cpu.__contains__))
         if self.card is not None:
-            self._near.extend((layer, e) for e in hits if self.dram.here((layer, e)))
+            self._near.extend((layer, e) for e in near if e not in self._on_cpu)
             for expert in hits:
                 coming = self.dram.coming.get((layer, expert))
                 if coming is not None:
@@ -198,10 +208,34 @@ class SimulatedExperts:
         self._todo.extend((layer, e) for e in misses)
         self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts))
 
+    def _begin_on_cpu(self, layer: int, routing: Routing, near: Sequence[int]) -> None:
+        """Let the CPU compute its share of ``near``, missed experts that lie in DRAM."""
+        split, card = self._split, self.card
+        self._on_cpu = {}
+        if split is None or card is None or routing.prompt or len(routing.chosen) > self._rows or not near:
+            return
+        rows = [int((routing.chosen == expert).any(1).sum()) for expert in near]
+        queued = sum(coming.under_way for coming in card.coming.values()) / self._pieces
+        taken = split.on_host(rows, queued * self._copy_s)
+        for n, at in enumerate(taken):
+            expert, seconds = near[at], split.host_s[rows[at] - 1] + (0.0 if n else split.hop_s)
+            name = f"expert.{layer}.{expert}"
+            work = Work(("expert", layer, expert), name, self._expert_bytes, partial(self._on_cpu.__setitem__, expert, True))
+            self._on_cpu[expert] = False
+            self._lanes.add(CPU, work, ns(seconds))
+        self.computed_on_cpu += len(taken)
+
+    def is_computed(self, expert: int) -> bool:
+        """Whether the CPU has computed ``expert``."""
+        return self._on_cpu.get(expert, False)
+
     def ready(self) -> int | None:
-        """An expert that compute can take now, the first of the visit's order."""
+        """An expert that compute can take now, the first of the visit's order. The CPU's results are taken behind all others."""
         layer, _ = self._visited
-        return next((e for e in self.waiting if self.nearest.here((layer, e))), None)
+        first = next(iter(self.waiting))
+        if first in self._on_cpu:
+            return next((e for e in self.waiting if self._on_cpu[e]), None)
+        return next((e for e in self.waiting if e not in self._on_cpu and self.nearest.here((layer, e))), None)
 
     def copied_only(self) -> bool:
         """Whether nothing that the visit waits for comes from the SSD: the host has queued all of its copies."""
@@ -211,7 +245,7 @@ class SimulatedExperts:
         """Computed with."""
         del self.waiting[expert]
         key = self._visited[0], expert
-        if self.card is not None:
+        if self.card is not None and expert not in self._on_cpu:
             self.card.settle(key)
         if key in self._from_dram:
             self.dram.settle(key)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from penstock.planner.common.timeline.spans import COMPUTE, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
 
 WHOLE = 1 << 20
 """The speed of a lane that has its link for itself. Work is nanoseconds times this."""
@@ -15,7 +15,7 @@ FOREVER = 1 << 80
 NS = 10**9
 """Of a second. Times are whole nanoseconds: sums are exact, so a state that comes again is the same one."""
 
-LINKS = {SSD: SSD, SSD_WRITE: SSD, H2D: H2D, KV: H2D, EXPERTS: H2D, D2H: D2H, COMPUTE: COMPUTE}
+LINKS = {SSD: SSD, SSD_WRITE: SSD, H2D: H2D, KV: H2D, EXPERTS: H2D, D2H: D2H, COMPUTE: COMPUTE, CPU: CPU}
 """Track -> the link that it shares with others."""
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS, H2D, KV, SSD, Timeline
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, H2D, KV, SSD, Timeline
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.act import Acted
@@ -16,7 +16,17 @@ from penstock.planner.simulate.lanes import LINKS, NS
 FIGURES = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "ssd_bytes_per_token", "h2d_bytes_per_token")
 """Of ``penstock.planner.contract.prices.cost.Prediction``, what a simulation finds, too."""
 PHASES = ("prefill", "decode")
-WAITERS = ((COMPUTE, H2D), (COMPUTE, SSD), (COMPUTE, KV), (COMPUTE, EXPERTS), (H2D, SSD), (H2D, COMPUTE), (KV, SSD), (KV, COMPUTE))
+WAITERS = (
+    (COMPUTE, H2D),
+    (COMPUTE, CPU),
+    (COMPUTE, SSD),
+    (COMPUTE, KV),
+    (COMPUTE, EXPERTS),
+    (H2D, SSD),
+    (H2D, COMPUTE),
+    (KV, SSD),
+    (KV, COMPUTE),
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Told:
             "step_s": _steps(record.step_ns),
             "cache": {**cache, "wait_s": _six(cache["wait_s"]), "held_layers": record.held},
             "experts": {name: vars(counts) for name, counts in self.acted.experts.items()} or None,
+            "experts_computed_on_cpu": self.acted.computed_on_cpu,
             "waits": {key: {"times": times, "seconds": _six(seconds)} for key, (times, seconds) in self.waits().items()},
             "busy": {phase: {track: _six(share) for track in LINKS if (share := self.busy(phase, track))} for phase in PHASES},
             "ssd_bytes": self.read_bytes,

@@ -16,7 +16,6 @@ from penstock.planner.contract.decided.decisions import (
     H2dCopies,
     KvPages,
     KvReuse,
-    MissedExperts,
     ResidentUnits,
     SsdReads,
     Tier,
@@ -24,7 +23,7 @@ from penstock.planner.contract.decided.decisions import (
     WeightDecisions,
 )
 from penstock.planner.contract.decided.host_units import HostUnits
-from penstock.planner.contract.prices.beside import is_worth_splitting, most_host_rows
+from penstock.planner.contract.prices.beside import most_host_rows
 from penstock.planner.contract.prices.foresight import DecodeStep
 from penstock.planner.contract.prices.sizes import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
@@ -78,9 +77,7 @@ def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:
     slots = ExpertSlots(*(round(pulp.value(program.experts.slots[tier])) for tier in (Tier.vram, Tier.dram)))
     slots = p.force.apply_to_experts(slots)
     if p.hardware.gpu:
-        slots = replace(slots, chunk_bytes=program.experts.chunk_bytes)
-    if p.force.expert_host is None and is_worth_splitting(p.hardware, p.model, slots, p.batch):
-        slots = replace(slots, host=MissedExperts.split)
+        slots = replace(slots, chunk_bytes=program.experts.chunk_bytes, host=program.experts.host)
     step, gpu = DecodeStep(p.hardware, p.model, experts, p.workload, p.batch), p.hardware.gpu is not None
     if p.force.expert_prefetch is None:
         nearest = slots.vram_slots if gpu else slots.dram_slots

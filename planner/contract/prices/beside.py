@@ -19,16 +19,18 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts, ResidentForms
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.recording import can_record, launched_because
-from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.experts.expert_misses import Visit, visit
+from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.planner.contract.given.formats import Dtype
-from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
-from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import PriceTable, passed
+from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import expert_copy_s
 
 
@@ -150,9 +152,30 @@ def is_worth_splitting(hardware: HardwareProfile, model: ModelSpec, slots: Exper
     return split.each_s(model.experts.top_k) < (1 - LEAST_GAIN) * split.copy_s
 
 
-def missed_price(hardware: HardwareProfile, copied: Price, split: HostSplit, missed: float, expert_bytes: int) -> Price:
-    """Of one expert that a step misses in VRAM, where a layer misses ``missed`` on average: the link's part and the CPU's."""
-    many = max(1, round(missed))
-    share = len(split.on_host([1] * many)) / many
-    host = Price({Resource.cpu: share * split.host_s[0]}) + passed(hardware, share * expert_bytes)
-    return copied * (1 - share) + host
+@dataclass(frozen=True)
+class Missed:
+    """One of a decode step's experts that VRAM misses and DRAM holds."""
+
+    bill: Price
+    fetch_s: float
+    """What it adds to a visit that waits for it."""
+
+    @classmethod
+    def of(cls, hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, copied: Price) -> Missed:
+        """Where ``copied`` is the price of a copy. Shared with the CPU, all layers are taken as missing alike many, those that a plan
+        misses which streams nothing but experts: so the price is the same for all decisions of one program."""
+        split, experts, gpu = host_split(hardware, model, slots, batch), model.experts, hardware.gpu
+        if split is None or experts is None or gpu is None:
+            return cls(copied, copied.of(Resource.h2d))
+        missed = missed_beside_layers(gpu, hardware.vram_bytes, model, experts, visit(experts, batch))
+        many = max(1, round(missed / len(experts.layers)))
+        share = len(split.on_host([1] * many)) / many
+        link = Price({Resource.h2d: (1 - share) * copied.of(Resource.h2d)})
+        return cls(link + Price({Resource.cpu: share * split.host_s[0]}) + passed(hardware, experts.expert_bytes), split.each_s(many))
+
+
+def missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
+    """Experts of all layers that VRAM misses which keeps all that is no expert, and as many experts as there is room for."""
+    others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
+    slots = max(0, vram_bytes - others) // expert_vram_bytes(experts)
+    return len(experts.layers) * one.missed(kept_in_all(experts, slots) / len(experts.layers))

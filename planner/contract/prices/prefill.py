@@ -15,7 +15,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.beside import Beside
+from penstock.planner.contract.prices.beside import Beside, Missed
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
@@ -40,6 +40,8 @@ class Moved:
     """One routed expert from the SSD."""
     expert_copied: Price
     """One from DRAM to the card; nothing without one."""
+    missed: Missed
+    """One that a decode step misses in VRAM and not in DRAM."""
     streamed: Mapping[UnitKind, int]
     """Units that do not stay where they are computed with."""
     step_streamed: Mapping[UnitKind, int]
@@ -62,11 +64,12 @@ class Moved:
             if count:
                 kv_price += table.kv(layer, tier) * count
         units = total(table.unit(nbytes, lies, home(hardware, lies)) * count for (nbytes, lies), count in placement.alike.items())
-        read = copied = Price()
+        read, copied, missed = Price(), Price(), Missed(Price(), 0.0)
         if model.experts and decisions.experts:
             nbytes, chunk = model.experts.expert_bytes, decisions.experts.chunk_bytes
             read = table.brought(nbytes, Tier.ssd, Place.host)
             copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
+            missed = Missed.of(hardware, model, decisions.experts, decisions.batch, copied)
         outside = round(sum(layers.values()) * layer) if gpu else 0
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
         if host:
@@ -82,6 +85,7 @@ class Moved:
             kv_h2d_bytes=outside,
             expert_read=read,
             expert_copied=copied,
+            missed=missed,
             streamed=streamed,
             step_streamed=step_streamed,
             step_bytes=sum(map(placement.unit_bytes, coming)),
@@ -91,6 +95,10 @@ class Moved:
     def each_pass(self, units: Price, missed: Misses) -> Price:
         """Of a pass over ``units`` that misses so many experts."""
         return units + self.expert_read * missed.dram + self.expert_copied * missed.vram
+
+    def each_step(self, missed: Misses) -> Price:
+        """The same of a decode step."""
+        return self.step + (self.expert_read + self.expert_copied) * missed.dram + self.missed.bill * missed.from_dram
 
 
 @dataclass(frozen=True)
@@ -114,13 +122,13 @@ class Prefill:
         d = self.decisions
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
         phase = prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms)
-        return self._bill(phase, self.moved.units, self.moved.streamed)
+        return self._bill(phase, self.moved.each_pass(self.moved.units, self._missed(phase)), self.moved.streamed)
 
     def step(self) -> Price:
         """Of one decode step behind it, as if its experts were known before their routers."""
         d = self.decisions
         phase = decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks, d.weights.forms)
-        return self._bill(phase, self.moved.step, self.moved.step_streamed)
+        return self._bill(phase, self.moved.each_step(self._missed(phase)), self.moved.step_streamed)
 
     def seconds(self, start: int = 0) -> float:
         """Of the slowest resource, and of what no resource explains in each pass."""
@@ -130,9 +138,11 @@ class Prefill:
         """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins."""
         return (self.bill(start) + Price({Resource.ssd: -ssd_s, Resource.h2d: -h2d_s})).lasts() + self._passes_s(start)
 
-    def _bill(self, phase: Phase, units: Price, streamed: Mapping[UnitKind, int]) -> Price:
-        missed = misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
-        each_pass, launched = self.moved.each_pass(units, missed), int(not self.moved.recorded)
+    def _missed(self, phase: Phase) -> Misses:
+        return misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
+
+    def _bill(self, phase: Phase, each_pass: Price, streamed: Mapping[UnitKind, int]) -> Price:
+        launched = int(not self.moved.recorded)
         return phase.bill(each_pass, self.moved.kv, table_is_far(self.hardware, self.decisions), streamed, launched)
 
     def _passes_s(self, start: int) -> float:

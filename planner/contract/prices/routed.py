@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.experts.expert_misses import Misses, Visit, visit
-from penstock.planner.contract.experts.expert_slots import kept_in_all
-from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.experts.expert_misses import Misses, visit
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.prices.beside import missed_beside_layers
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
-from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import weight_pass_s, weight_read_s
 
 PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -68,7 +67,7 @@ class Routed:
         one = visit(model.experts, batch)
         u, foreseen, missed = one.touched, model.experts.foreseen, 0.0
         if hardware.gpu:
-            missed = _missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
+            missed = missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
         alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
         computed_s = alone * (u - 1) / u * unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
@@ -99,13 +98,6 @@ def behind_last(read: float) -> tuple[float, float]:
     return part - each * read, each
 
 
-def _missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
-    """Experts of all layers that VRAM misses which keeps all that is no expert, and as many experts as there is room for."""
-    others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
-    slots = max(0, vram_bytes - others) // expert_vram_bytes(experts)
-    return len(experts.layers) * one.missed(kept_in_all(experts, slots) / len(experts.layers))
-
-
 @dataclass(frozen=True)
 class Fetched:
     """Experts that a decode step misses, and the seconds that each is in transit. Numbers for a plan, expressions in the program."""
@@ -117,6 +109,8 @@ class Fetched:
     copy_s: float
     any_read: Amount
     """1 where any is read, else 0."""
+    missed_s: float
+    """What one of those that DRAM holds adds, whoever computes with it."""
 
     @property
     def from_dram(self) -> Amount:
@@ -129,13 +123,14 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Amount, fe
     ``compute``: of the whole step, ``step_s`` of it without looking embeddings up; ``streamed``: copying what streams beside experts. An
     expert is copied piece by piece while it is read.
     """
-    copy = routed.copy_s(fetched.copy_s) / unit_s
+    copy, missed = (routed.copy_s(seconds) / unit_s for seconds in (fetched.copy_s, fetched.missed_s))
     reads = [(count, routed.read_s(fetch_s) / unit_s) for count, fetch_s in fetched.read]
     read, beside = sum(count for count, _ in reads), routed.exposed * streamed
-    apart = sum(count * max(each, copy) for count, each in reads) + fetched.from_dram * copy + beside
+    apart = sum(count * max(each, copy) for count, each in reads) + fetched.from_dram * missed + beside
     reading, most = sum(count * each for count, each in reads), routed.named * max(step_s, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
-    for together in (reading, *(reading + pause for pause in pauses), fetched.copied * copy + beside):
+    fetching = sum(count for count, _ in reads) * copy + fetched.from_dram * missed + beside
+    for together in (reading, *(reading + pause for pause in pauses), fetching):
         yield routed.alone * compute + (1 - routed.apart) * together + routed.apart * apart
 
 
@@ -153,5 +148,5 @@ def routed_s(
     if model.experts is None:
         return 0.0
     read = [(missed.dram, moved.expert_read.of(Resource.ssd))]
-    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0)
+    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed.fetch_s)
     return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed_s, fetched))

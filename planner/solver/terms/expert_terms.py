@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import pulp
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
+from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts, Tier
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.prices.beside import Missed, is_worth_splitting
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
 from penstock.planner.contract.prices.routed import Fetched, Routed, held_up
@@ -28,6 +29,8 @@ class ExpertTerms:
     """Whether any is read from the SSD after loading."""
     chunk_bytes: int = 0
     """Of a copy to the card; 0 without one."""
+    host = MissedExperts.copied
+    """What becomes of missed experts."""
 
     def __init__(
         self,
@@ -53,13 +56,26 @@ class ExpertTerms:
             self.chunk_bytes = problem.force.expert_chunk_bytes or expert_chunk_bytes(
                 problem.hardware, problem.model, problem.workload, problem.batch, in_flight
             )
-            self._copy_t = expert_copy_s(gpu, self.experts, self.chunk_bytes) * ticks_per_s
+            copied = Price({Resource.h2d: expert_copy_s(gpu, self.experts, self.chunk_bytes)})
+            self._copy_t = copied.of(Resource.h2d) * ticks_per_s
+            self.host = self._host()
+            slots = ExpertSlots(0, 0, chunk_bytes=self.chunk_bytes, host=self.host)
+            copied += passed(problem.hardware, self.experts.expert_bytes)
+            self._missed_price = Missed.of(problem.hardware, problem.model, slots, problem.batch, copied)
             self._vram_more = program.integer("experts_vram_more", 0, 1)
             all_vram = self._tier(Tier.vram, problem.force.expert_vram_slots, 0)
             self.copied = 1 - all_vram
         all_dram = self._tier(Tier.dram, problem.force.expert_dram_slots, all_vram)
         self.read = program.integer("experts_read", 0, 1)
         program.add(self.read >= 1 - all_vram - all_dram)
+
+    def _host(self) -> MissedExperts:
+        """Whether the CPU takes a share, which is the same for all slots."""
+        p = self._problem
+        if p.force.expert_host is not None:
+            return MissedExperts(p.force.expert_host)
+        worth = is_worth_splitting(p.hardware, p.model, ExpertSlots(0, 0, chunk_bytes=self.chunk_bytes), p.batch)
+        return MissedExperts.split if worth else MissedExperts.copied
 
     def _tier(self, tier: Tier, forced: int | None, idle: pulp.LpVariable | int) -> pulp.LpVariable:
         """Variables of one tier, which needs no slots where ``idle``; whether it has one for every expert."""
@@ -90,6 +106,18 @@ class ExpertTerms:
         ticks = {Resource.ssd: self._program.dot(read, self._read_t), Resource.h2d: copied * self._copy_t}
         return Price(ticks) + passed(self._problem.hardware, passed_mb * (MB / self._tick_s))
 
+    def each_step(self) -> Price:
+        """The same of a decode step, whose missed experts the CPU may share."""
+        if self.experts is None:
+            return Price()
+        if not self._problem.hardware.gpu:
+            return self.each_pass(self._problem.batch)
+        read, copied = self._missed(self._problem.batch)
+        total = pulp.lpSum(read)
+        ticks = {Resource.ssd: self._program.dot(read, self._read_t), Resource.h2d: total * self._copy_t}
+        twice = passed(self._problem.hardware, total * (2 * self.experts.expert_bytes / self._tick_s))
+        return Price(ticks) + twice + self._missed_price.bill * (1 / self._tick_s) * (copied - total)
+
     def most(self, tokens: int) -> Price:
         """The most that they can be."""
         if self.experts is None:
@@ -104,7 +132,9 @@ class ExpertTerms:
             return
         p, tick_s = self._problem, self._tick_s
         read, copied = self._missed(p.batch)
-        fetched = Fetched([(n, t * tick_s) for n, t in zip(read, self._read_t, strict=True)], copied, self._copy_t * tick_s, self.read)
+        reads = [(n, t * tick_s) for n, t in zip(read, self._read_t, strict=True)]
+        copy_s = self._copy_t * tick_s
+        fetched = Fetched(reads, copied, copy_s, self.read, self._missed_price.fetch_s if p.hardware.gpu else copy_s)
         yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
 
     def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:

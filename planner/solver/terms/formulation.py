@@ -192,7 +192,7 @@ class Formulation(LinearProgram):
         launched = self._launched()
         self.host = HostTerms(self, p, self.layers - self.ffn, launched, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
-        step = phase.bill(self._step_units(units) + self.experts.each_pass(p.batch), kv, far, of_step, launched)
+        step = phase.bill(self._step_units(units) + self.experts.each_step(), kv, far, of_step, launched)
         self._lasts(self.decode_t, step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv.read.of(Resource.h2d)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):

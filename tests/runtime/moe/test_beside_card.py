@@ -11,16 +11,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts
 from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.routers import RecordedRouters
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from tests.conftest import SHARED
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
-from tests.support import HostCopier, decisions, plan_for
+from tests.support import HostCopier, decisions, plan_for, workload
 
 CPU = torch.device("cpu")
 TRAINED = SHARED / "models" / "tiny-mixtral"
@@ -81,6 +84,23 @@ def test_a_slow_cpu_and_a_plan_without_it_compute_none(random_mixtral: Path, gbp
     batch = Batch(prompts=[[5, 9, 200]], max_new_tokens=4, chunk_tokens=1 << 20)
     _, facts = run(plan_of(random_mixtral, 1, gbps, missed), random_mixtral, batch)
     assert not facts["computed_on_cpu"] and facts["vram"]["misses"]
+
+
+@pytest.mark.parametrize("dram", [0, 9])
+def test_a_simulation_has_the_cpu_compute_the_same_experts(random_mixtral: Path, tmp_path: Path, dram: int) -> None:
+    """By the run's own routings: as many hits and misses in both tiers, as many experts on the CPU."""
+    work = workload(prompt_tokens=1, new_tokens=24)
+    plan = replace(plan_of(random_mixtral, 1, dram=dram), workload=work)
+    path = tmp_path / "routed.jsonl"
+    with opened(plan, random_mixtral, HostCopier(), record=path) as session:
+        batch = Batch(prompts=[[5]], max_new_tokens=24, chunk_tokens=1 << 20)
+        session.load(batch)
+        session.generate(batch, Sampler(Sampling(), CPU))
+        ran = session.engine.facts()["experts"]
+    acted = Simulation(plan, Options(), routers=RecordedRouters(read_routings(path), None)).run()
+    found = {name: (ran[name]["hits"], ran[name]["misses"]) for name in ("vram", "dram")}
+    assert {name: (counts.hits, counts.misses) for name, counts in acted.experts.items()} == found
+    assert acted.computed_on_cpu == ran["computed_on_cpu"] > 0
 
 
 @pytest.mark.skipif(not TRAINED.exists(), reason="the trained models are not here")
