@@ -25,7 +25,7 @@ class Launcher:
         self._others = [at for at, name in enumerate(self._names) if name not in varying]
         self._compiled: dict[Hashable, Any] = {}
 
-    def __call__(self, blocks: tuple[int, ...], *given: torch.Tensor | float | None, num_warps: int = 4, **constants: Any) -> None:
+    def __call__(self, blocks: tuple[int, ...], *given: torch.Tensor | float, num_warps: int = 4, **constants: Any) -> None:
         """``given`` are the kernel's arguments in order, ``constants`` all of its constants, which come last."""
         grid = (*blocks, 1, 1)[:3]
         count = len(given)
@@ -42,7 +42,7 @@ class Launcher:
         compiled[grid](*given, *[constants[name] for name in self._names[len(given) :]])
 
 
-def _kind(one: torch.Tensor | float | None) -> Hashable:
+def _kind(one: torch.Tensor | float) -> Hashable:
     if isinstance(one, torch.Tensor):
         return one.dtype, one.data_ptr() % _LINE == 0
-    return one is None or (one == 1, one % _LINE == 0, _LEAST <= one <= _MOST)
+    return (one == 1, one % _LINE == 0, _LEAST <= one <= _MOST)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from penstock.runtime.formats.kernels.on_card import layer_kernels
@@ -74,7 +73,7 @@ def _normed(norm: Any, exact: bool, hidden_states: torch.Tensor, more: torch.Ten
     return made[1] if more is None else made
 
 
-def _layer(layer: nn.Module, hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
+def _layer(layer: Any, hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
     """What a decoder layer computes, the sum behind attention within the norm that follows."""
     attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **given)
     residual, hidden = layer.post_attention_layernorm(hidden_states, attended)
