@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.recording import launched_because
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.constraints import Constraint, constraints, launches_bind
@@ -130,9 +131,17 @@ def advice(explanation: Explanation) -> tuple[str, ...]:
     if best is None:
         names = ", ".join(p.offer.name for p in bought)
         said = [f"Nothing: none of these makes the best plan faster by more than {NOTICEABLE:.2%}: {names}."]
-        return (*said, *["Decode waits for the host to launch kernels (hardware.layer_launch_s)."] * launches_bind(e.plan), *free)
+        return (*said, *_launched(e.plan), *free)
     others = ", ".join(f"{p.offer.name} gains {f'{p.gain:.1%}' if p.pays else 'nothing'}" for p in bought)
     return (f"{best.offer.name} {_gain_text(best)}.", *([f"{others[:1].upper()}{others[1:]}."] if others else []), *free)
+
+
+def _launched(plan: Plan) -> Iterator[str]:
+    """That a step waits for launches, and why it is launched kernel by kernel."""
+    if launches_bind(plan):
+        kv = plan.decisions.kv
+        why = launched_because(plan.placement, kv.pages - kv.vram_pages) or "there is no Triton here, or none was probed"
+        yield f"Decode waits for the host to launch kernels (hardware.layer_launch_s): steps are not recorded, {why}."
 
 
 def step_text(margin: Margin) -> str:

@@ -20,6 +20,7 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.explanation import _launched
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
@@ -69,6 +70,18 @@ def test_a_machine_without_such_attention_launches():
     decisions, is_one = decided(hardware, m, work())
     assert not is_one and not can_record(hardware, m)
     assert predict(hardware, m, work(), decisions).decode_s_per_token >= m.layers * LAUNCH_S
+
+
+def test_who_waits_for_launches_is_told_why_steps_are_not_recorded():
+    hardware, m = replace(recording(machine()), gpu=gpu(layer_kernels_s=0.0)), replace(model(), model_type="falcon")
+    for machine_, why in ((hardware, "falcon models attend by code of their own"), (recording(machine()), "falcon models")):
+        decisions, _ = decided(machine_, m, work())
+        plan = Plan(machine_, m, work(), decisions, predict(machine_, m, work(), decisions))
+        (said,) = _launched(plan)
+        assert "hardware.layer_launch_s" in said and why in said
+    decisions, _ = decided(recording(machine()), model(), work())
+    recorded = Plan(recording(machine()), model(), work(), decisions, predict(recording(machine()), model(), work(), decisions))
+    assert not list(_launched(recorded))
 
 
 def test_a_simulation_computes_recorded_steps_as_predicted():
