@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.threads import best_cores
+from penstock.planner.common.threads import best_cores, most_threads
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import Level, machine_level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
@@ -139,6 +139,12 @@ class HostPool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def pool_here(threads: int) -> HostPool:
+    """The pool that a plan has ``threads`` for; of fewer where this process has fewer cores than the plan's machine: threads that spin must
+    not wait for each other's core."""
+    return HostPool(min(threads, most_threads()))
 
 
 def _rows_of(tensor: torch.Tensor, columns: int) -> int:

@@ -14,7 +14,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import ALONE, OWN
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.engine.rehearsal import longest_step
@@ -112,7 +112,7 @@ class RecordedSide:
     def _host_steps(self) -> HostSteps:
         """The CPU's units, and the threads that compute them."""
         placement, host = self._host.placement, self._host
-        pool = HostPool(host.options.host_threads)
+        pool = pool_here(host.options.host_threads)
         self._stack.callback(pool.close)
         layers, units = decoder_layers(self._fed.model), []
         for unit in placement.host_units:

@@ -12,7 +12,7 @@ from torch import nn
 from penstock.planner.common.timeline.spans import CPU
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.beside.host_ffn import HostFfn
-from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.experts.asked_ahead import make_ahead
 from penstock.runtime.experts.beside_card import BesideCard, ExpertUnits
 from penstock.runtime.experts.card_experts import CardExperts
@@ -81,7 +81,7 @@ class Experts:
             return units[layer].of(views.of((layer, expert), slot, buffer))
 
         shape = share.rows, room.experts.top_k, share.hidden
-        return BesideCard(share.split, room.experts.expert_bytes, HostPool(share.threads), unit_of, shape, device, card)
+        return BesideCard(share.split, room.experts.expert_bytes, pool_here(share.threads), unit_of, shape, device, card)
 
     def fills(self) -> list[Fill]:
         """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""

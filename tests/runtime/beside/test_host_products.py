@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
-from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.host_pool import HostPool, pool_here
 
 pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
 LEVELS = [] if products_unbuilt() else [level for level in Level if level <= machine_level()]
@@ -134,3 +135,10 @@ def test_what_holds_torch_back_holds_products_back(said: str, most: Level, monke
     assert machine_level() is min(machine, most)
     with HostPool(1) as made:
         assert made.told().level is min(machine, most)
+
+
+def test_a_plan_of_a_larger_machine_gets_the_threads_that_are_here() -> None:
+    with pool_here(256) as made:
+        assert made.threads == most_threads()
+    with pool_here(1) as made:
+        assert made.threads == 1
