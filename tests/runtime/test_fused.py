@@ -100,6 +100,17 @@ def test_a_gate_of_another_activation_stays() -> None:
     assert "LlamaMLP" not in changed(model)
 
 
+def test_a_forward_that_somebody_gave_a_module_stays() -> None:
+    model = tiny("llama")
+    given = {
+        module: lambda *_: None for module in model.modules() if type(module).__name__ in ("LlamaRMSNorm", "LlamaMLP", "LlamaAttention")
+    }
+    for module, forward in given.items():
+        module.forward = forward
+    convert(model)
+    assert given and all(vars(module)["forward"] is forward for module, forward in given.items())
+
+
 def test_code_is_compared_without_what_does_not_compute() -> None:
     def said(self: Any, x: int) -> int:
         """Words."""

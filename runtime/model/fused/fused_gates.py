@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from penstock.runtime.formats.kernels.on_card import layer_kernels
-from penstock.runtime.model.fused.known_code import reads_as
+from penstock.runtime.model.fused.known_code import computes_as
 
 _MLP = """
 def forward(self, x):
@@ -25,7 +25,7 @@ class FusedGates:
 
     def convert(self, model: PreTrainedModel) -> None:
         for module in model.modules():
-            if reads_as(type(module).forward, _MLP) and isinstance(module.act_fn, SiLUActivation | nn.SiLU):
+            if computes_as(module, _MLP) and isinstance(module.act_fn, SiLUActivation | nn.SiLU):
                 module.forward = partial(_gated, module)
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from penstock.runtime.formats.kernels.on_card import layer_kernels
 from penstock.runtime.formats.stored_linear import StoredLinear
-from penstock.runtime.model.fused.known_code import reads_as
+from penstock.runtime.model.fused.known_code import computes_as
 
 _NORM = """
 def forward(self, hidden_states):
@@ -53,12 +53,12 @@ class FusedNorms:
     its own, where products read a stored form: those are within rounding of the model's, and no more can be asked of what lies between."""
 
     def convert(self, model: PreTrainedModel) -> None:
-        norms = [module for module in model.modules() if reads_as(type(module).forward, _NORM)]
+        norms = [module for module in model.modules() if computes_as(module, _NORM)]
         exact = not any(isinstance(module, StoredLinear) and module.form.product_rows for module in model.modules())
         for norm in norms:
             norm.forward = partial(_normed, norm, exact)
         for layer in model.modules():
-            if getattr(layer, "post_attention_layernorm", None) in norms and any(reads_as(type(layer).forward, text) for text in _LAYERS):
+            if getattr(layer, "post_attention_layernorm", None) in norms and any(computes_as(layer, text) for text in _LAYERS):
                 layer.forward = partial(_layer, layer)
 
 

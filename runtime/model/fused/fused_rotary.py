@@ -39,7 +39,8 @@ class FusedRotary:
         for module in model.modules():
             forward, home = type(module).forward, sys.modules[type(module).__module__]
             own, half = getattr(home, _NAME, None), getattr(home, "rotate_half", None)
-            if own is None or half is None or not isinstance(forward, FunctionType) or _NAME not in forward.__code__.co_names:
+            taken = "forward" in vars(module) or not isinstance(forward, FunctionType)
+            if own is None or half is None or taken or _NAME not in forward.__code__.co_names:
                 continue
             if forward.__closure__ is None and reads_as(own, _ROTARY) and reads_as(half, _HALF):
                 other = FunctionType(forward.__code__, {**forward.__globals__, _NAME: partial(_rotated, own)}, forward.__name__)

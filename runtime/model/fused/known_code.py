@@ -9,6 +9,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from torch import nn
+
+
+def computes_as(module: nn.Module, text: str) -> bool:
+    """Whether ``module`` computes by the code of ``text``: its class does, and nobody gave it a forward of its own."""
+    return "forward" not in vars(module) and reads_as(type(module).forward, text)
+
 
 @cache
 def reads_as(function: Callable[..., Any], text: str) -> bool:
