@@ -60,7 +60,9 @@ ALONE = ("force.host_ffn=0",)
 """Nothing is computed by the CPU: all that VRAM does not keep streams."""
 SHORT, LONG = 128, 2048
 """Tokens of a prompt: behind which steps are measured, and that is measured itself."""
-HANG_S = 140.0
+HANG_S = 300.0
+WHOLE = "whole"
+"""All VRAM that the card has."""
 CROWDED_STEPS = 240
 """More than it takes to come back: the plan's schedule is tried again 64 steps behind the one that left it."""
 BUSY_S, SHORT_S = 1.5, 0.3
@@ -149,7 +151,7 @@ class Hybrid:
     def solve(self, name: str, checkpoint: Path, *keys: str, vram: str = "", prompt: int = SHORT, batch: int = 1, new: int = 0) -> Plan:
         path = self.bench.work / f"hybrid-{name}.yaml"
         asked = {"prompt_tokens": prompt, "new_tokens": (new or self.steps) + 2, "context_tokens": 0, "batch": batch, "requests": batch}
-        budget = [f"hardware.vram_bytes={vram or self.vram}"] if self.card else []
+        budget = [f"hardware.vram_bytes={vram or self.vram}"] if self.card and vram != WHOLE else []
         given = ["hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={path}", *budget]
         self.bench.call("planner", "solve", *given, *(f"workload.{key}={value}" for key, value in asked.items()), *keys)
         return read_plan(path)
@@ -182,7 +184,7 @@ class Hybrid:
 
     def resident_s(self, checkpoint: Path, batch: int = 1) -> float:
         """A step with all weights in VRAM; without a card, in DRAM."""
-        plan = self.solve("resident", checkpoint, vram="null", batch=batch)
+        plan = self.solve("resident", checkpoint, vram=WHOLE, batch=batch)
         if self.card and plan.placement.streamed_units:
             raise SystemExit(f"{checkpoint.name}: does not fit into the card's memory as a whole, so that no chain can be measured")
         return median(self.run(plan, checkpoint).step_s for _ in range(2))
