@@ -43,7 +43,8 @@ def _whole(tensors: Parts, bits: int) -> CodedParts | None:
 
 def _fp8(tensors: Parts, kind: str, group: int) -> CodedParts:
     weight = tensors["weight"]
-    return CodedParts(kind, *weight.shape, group, (weight, tensors["weight_scale"].float().contiguous()))
+    rows, columns = weight.shape
+    return CodedParts(kind, rows, columns, group, (weight, tensors["weight_scale"].float().contiguous()))
 
 
 def _mxfp4(tensors: Parts) -> CodedParts:

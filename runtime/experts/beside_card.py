@@ -81,7 +81,8 @@ def _activation(module: ExpertsModule) -> str:
     """As :class:`HostFfn` names it."""
     known = {type(ACT2FN[name]): said for name, said in ACTIVATIONS.items()}
     found = known.get(type(module.act_fn))
-    if found is None or (module.has_gate and type(module)._apply_gate is not _default_apply_gate):
+    gate: object = type(module)._apply_gate if module.has_gate else _default_apply_gate
+    if found is None or gate is not _default_apply_gate:
         raise UserError(f"{type(module).__name__}: the CPU does not compute this activation; {REMEDY}")
     return found
 

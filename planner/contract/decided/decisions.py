@@ -196,7 +196,7 @@ class MissedExperts(StrEnum):
 
     copied = "copied"
     """All are copied to the card: the CPU computes none."""
-    split = "split"
+    split = "split"  # type: ignore[assignment]  # str.split, which nobody asks of it
     """Some are computed by the CPU where they lie, so many that both sides end together: ``contract.experts.host_split``."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -28,10 +28,10 @@ class Launcher:
     def __call__(self, blocks: tuple[int, ...], *given: torch.Tensor | float, num_warps: int = 4, **constants: Any) -> None:
         """``given`` are the kernel's arguments in order, ``constants`` all of its constants, which come last."""
         grid = (*blocks, 1, 1)[:3]
-        count = len(given)
+        count, numbers = len(given), cast("tuple[float, ...]", given)  # of which the varying ones are read
         key = (
             num_warps, *constants.values(), *[_kind(given[at]) for at in self._others if at < count],
-            *[_LEAST <= given[at] <= _MOST for at in self._varying],
+            *[_LEAST <= numbers[at] <= _MOST for at in self._varying],
         )  # fmt: skip
         compiled = self._compiled.get(key)
         if compiled is None:
