@@ -15,7 +15,8 @@ from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.price import computing_of
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
-from penstock.planner.render.stage_names import STAGES
+from penstock.planner.render.stage_names import IN_TURN, stage_names
+from penstock.planner.render.whereabouts import beside_card
 from penstock.planner.solver.terms.menu import MENUS
 
 NEARLY = 0.98
@@ -27,6 +28,8 @@ _WAITS = {
     False: ("host", "in which kernels and copies wait for each other to be launched"),
 }
 """Whether experts are routed -> what a phase waits for beyond its slowest stage."""
+_BESIDE = (IN_TURN, "of each for what the other computed")
+"""The same of a step with units of the CPU."""
 
 
 class Grip(StrEnum):
@@ -65,7 +68,7 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
     phases = (("decode", p.decode_stages, p.decode_s_per_token, 0.0), ("prefill", p.prefill_stages, p.prefill_s, p.restore_s))
     for phase, stages, phase_s, first_s in phases:
         slowest_s = max(stages.values())
-        for stage, name in STAGES.items():
+        for stage, name in stage_names(plan).items():
             busy_s = stages[stage]
             if not busy_s:
                 continue
@@ -77,7 +80,7 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
         fixed_s = plan.passes_s[phase]
         waited_s = phase_s - first_s - slowest_s - fixed_s
         if waited_s > 1e-9 * phase_s:
-            name, why = _WAITS[plan.model.experts is not None]
+            name, why = _BESIDE if phase == "decode" and beside_card(plan) else _WAITS[plan.model.experts is not None]
             yield Constraint(f"{phase}: {name}", Grip.binds, waited_s, phase_s, "s", f"{show_seconds(waited_s)} {why}")
         if fixed_s:
             note = f"{show_seconds(fixed_s)} in which no stage works, as runs found"

@@ -9,7 +9,7 @@ from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.contract.plan.tier_fill import Fill, fills
 from penstock.planner.explain.explain_table import EXPLAINED, SIMPLE, seconds_more, signed, standing, value_text
 from penstock.planner.explain.explanation import Explanation, advice, step_text
-from penstock.planner.render.stage_names import STAGES
+from penstock.planner.render.stage_names import stage_names
 from penstock.planner.render.step_lanes import KINDS, lanes
 from penstock.planner.render.svg import COLOURS, change_picture, lack_picture, look_of, look_of_item, step_picture, tiers_picture
 from penstock.planner.solver.impossible import Impossible, shown_gb
@@ -55,7 +55,7 @@ def explanation_page(explanation: Explanation) -> str:
         "<h2>What to buy next</h2>", *(_p(sentence, "" if n else "buy") for n, sentence in enumerate(advice(e))),
         "<h2>Tiers, each filled to scale</h2>", tiers_picture(fills(plan)), *map(_legend, fills(plan)),
         "<h2>A decode step</h2>",
-        step_picture(drawn, plan.prediction.decode_s_per_token, {str(stage): name for stage, name in STAGES.items()}),
+        step_picture(drawn, plan.prediction.decode_s_per_token, {str(stage): name for stage, name in stage_names(plan).items()}),
         _swatches("", [(look_of(kind), said) for kind, said in KINDS.items() if kind in {p.kind for lane in drawn for p in lane.parts}]),
         _p("Each stage works through its layers side by side with the others; the step lasts as long as the slowest.", "dim"),
         "<h2>What holds it back</h2>",

@@ -15,10 +15,13 @@ from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve import hardware_from
+from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.beside import host_rows_timed
 from penstock.planner.explain.margins import NOTICEABLE
+from penstock.planner.explain.resources import AMOUNTS
 from penstock.planner.solver.program import Optimum, optimum
 from penstock.planner.solver.terms.problem import Question
 
@@ -75,12 +78,29 @@ def offers(question: Question) -> Iterator[Offer]:
     doubled = tuple(replace(p, gbps=2 * p.gbps) for p in hardware.ssd_read)
     drives = replace(hardware, ssd_read=doubled, ssd_write_gbps=2 * hardware.ssd_write_gbps, ssd_bytes=2 * hardware.ssd_bytes)
     yield Offer("ssd", f"a second SSD ({best:.3g} to {2 * best:.3g} GB/s)", q.on(drives))
+    yield from _for_the_cpu(q)
     batches = [n for n in BATCHES if 0 < q.workload.batch < n]
     fitting = next((n for n in batches if _fits(q, n)), None)
     if fitting:
         name = f"a batch of {fitting} (workload.batch={fitting})"
         yield Offer("batch", name, replace(q, workload=_together(q, fitting)), is_bought=False)
     yield from _other_forms(q)
+
+
+def _for_the_cpu(question: Question) -> Iterator[Offer]:
+    """What lets a CPU compute more beside the card, where it may: DRAM of twice the rate, of which its products have their share, and
+    twice the cores, whose products are no faster than the bus."""
+    hardware, model = question.hardware, question.model
+    if hardware.host is None or not host_rows_timed(hardware, model) or not can_record(hardware, model):
+        return
+    products, bus = hardware.host.peak_gbps, hardware.dram_bus_gbps
+    if bus:
+        faster = AMOUNTS["host"].with_amount(AMOUNTS["bus"].with_amount(hardware, 2 * bus), 2 * products)
+        yield Offer("channels", f"twice the DRAM channels ({bus:.3g} to {2 * bus:.3g} GB/s)", question.on(faster))
+    more = min(2 * products, bus or 2 * products)
+    if more > products:
+        cores = f"twice the cores (CPU products of {products:.3g} to {more:.3g} GB/s)"
+        yield Offer("cores", cores, question.on(AMOUNTS["host"].with_amount(hardware, more)))
 
 
 FORMS = (

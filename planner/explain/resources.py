@@ -45,6 +45,24 @@ def _with_ssd(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
     return replace(hardware, ssd_read=tuple(replace(p, gbps=p.gbps * factor) for p in hardware.ssd_read))
 
 
+def _with_bus(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
+    """What link and CPU leave each other grows in proportion, until they do not disturb each other."""
+    factor, host = gbps / hardware.dram_bus_gbps, hardware.host
+    shares = {name: min(1.0, getattr(host, name) * factor) for name in ("beside_h2d", "h2d_beside")} if host else {}
+    return replace(hardware, dram_bus_gbps=gbps, host=host and replace(host, **shares))
+
+
+def _host_gbps(hardware: HardwareProfile) -> float:
+    return hardware.host.peak_gbps if hardware.host else 0.0
+
+
+def _with_host(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
+    """Products of all formats in proportion."""
+    factor, host = gbps / _host_gbps(hardware), hardware.host
+    assert host is not None
+    return replace(hardware, host=replace(host, products={name: _faster(curve, factor) for name, curve in host.products.items()}))
+
+
 def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
     """Both directions in proportion."""
     gpu = _gpu(hardware)
@@ -85,10 +103,12 @@ def _faster(curve: Curve, factor: float) -> Curve:
 ALL = (
     Resource("vram", "VRAM", "GB", *_capacity("vram")),
     Resource("dram", "DRAM", "GB", *_capacity("dram")),
-    Resource("bus", "DRAM bus", "GB/s", lambda h: h.dram_bus_gbps, lambda h, gbps: replace(h, dram_bus_gbps=gbps)),
+    Resource("bus", "DRAM bus", "GB/s", lambda h: h.dram_bus_gbps, _with_bus),
     Resource("ssd", "SSD read", "GB/s", _ssd_gbps, _with_ssd),
     Resource("pcie", "PCIe", "GB/s", lambda h: _gpu(h).h2d.peak, _with_pcie),
+    Resource("host", "CPU products", "GB/s", _host_gbps, _with_host),
     Resource("weights", "weight reads", "GB/s", lambda h: h.weight_gbps, _with_weight_rate),
     Resource("matrices", "matrices", "TFLOP/s", lambda h: h.dense_tflops, _with_matrix_rate),
 )
 """Capacities and links first, then what computes: its memory's rate, by which decode goes, and its matrix rate."""
+AMOUNTS = {resource.key: resource for resource in ALL}

@@ -11,7 +11,7 @@ from penstock.planner.common.console import print_head, print_line
 from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.render.stage_names import STAGES
+from penstock.planner.render.stage_names import decode_bound, stage_names
 
 
 def print_prediction(plan: Plan, console: Console) -> None:
@@ -20,7 +20,7 @@ def print_prediction(plan: Plan, console: Console) -> None:
     rows = (
         ("load", show_seconds(p.load_s), "once, before the first request"),
         ("first token", show_seconds(p.ttft_s), _of_prefill(plan)),
-        ("decode", f"{show_seconds(p.decode_s_per_token)} a token", f"bound by {STAGES[p.bottleneck_decode]}"),
+        ("decode", f"{show_seconds(p.decode_s_per_token)} a token", f"bound by {decode_bound(plan)}"),
         ("", f"{p.decode_tokens_per_s:.3g} tokens/s", f"all {plan.decisions.batch} sequences together" if plan.decisions.batch > 1 else ""),
     )
     for label, value, remark in rows:
@@ -34,7 +34,7 @@ def _of_prefill(plan: Plan) -> str:
     p = plan.prediction
     if p.restored_tokens:
         return f"restoring {p.restored_tokens} tokens takes {show_seconds(p.restore_s)}"
-    first, later, bound = show_seconds(p.ttft_s), show_seconds(p.prefill_s), f"bound by {STAGES[p.bottleneck_prefill]}"
+    first, later, bound = show_seconds(p.ttft_s), show_seconds(p.prefill_s), f"bound by {stage_names(plan)[p.bottleneck_prefill]}"
     return bound if first == later else f"{later} behind another batch, {bound}"
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource, computing_of
+from penstock.planner.render.stage_names import IN_TURN
+from penstock.planner.render.whereabouts import beside_card
 
 ROUTERS, HOST = "routers", "host"
 """The lane of what cannot overlap: since it is known only after a router, or since one interpreter launches kernels and copies."""
@@ -18,7 +20,7 @@ KINDS = {
     "head": "LM head",
     "layer": "layers",
     "rest": "KV and routed experts",
-    "wait": "waiting for experts, or for the host",
+    "wait": "waiting for experts, for the host or for each other",
     "pass": "what no stage explains",
 }
 """What pieces of work are there, and what people call them."""
@@ -50,17 +52,23 @@ def lanes(plan: Plan) -> tuple[Lane, ...]:
     """The stages that work at all. A stage's seconds are shared out by bytes; those of compute evenly over the layers."""
     p, placement = plan.prediction, plan.placement
     ssd = [(f"layer {i}", "layer", placement.layer_dram_bytes(i)) for i in placement.ssd_layers]
-    h2d = [(str(unit), unit.kind, placement.unit_bytes(unit)) for unit in placement.streamed_units]
+    host = beside_card(plan)
+    h2d, cpu = (
+        [(str(unit), unit.kind, placement.unit_bytes(unit)) for unit in units]
+        for units in (placement.step_units if host else placement.streamed_units, host)
+    )
     work: dict[str, list[tuple[str, str, int]]] = {
         Resource.ssd: [*ssd, ("KV and experts", "rest", p.ssd_bytes_per_token - sum(n for *_, n in ssd))],
         Resource.h2d: [*h2d, ("KV and experts", "rest", p.h2d_bytes_per_token - sum(n for *_, n in h2d))],
         Resource.d2h: [("KV", "rest", 1)],
+        **({Resource.cpu: cpu} if host else {}),
         computing_of(plan.hardware): [(f"layer {i}", "layer", 1) for i in range(plan.model.layers)],
     }
     found = [Lane(stage, _in_turn(work[stage], 0.0, p.decode_stages[stage])) for stage in work if p.decode_stages[stage] > 0]
     slowest_s, explained_s = max(p.decode_stages.values()), p.decode_s_per_token - plan.passes_s["decode"]
     if explained_s > slowest_s * (1 + 1e-9):
         lane, what = (ROUTERS, "waiting for experts") if plan.model.experts else (HOST, "launching kernels and copies in turn")
+        lane, what = (IN_TURN, "one after the other") if host else (lane, what)
         found.append(Lane(lane, (Part(what, "wait", slowest_s, explained_s),)))
     if plan.passes_s["decode"]:
         found.append(Lane(EACH_PASS, (Part("no stage works", "pass", explained_s, p.decode_s_per_token),)))

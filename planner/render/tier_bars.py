@@ -13,6 +13,7 @@ from penstock.planner.common.measures import GB, show_bytes
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.memory_law import LEFT_ALONE
+from penstock.planner.render.whereabouts import beside_card, computed_by
 
 _BAR = 58
 _GLYPHS = "█▓▒░▚▪▫◦▞◆◇○"
@@ -29,6 +30,18 @@ def print_tiers(plan: Plan, console: Console) -> None:
         print_line(console, Text(f"  {fill.tier.upper():<5}").append(bar).append(scale))
         for text in legend:
             print_line(console, Text(" " * 7).append(text))
+    if beside_card(plan):
+        _print_computed(plan, console)
+
+
+def _print_computed(plan: Plan, console: Console) -> None:
+    """Who computes a decode step, where that is more than one."""
+    print_head(console, "Computed", " with, in a decode step of up to " + f"{plan.decisions.weights.host.rows} rows")
+    parts = computed_by(plan)
+    bar, legend = _bar(parts, sum(parts.values()))
+    print_line(console, Text("  step ").append(bar).append(f" {sum(parts.values()) / GB:.3g} GB"))
+    for text in legend:
+        print_line(console, Text(" " * 7).append(text))
 
 
 def _bar(use: Mapping[str, int], capacity: int) -> tuple[Text, list[Text]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.plan.plan import Plan
 
@@ -15,6 +16,21 @@ class Lies:
 
     count: int
     nbytes: int
+
+
+def beside_card(plan: Plan) -> tuple[Unit, ...]:
+    """Units that the CPU computes in the workload's decode steps; none without a GPU."""
+    return plan.placement.host_units if plan.decisions.weights.host.compute(plan.decisions.batch) else ()
+
+
+def computed_by(plan: Plan) -> dict[str, int]:
+    """Who computes with the units of a decode step, and where from: bytes of each, routed experts apart."""
+    placement, gpu, host = plan.placement, plan.hardware.gpu is not None, frozenset(beside_card(plan))
+    found = dict.fromkeys(("card, from VRAM", "card, copied to it", "CPU, where they lie"), 0)
+    for unit, tier in placement.units:
+        who = "CPU, where they lie" if unit in host or not gpu else "card, from VRAM" if tier is Tier.vram else "card, copied to it"
+        found[who] += placement.unit_bytes(unit)
+    return {who: nbytes for who, nbytes in found.items() if nbytes}
 
 
 def layers_in(plan: Plan) -> dict[Tier, Lies]:
