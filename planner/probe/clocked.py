@@ -41,6 +41,8 @@ class Shares:
     """One long read, of the time for SSD reading; 0: none."""
     decode_s: float = 0.0
     """Timing the decoders of each device, in a process that imports torch once more; 0: none."""
+    products_s: float = 0.0
+    """Timing the CPU's products beside a GPU, in another such process; 0: none."""
 
 
 START_UP_S = 3.0
@@ -64,6 +66,7 @@ FULL = Shares(
     (1, 2, 4, 8, 16),
     12.0,
     2.0,
+    4.0,
 )
 QUICK = Shares(
     15 - START_UP_S - OVERRUN_S["quick"],

@@ -68,6 +68,10 @@ class Findings:
         """The figures by name, none where they were not measured."""
         return dict(self._values.get(path, {}))
 
+    def tables(self, path: str) -> dict[str, list[list[float]]]:
+        """The tables by name, none where they were not measured."""
+        return dict(self._values.get(path, {}))
+
     def rows(self, path: str) -> list[list[float]]:
         """The table, without rows where it was not measured."""
         return list(self._values.get(path, []))

@@ -23,17 +23,17 @@ from penstock.planner.common.host_memory import last_level_cache_bytes, memory_f
 from penstock.planner.common.interrupt import import_torch, terminate_as_interrupt
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.origins import unmeasured
-from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, SsdConfig
+from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, HostConfig, SsdConfig
 from penstock.planner.probe.best_block import sweep, table
 from penstock.planner.probe.bus_rate import measure_bus
 from penstock.planner.probe.clocked import FULL, QUICK, Meter, Shares
 from penstock.planner.probe.cpu_rates import measure_cpu
-from penstock.planner.probe.decoder_rates import DECODERS, measure_decoders
 from penstock.planner.probe.dram_rates import Arena, mlock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu, host_register
 from penstock.planner.probe.layer_launch import measure_launch
 from penstock.planner.probe.machine_load import Load, Watch
+from penstock.planner.probe.runtime_rates import DECODERS, PRODUCTS, measure_decoders, measure_products
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SLICE_S, STEADY, Buffers, fill_scratch, read_long, read_sampler
 
@@ -151,6 +151,9 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     found.attempt(("gpu.h2d_with_d2h_gbps",), lambda: gpu.both_ways(arena, shares.gpu_s))
     found.attempt(("gpu.copy_s",), lambda: gpu.issuing(arena, shares.gpu_s))
     found.attempt(("gpu.name",), gpu.identity)
+    if shares.products_s:
+        meter.say("CPU products beside the link")
+        found.attempt(PRODUCTS, lambda: measure_products(shares.products_s, int(found.number("cpu.cores")), gpu.index))
 
 
 def _measure_decoders(found: Findings, meter: Meter, shares: Shares, gpu: Gpu | None) -> None:
@@ -250,6 +253,16 @@ def _read_target(directory: Path, targets: list[Target], files: ExitStack, found
         raise CannotMeasure(f"{why}; {error}") from error
 
 
+def _host(found: Findings) -> HostConfig | None:
+    """None where the CPU's products were not measured."""
+    if not found.number("host.threads"):
+        return None
+    products = {name: [list(row) for row in rows] for name, rows in found.tables("host.products").items()}
+    return HostConfig(
+        int(found.number("host.threads")), products, HostConfig.hop_s, found.number("host.beside_h2d"), found.number("host.h2d_beside")
+    )
+
+
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
     number, rows = found.number, found.rows
     return HardwareConfig(
@@ -283,6 +296,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             decode=found.by_name("gpu.decode"),
             products=found.by_name("gpu.products"),
         ),
+        host=_host(found),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),
     )

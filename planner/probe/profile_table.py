@@ -44,6 +44,12 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
     ]
     if gpu is None:
         return rows
+    if (host := config.host) is not None:
+        rows += [
+            ("host.threads", str(host.threads)),
+            ("host.products", "\n".join(_products(name, host.products[name]) for name in host.products)),
+        ]
+        rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
     return rows + [
         ("gpu.name", gpu.name),
         ("vram_bytes", show_bytes(config.vram_bytes)),
@@ -65,6 +71,11 @@ def _binary(nbytes: float) -> str:
 
 def _curve(rows: list[list[float]]) -> str:
     return "\n".join(f"{_binary(size)} {rate:.1f} GB/s" for size, rate in rows)
+
+
+def _products(name: str, rows: list[list[float]]) -> str:
+    """GB/s of one format by rows."""
+    return f"{name} " + ", ".join(f"{gbps:.1f} GB/s of {count:g} row{'s' * (count > 1)}" for count, gbps in rows)
 
 
 def _read_grid(rows: list[list[float]]) -> str:

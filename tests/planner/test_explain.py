@@ -22,7 +22,7 @@ from penstock.planner.explain.margins import margins, step_of
 from penstock.planner.explain.neighbours import candidates, neighbours
 from penstock.planner.explain.purchases import next_card, offers, preset_cards
 from penstock.planner.explain.resources import ALL, resources
-from penstock.planner.render.stage_names import STAGES
+from penstock.planner.render.stage_names import stage_names
 from penstock.planner.render.step_lanes import ROUTERS, lanes
 from penstock.planner.solver.impossible import document as document_of_impossible
 from penstock.planner.solver.impossible import explain_impossible
@@ -295,7 +295,7 @@ def test_the_lanes_of_a_step_are_as_long_as_its_stages(question: Question) -> No
     plan = answer(question)
     for lane in lanes(plan):
         if lane.stage != ROUTERS:
-            assert lane.busy_s == pytest.approx(plan.prediction.decode_stages[lane.stage]) and lane.stage in STAGES
+            assert lane.busy_s == pytest.approx(plan.prediction.decode_stages[lane.stage]) and lane.stage in stage_names(plan)
         assert all(one.end_s == other.start_s for one, other in zip(lane.parts, lane.parts[1:], strict=False))
     ssd = next(lane for lane in lanes(plan) if lane.stage == "ssd")
     assert [p.name for p in ssd.parts if p.kind == "layer"] == [f"layer {i}" for i in plan.placement.ssd_layers]

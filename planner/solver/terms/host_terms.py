@@ -50,7 +50,10 @@ class HostTerms:
 
 
 def most_host_units(problem: Problem) -> int:
-    """FFN units that the CPU may compute, as far as machine, model and batch have a say."""
+    """FFN units that the CPU may compute, as far as machine, model and batch have a say; none where memory cannot hold the layers, so that
+    each pass reads the SSD."""
     p = problem
+    if sum(p.model.attn_bytes) + sum(p.model.ffn_bytes) > p.hardware.vram_bytes + p.hardware.dram_bytes:
+        return 0
     rows = host_rows_timed(p.hardware, p.model) if p.force.host_rows is None else p.force.host_rows
     return p.model.layers if p.batch <= rows and can_record(p.hardware, p.model) else 0

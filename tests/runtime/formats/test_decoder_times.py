@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
-from penstock.planner.probe.decoder_rates import measure_decoders
 from penstock.planner.probe.findings import CannotMeasure
+from penstock.planner.probe.runtime_rates import measure_decoders
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, rates, samples
 

@@ -1,0 +1,54 @@
+"""How fast the runtime decodes each format, and multiplies by it beside a card: timed by processes of their own, since the planner knows
+the runtime as a program alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.planner.probe.findings import CannotMeasure, Figure
+
+DECODERS = ("cpu.decode", "gpu.decode", "gpu.products")
+PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside")
+DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S = 40.0, 25.0
+"""A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format."""
+
+
+def measure_decoders(seconds: float, threads: int, gpu: int | None) -> Iterator[Figure]:
+    """Rates by format, within about ``seconds`` for each device beside what importing torch takes."""
+    words = [f"seconds={seconds}", *([f"threads={threads}"] if threads else []), *([] if gpu is None else [f"gpu={gpu}"])]
+    told = _told("decoder_times", words, "the decoders", DECODERS_PATIENCE_S)
+    how = "each format's matrices of 4096 columns, three in turn, median"
+    yield Figure("cpu.decode", told["cpu"]["decode"], f"1e9 elements/s decoded into memory, {how}")
+    if gpu is not None and "cuda" in told:
+        yield Figure("gpu.decode", told["cuda"]["decode"], f"1e9 elements/s decoded into memory, {how}")
+        yield Figure("gpu.products", told["cuda"]["products"], f"GB/s of stored bytes, products of one row, {how}")
+
+
+def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
+    """Rates of the CPU by format and rows, within about ``seconds`` beside what importing torch and filling matrices takes."""
+    words = [f"cores={cores}", f"seconds={seconds}", f"gpu={gpu}"]
+    told = _told("host_product_times", words, "the CPU's products", PRODUCTS_PATIENCE_S)
+    if "unbuilt" in told:
+        raise CannotMeasure(told["unbuilt"])
+    how = "BF16 14336x4096, one row"
+    yield Figure("host.threads", told["threads"], f"the most of CPU and link together, {how}")
+    yield Figure(
+        "host.products", told["products"], "GB/s of stored bytes by rows, more matrices of 14336x4096 than a cache holds, no copies"
+    )
+    yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
+    yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")
+
+
+def _told(tool: str, words: list[str], what: str, patience_s: float) -> Any:
+    command = [sys.executable, "-m", f"penstock.runtime.tools.{tool}", *words]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s)
+    except subprocess.TimeoutExpired as error:
+        raise CannotMeasure(f"timing {what} took more than {patience_s:g} s") from error
+    if done.returncode:
+        raise CannotMeasure(f"timing {what} failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1][:200]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,0 +1,148 @@
+"""How fast the CPU multiplies by each format where it lies, alone and beside copies to a card: `planner probe` runs this as a process.
+
+    python -m penstock.runtime.tools.host_product_times cores=16 [seconds=4] [gpu=0]
+
+Ends with one JSON line: ``threads``; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
+the share of these that is left beside copies, and ``h2d_beside``, the share that is left of the copies. Or ``unbuilt``: why there are none.
+Takes 1.1 GB of DRAM, and 64 MiB of the card.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import cycle
+
+import torch
+
+from penstock.runtime.beside.host_library import products_unbuilt
+from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, samples
+
+MATRIX_ROWS = 14336
+"""With ``COLUMNS`` an FFN matrix of an 8B model."""
+PASS_ROWS = (1, 2, 4, 8, 16)
+ROTATED_BYTES = 1 << 30
+"""Matrices that take turns, so that no cache holds the next one."""
+COPIED_BYTES = 64 << 20
+SHARES = ((3, 4), (1, 1), (1, 2))
+"""Of the cores, as threads that are tried."""
+LEAST = 3
+"""Products that are timed at least."""
+
+
+def matrices_of(name: str) -> list[HostMatrix]:
+    """Alike, in format ``name``, more of them than a cache holds; none where the CPU has no product with it."""
+    parts = {"BF16": {"weight": ((MATRIX_ROWS, COLUMNS), torch.bfloat16)}, **samples(MATRIX_ROWS)}[name]
+    filled = parts_of(parts, torch.device("cpu"))
+    first = host_matrix_of(name, filled)
+    if first is None:
+        return []
+    others = (host_matrix_of(name, {leaf: part.clone() for leaf, part in filled.items()}) for _ in range(ROTATED_BYTES // first.bytes))
+    return [first, *(other for other in others if other is not None)]
+
+
+class Copies:
+    """Page-locked memory to a card over and over, on a stream of its own, while the ``with`` block runs."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._source = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._stop = threading.Event()
+        self._ends: list[float] = []
+        self._thread = threading.Thread(target=self._copy)
+
+    def __enter__(self) -> Copies:
+        self._thread.start()
+        while len(self._ends) < LEAST:
+            time.sleep(0.001)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def gbps_within(self, start: float, end: float) -> float:
+        """GB/s between two readings of ``time.perf_counter``."""
+        inside = [at for at in self._ends if start <= at <= end]
+        return (len(inside) - 1) * COPIED_BYTES / 1e9 / (inside[-1] - inside[0]) if len(inside) > 1 else 0.0
+
+    def _copy(self) -> None:
+        stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(stream):
+            into = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=self._device)
+            queued: list[torch.cuda.Event] = []
+            while not self._stop.is_set():
+                into.copy_(self._source, non_blocking=True)
+                queued.append(torch.cuda.Event())
+                queued[-1].record()
+                if len(queued) > 2:
+                    queued.pop(0).synchronize()
+                    self._ends.append(time.perf_counter())
+            stream.synchronize()
+
+
+def product_gbps(pool: HostPool, matrices: Sequence[HostMatrix], rows: int, seconds: float) -> float:
+    """Stored bytes a second of products of ``rows`` rows, the next matrix at every one."""
+    x = torch.randn(rows, matrices[0].columns).to(torch.bfloat16)
+    out = torch.empty(rows, matrices[0].rows, dtype=torch.bfloat16)
+    turn = cycle(matrices)
+    pool.product(next(turn), x, out)
+    done, begun = 0, time.perf_counter()
+    while done < LEAST or time.perf_counter() < begun + seconds:
+        pool.product(next(turn), x, out)
+        done += 1
+    return done * matrices[0].bytes / 1e9 / (time.perf_counter() - begun)
+
+
+def measured(cores: int, seconds: float, device: torch.device | None) -> Iterator[tuple[str, object]]:
+    """Name and value of each figure, within about ``seconds``."""
+    plain = matrices_of("BF16")
+    counts = sorted({max(1, cores * part // whole) for part, whole in SHARES})
+    tried: list[tuple[float, int, float, float]] = []
+    link = 0.0
+    for count in counts:
+        with closing(HostPool(count)) as pool:
+            alone = product_gbps(pool, plain, 1, seconds / 8)
+            if device is None:
+                tried.append((alone, -count, alone, 0.0))
+                continue
+            with Copies(device) as copies:
+                begun = time.perf_counter()
+                time.sleep(seconds / 16)
+                link = max(link, copies.gbps_within(begun, time.perf_counter()))
+                begun = time.perf_counter()
+                beside = product_gbps(pool, plain, 1, seconds / 8)
+                tried.append((beside + copies.gbps_within(begun, time.perf_counter()), -count, beside / alone, beside))
+    together, threads, share, beside = max(tried)
+    yield "threads", -threads
+    if device is not None:
+        yield "beside_h2d", min(1.0, share)
+        yield "h2d_beside", min(1.0, (together - beside) / link)
+    products: dict[str, list[list[float]]] = {}
+    with closing(HostPool(-threads)) as pool:
+        for name in ("BF16", *samples(MATRIX_ROWS)):
+            matrices = plain if name == "BF16" else matrices_of(name)
+            if matrices:
+                products[name] = [[rows, round(product_gbps(pool, matrices, rows, seconds / 64), 3)] for rows in PASS_ROWS]
+    yield "products", products
+
+
+def main() -> None:
+    """Measure and print."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    if why := products_unbuilt():
+        print(json.dumps({"unbuilt": why}))
+        return
+    device = torch.device("cuda", int(given["gpu"])) if "gpu" in given else None
+    with torch.inference_mode():
+        print(json.dumps(dict(measured(int(given["cores"]), float(given.get("seconds", "4")), device))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the CPU multiplies beside a card, as the probe asks the runtime for it."""
+
+import json
+import subprocess
+
+import pytest
+
+from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.probe import runtime_rates
+from penstock.planner.probe.findings import CannotMeasure, Findings
+from penstock.planner.probe.measure import _host
+from penstock.planner.probe.profile_table import _figures
+from tests.planner.test_presets import hardware
+
+TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128": [[1, 50.0]]}, "beside_h2d": 0.8, "h2d_beside": 0.9}
+
+
+def answering(monkeypatch, told, code=0, stderr=""):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, code, f"noise\n{json.dumps(told)}\n", stderr)
+
+    monkeypatch.setattr(runtime_rates.subprocess, "run", run)
+    return asked
+
+
+def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_the_profiles(monkeypatch):
+    asked = answering(monkeypatch, TOLD)
+    found = Findings("2026-11-22")
+    for figure in runtime_rates.measure_products(4.0, 16, 0):
+        found.add(figure)
+    assert asked[0][2:] == ["penstock.runtime.tools.host_product_times", "cores=16", "seconds=4.0", "gpu=0"]
+    cfg = hardware("h200")
+    cfg.host = _host(found)
+    made = hardware_from(cfg).host
+    assert (made.threads, made.beside_h2d, made.h2d_beside, made.most_rows(KNOWN_FORMATS["BF16"])) == (12, 0.8, 0.9, 16)
+    assert hardware_mapping(hardware_from(cfg))["host"]["products"] == TOLD["products"]
+    shown = dict(_figures(cfg))
+    assert shown["host.products"].splitlines()[0] == "BF16 70.0 GB/s of 1 row, 60.0 GB/s of 16 rows" and shown["host.beside_h2d"] == "80%"
+
+
+def test_without_compiled_products_the_profile_says_why_and_the_card_computes_everything(monkeypatch):
+    answering(monkeypatch, {"unbuilt": "products are not compiled here"})
+    found = Findings("2026-11-22")
+    assert not found.attempt(runtime_rates.PRODUCTS, lambda: runtime_rates.measure_products(4.0, 16, 0))
+    assert "products are not compiled here" in found.origin["host.products"] and _host(found) is None
+    answering(monkeypatch, {}, 1, "Traceback\nValueError: no")
+    with pytest.raises(CannotMeasure, match="timing the CPU's products failed: ValueError: no"):
+        list(runtime_rates.measure_products(4.0, 16, 0))
