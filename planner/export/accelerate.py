@@ -20,6 +20,8 @@ from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.export.exported import Exported, Losses, Lost, Request, Target, json_text
 from penstock.planner.export.otherwise import (
     Step,
+    computed_beside,
+    copied,
     expert_tiers,
     head_streamed_bytes,
     kv_too_large,
@@ -67,10 +69,10 @@ def max_memory(plan: Plan) -> dict[str, int]:
 
 
 def _export(request: Request) -> Exported:
-    plan = request.plan
+    plan = copied(request.plan)
     own = planned(plan)
     gpu = plan.hardware.gpu is not None
-    lost = list(_lost(plan, own)) if gpu else list(_lost_on_cpu(plan, own))
+    lost = list(computed_beside(request.plan)) + (list(_lost(plan, own)) if gpu else list(_lost_on_cpu(plan, own)))
     together = _together(plan, own) if gpu else replace(_still(plan, own), overlapped=False)
     cannot = kv_too_large(plan)
     losses = Losses(tuple(lost), None if cannot else together.tokens_per_s, cannot)

@@ -6,10 +6,12 @@ of the same rates, and of the pause of each pass that runs found. An engine's ow
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB, show_bytes
 from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import split
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
@@ -17,6 +19,8 @@ from penstock.planner.contract.prices.price import Place, Price, Resource
 from penstock.planner.contract.prices.price_table import PriceTable, passed
 from penstock.planner.contract.prices.sizes import kv_page_bytes
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.export.exported import Lost
+from penstock.planner.render.whereabouts import beside_card
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,19 @@ def decided(plan: Plan, decisions: Decisions) -> Plan | None:
     if broken_rules(plan.hardware, plan.model, plan.workload, decisions):
         return None
     return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
+
+
+def copied(plan: Plan) -> Plan:
+    """``plan`` for an engine that computes all of a step on the card: what the CPU computes is copied, too."""
+    weights = plan.decisions.weights
+    decisions = replace(plan.decisions, weights=replace(weights, host=HostUnits()))
+    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
+
+
+def computed_beside(plan: Plan) -> Iterator[Lost]:
+    """What such an engine loses of the CPU's units; what else it loses comes on top of that."""
+    if host := beside_card(plan):
+        yield Lost(f"{len(host)} FFN units that the CPU computes", "copied to the card like the others", planned(copied(plan)).tokens_per_s)
 
 
 def moved_price(plan: Plan, read_bytes: float, copied_bytes: float) -> Price:

@@ -13,7 +13,7 @@ from penstock.planner.contract.decided.decisions import ResidentUnits
 from penstock.planner.contract.decided.declared import FORCED
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.export.exported import Exported, Losses, Lost, Request, Target
-from penstock.planner.export.otherwise import decided, moved_price, planned, still_experts
+from penstock.planner.export.otherwise import computed_beside, copied, decided, moved_price, planned, still_experts
 
 NO_ROOM = "without units in VRAM it breaks a rule: DRAM's cache, or what the SSD gives it, is made for the others"
 """Why nothing is predicted of streaming every unit."""
@@ -42,12 +42,12 @@ def variables(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _export(request: Request) -> Exported:
-    plan = request.plan
+    plan = copied(request.plan)
     values = keys_of_plan(plan)
     written = variables(values)
     key_of = {variable.name: variable.solve for variable in TABLE}
     together = _together(plan)
-    losses = Losses(tuple(_lost(plan, values, written)), together, "" if together else NO_ROOM)
+    losses = Losses((*computed_beside(request.plan), *_lost(plan, values, written)), together, "" if together else NO_ROOM)
     lines = [f"# {line}" for line in losses.lines(request)]
     lines += ["# The engine's own switches (WSM_SKIP_PRELOAD_WAIT and others) belong to a run, not to a plan: docs/knobs.md."]
     for name, text in written.items():

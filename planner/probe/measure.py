@@ -257,10 +257,8 @@ def _host(found: Findings) -> HostConfig | None:
     """None where the CPU's products were not measured."""
     if not found.number("host.threads"):
         return None
-    products = {name: [list(row) for row in rows] for name, rows in found.tables("host.products").items()}
-    return HostConfig(
-        int(found.number("host.threads")), products, HostConfig.hop_s, found.number("host.beside_h2d"), found.number("host.h2d_beside")
-    )
+    shares = found.number("host.beside_h2d"), found.number("host.h2d_beside")
+    return HostConfig(int(found.number("host.threads")), found.tables("host.products"), HostConfig.hop_s, *shares)
 
 
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:

@@ -45,10 +45,8 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
     if gpu is None:
         return rows
     if (host := config.host) is not None:
-        rows += [
-            ("host.threads", str(host.threads)),
-            ("host.products", "\n".join(_products(name, host.products[name]) for name in host.products)),
-        ]
+        products = "\n".join(_products(name, rates) for name, rates in host.products.items())
+        rows += [("host.threads", str(host.threads)), ("host.products", products)]
         rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
     return rows + [
         ("gpu.name", gpu.name),

@@ -36,9 +36,7 @@ def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
         raise CannotMeasure(told["unbuilt"])
     how = "BF16 14336x4096, one row"
     yield Figure("host.threads", told["threads"], f"the most of CPU and link together, {how}")
-    yield Figure(
-        "host.products", told["products"], "GB/s of stored bytes by rows, more matrices of 14336x4096 than a cache holds, no copies"
-    )
+    yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, matrices of 14336x4096 that no cache holds, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
     yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")
 

@@ -11,6 +11,8 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.decisions import Decisions, ExpertPolicyName
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
@@ -76,7 +78,7 @@ def test_an_optimum_is_what_search_finds_and_nothing_where_no_plan_fits() -> Non
 
 @pytest.mark.parametrize("resource", ALL, ids=lambda r: r.key)
 def test_a_machine_with_more_of_a_resource_has_so_much_of_it_and_no_other_changed(resource) -> None:
-    hardware = machine()
+    hardware = machine(host=HostRates(6, {"BF16": Curve(((1, 40.0), (8, 30.0)))}, 0.0, 0.7, 0.7))
     more = resource.with_amount(hardware, resource.of(hardware) * 1.25)
     for other in ALL:
         factor = 1.25 if other is resource else 1.0

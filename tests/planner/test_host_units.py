@@ -17,8 +17,14 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.purchases import offers
+from penstock.planner.export.accelerate import ACCELERATE
+from penstock.planner.export.exported import Request
+from penstock.planner.export.otherwise import copied
+from penstock.planner.export.wsm_env import ENV
 from penstock.planner.render.decided import decided
-from penstock.planner.solver.program import solve
+from penstock.planner.solver.program import optimum, solve
+from penstock.planner.solver.terms.problem import Question
 from penstock.planner.verbs.plan_diff import compare
 from tests.planner.small import GB, MB, gpu, machine, model, work
 from tests.planner.test_program_properties import PHASES, SLOWER, brute_force, machines, solved, workloads
@@ -151,3 +157,25 @@ def brute_force_with(h, m, w, host, base):
 def test_an_ffn_is_known_by_its_family_its_activation_and_its_projections(config, names, expected):
     layer = ["self_attn.q_proj.weight", "input_layernorm.weight", *(f"mlp.{name}.weight" for name in names.split())]
     assert ffn_activation(config, [layer, [*layer, f"mlp.{names.split()[0]}.weight_scale"]]) == expected
+
+
+@pytest.mark.parametrize("target", [ACCELERATE, ENV], ids=lambda target: target.name)
+def test_an_export_says_what_an_engine_without_the_cpu_beside_it_loses(target):
+    h = beside(dram_copy_gbps=40.0)
+    made = solve(h, M, work())
+    plan = Plan(h, M, work(), made, predict(h, M, work(), made))
+    losses = target.export(Request(plan, "plan")).losses
+    first, alone = losses.lost[0], copied(plan).prediction.decode_tokens_per_s
+    assert first.decided == f"{made.weights.host.ffn} FFN units that the CPU computes" and first.tokens_per_s == pytest.approx(alone)
+    assert alone < plan.prediction.decode_tokens_per_s
+    assert not losses.together_tokens_per_s or losses.together_tokens_per_s <= alone * 1.0001
+
+
+def test_explain_says_what_more_channels_and_cores_give_where_the_cpu_computes():
+    q = Question(beside(), M, work())
+    found = {offer.key: offer.question.hardware for offer in offers(q)}
+    assert {"channels", "cores"} <= set(found) and not {"channels", "cores"} & {o.key for o in offers(q.on(beside(None)))}
+    channels, base = found["channels"], optimum(q)
+    assert (channels.dram_bus_gbps, channels.host.peak_gbps, channels.host.beside_h2d) == (240.0, 152.0, 1.0)
+    assert optimum(q.on(channels)).decode_s < base.decode_s * 0.75
+    assert found["cores"].host.peak_gbps == 120.0
