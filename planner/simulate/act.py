@@ -11,17 +11,21 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, H2D, KV, PASS, SSD
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.layer_slots import CacheStats
 from penstock.planner.contract.policy.turns import Turns
+from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
-from penstock.planner.simulate.bus_shares import bus_shares
+from penstock.planner.simulate.bus_shares import beside_shares, bus_shares
 from penstock.planner.simulate.dram_lane import SimulatedDram
 from penstock.planner.simulate.events import Record
 from penstock.planner.simulate.expert_lane import SimulatedExperts, TierCounts
-from penstock.planner.simulate.feed import CardFeed, HostFeed, ResidentFeed
+from penstock.planner.simulate.feed import CardFeed, HostFeed, RecordedFeed, ResidentFeed
 from penstock.planner.simulate.kv_lane import LANES, CardKv, HostKv, open_kv
 from penstock.planner.simulate.lanes import NS, Lanes, Work, ns
 from penstock.planner.simulate.ring_lane import SimulatedRing
@@ -83,9 +87,12 @@ class Simulation:
         self._units = tuple(unit for unit, _ in self._placement.units)
         self._moved = Moved.of(plan.hardware, plan.model, plan.decisions)
         self._record = Record(options.keep_spans)
-        self._lanes = Lanes(bus_shares(plan), self._record.booked if options.keep_spans else None)
+        self._lanes = Lanes(bus_shares(plan), beside_shares(plan), self._record.booked if options.keep_spans else None)
         self._dram = self._make_dram()
-        self._feed = self._make_feed()
+        self._ring_feed = self._make_feed()
+        self._host_ns = self._of_host()
+        self._recorded_feed = self._make_recorded()
+        self._feed: HostFeed | CardFeed | ResidentFeed | RecordedFeed = self._ring_feed
         self._experts = SimulatedExperts(plan, self._moved, self._lanes) if plan.model.experts else None
         self._routers = routers or (DrawnRouters(plan.model.experts) if plan.model.experts else None)
         self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)} if plan.model.experts else {}
@@ -145,6 +152,29 @@ class Simulation:
         ring = SimulatedRing(units, turns, lambda n: copies[n % len(copies)], self._dram, self._lanes, self._record, H2D)
         return CardFeed(ring, reads_back=self._plan.model.experts is not None)
 
+    def _of_host(self) -> dict[Unit, int]:
+        """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it."""
+        plan, decisions = self._plan, self._plan.decisions
+        if not decisions.weights.host.compute(decisions.batch):
+            return {}
+        beside = Beside.of(plan.hardware, decisions.batch, decisions.weights.forms)
+        return {unit: ns(beside.computed(self._placement.spec(unit)).of(Resource.cpu)) for unit in self._placement.host_units}
+
+    def _make_recorded(self) -> RecordedFeed | None:
+        """Of decode steps that are recorded and copy anything."""
+        plan, placement, gpu = self._plan, self._placement, self._plan.hardware.gpu
+        units = placement.step_units if self._host_ns else placement.streamed_units
+        if gpu is None or not units or not is_recorded(plan.hardware, placement, plan.decisions.kv):
+            return None
+        chunk_bytes = plan.decisions.weights.h2d.chunk_bytes
+        counts = {name: count for name, (count, _) in placement.ring_classes.items()}
+
+        def size(unit: Unit) -> tuple[int, int]:
+            nbytes = placement.unit_bytes(unit)
+            return ns(nbytes / h2d_gbps(gpu, nbytes, chunk_bytes) / GB), nbytes
+
+        return RecordedFeed(units, counts, size, self._lanes)
+
     def _batch(self, batch: int) -> None:
         self._lanes.clear(*LANES)
         self._at, self._not_acted, self._sequences = 0, 0, batch
@@ -175,10 +205,14 @@ class Simulation:
         """Every unit once; ends when the last one was computed, and what no stage explains is over: in that time nothing goes on."""
         lanes = self._lanes
         before = {track: (lane.busy_ns, lane.nbytes) for track, lane in lanes.of.items()}
+        recorded = None if each.prefill else self._recorded_feed
+        self._feed = recorded or self._ring_feed
         self._feed.begin_pass()
         if self._kv is not None:
             self._kv.begin_pass()
         self._settle()
+        if recorded is not None:
+            self._await(lambda _: recorded.still, None, "a recorded step")
         if each.before_ns:
             lanes.add(COMPUTE, Work(("embedding",), "embedding", 0, lambda: None), each.before_ns)
             self._until_computed("embedding")
@@ -195,8 +229,11 @@ class Simulation:
                 self._await(kv.ready, unit.layer, unit)
                 kv.enter(unit.layer)
                 self._record.waited(COMPUTE, kv.waits_for, f"kv.{unit.layer}", since, lanes.now)
-            lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), self._left_to_compute(length_ns))
-            self._until_computed(unit)
+            if not each.prefill and unit in self._host_ns:
+                self._compute_beside(unit)
+            else:
+                lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), self._left_to_compute(length_ns))
+                self._until_computed(unit)
             if unit.kind == "ffn" and unit.layer in self._places:
                 self._route(each, unit.layer)
             self._feed.leave(unit)
@@ -212,6 +249,13 @@ class Simulation:
         self._acted += 1
         self._rebase()
         self._record.offset_ns += each.idle_ns + ns(self._plan.hardware.pass_s)
+
+    def _compute_beside(self, unit: Unit) -> None:
+        """The CPU computes with ``unit``, and the card waits for it."""
+        since, lane = self._lanes.now, self._lanes.of[CPU]
+        self._lanes.add(CPU, Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), lambda: None), self._host_ns[unit])
+        self._await(lambda _: not lane.moving, None, unit)
+        self._record.waited(COMPUTE, CPU, str(unit), since, self._lanes.now)
 
     def _route(self, each: Pass, layer: int) -> None:
         """The layer's routed experts, each as soon as it is there."""
@@ -261,13 +305,13 @@ class Simulation:
 
     def _settle(self) -> None:
         """Everything that can begin begins."""
-        while any([part.go_on() for part in (self._feed, self._kv, self._experts) if part is not None]):
+        while any([part.go_on() for part in (self._ring_feed, self._kv, self._experts) if part is not None]):
             pass
 
     def _rebase(self) -> None:
         passed = self._lanes.rebase()
         self._record.offset_ns += passed
-        for part in (self._dram, self._feed, self._kv):
+        for part in (self._dram, self._ring_feed, self._recorded_feed, self._kv):
             if part is not None:
                 part.rebase(passed)
 
@@ -302,4 +346,5 @@ class Simulation:
     def _state(self) -> tuple[object, ...]:
         lanes = self._lanes
         idle = tuple(lanes.of[t].idle_since for t in (H2D, KV) if lanes.of[t].nbytes and not lanes.of[t].moving)
-        return lanes.state(), idle, self._dram.state(), self._feed.state(), None if self._kv is None else self._kv.state()
+        recorded = None if self._recorded_feed is None else self._recorded_feed.state()
+        return lanes.state(), idle, self._dram.state(), self._ring_feed.state(), recorded, None if self._kv is None else self._kv.state()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.planner.common.measures import GB
-from penstock.planner.common.timeline.spans import D2H, H2D, SSD
+from penstock.planner.common.timeline.spans import CPU, D2H, H2D, SSD
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 
@@ -11,10 +11,19 @@ from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 def bus_shares(plan: Plan) -> dict[str, float]:
     """Link -> the share of the host's memory bus that it takes at full speed.
 
-    The CPU's own reads are left out: a prompt's products read little, and the rate of a decode step's was measured on the same bus.
+    Without a GPU the CPU's own reads are left out: a prompt's products read little, and the rate of a decode step's was measured on the
+    same bus.
     """
     hardware, weights = plan.hardware, plan.decisions.weights
     rates = {SSD: ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)}
     if gpu := hardware.gpu:
         rates |= {H2D: h2d_gbps(gpu, weights.h2d.chunk_bytes, weights.h2d.chunk_bytes), D2H: gpu.d2h.peak}
+    if hardware.host:
+        rates[CPU] = hardware.host.peak_gbps
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
+
+
+def beside_shares(plan: Plan) -> dict[str, float]:
+    """Link -> the share of its speed that is left while copies and the CPU's products go on together."""
+    host = plan.hardware.host
+    return {CPU: host.beside_h2d, H2D: host.h2d_beside} if host else {}

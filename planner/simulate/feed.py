@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
 from penstock.planner.common.timeline.spans import H2D, SSD
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.policy.rounds import Rounds
 from penstock.planner.simulate.dram_lane import SimulatedDram
+from penstock.planner.simulate.lanes import Lanes, Work
 from penstock.planner.simulate.ring_lane import SimulatedRing
 
 
@@ -118,3 +123,65 @@ class ResidentFeed:
 
     def rebase(self, passed_ns: int) -> None:
         """No time is kept."""
+
+
+class RecordedFeed:
+    """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left. The next step
+    begins once all copies of this one are over.
+
+    Seconds of the change from the ring to recorded steps are those of copying their first units, whatever the ring has there.
+    """
+
+    waits_for = H2D
+
+    def __init__(self, units: Sequence[Unit], slots: Mapping[str, int], size: Callable[[Unit], tuple[int, int]], lanes: Lanes):
+        self._rounds = Rounds([unit.ring_class for unit in units], slots)
+        self._units, self._size, self._lanes = tuple(units), size, lanes
+        self._index = {unit: i for i, unit in enumerate(units)}
+        self._there: set[int] = set()
+        self._coming: set[int] = set()
+
+    def begin_pass(self) -> None:
+        if not self._there and not self._coming:
+            for i in self._rounds.first:
+                self._copy(i)
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing is on its way."""
+        return not self._coming
+
+    def ask(self, unit: Unit) -> None:
+        """What comes when was settled beforehand."""
+
+    def ready(self, unit: Unit) -> bool:
+        i = self._index.get(unit)
+        return i is None or i in self._there
+
+    def enter(self, unit: Unit) -> None:
+        """A unit stays where it came to until it is left."""
+
+    def leave(self, unit: Unit) -> None:
+        i = self._index.get(unit)
+        if i is not None:
+            self._there.discard(i)
+            self._copy(self._rounds.behind(i))
+
+    def go_on(self) -> bool:
+        return False
+
+    def state(self) -> tuple[object, ...]:
+        return tuple(sorted(self._there)), tuple(sorted(self._coming))
+
+    def rebase(self, passed_ns: int) -> None:
+        """No time is kept."""
+
+    def _copy(self, i: int) -> None:
+        unit = self._units[i]
+        length_ns, nbytes = self._size(unit)
+        self._coming.add(i)
+        self._lanes.add(H2D, Work((unit.kind, unit.layer), str(unit), nbytes, partial(self._arrived, i)), length_ns)
+
+    def _arrived(self, i: int) -> None:
+        self._coming.discard(i)
+        self._there.add(i)

@@ -64,14 +64,14 @@ class Lanes:
     """All lanes and the time. Lanes of one link have equal shares of it.
 
     ``bus``: link -> the share of the host's memory bus that it takes at full speed. Where those at work ask for more than all of it, each
-    goes on slower by as much.
+    goes on slower by as much. ``beside``: link -> the share of its speed that is left while all of these are at work.
     """
 
-    def __init__(self, bus: Mapping[str, float], booked: Booked | None = None):
+    def __init__(self, bus: Mapping[str, float], beside: Mapping[str, float], booked: Booked | None = None):
         self.now = 0
         self.of = {track: Lane(track) for track in LINKS}
         self.booked = booked
-        self._bus = bus
+        self._bus, self._beside = bus, beside
         self._lanes = tuple(self.of.values())
         self._speeds: dict[int, list[tuple[Lane, int]]] = {}
 
@@ -150,8 +150,11 @@ class Lanes:
 
     def _share(self, active: list[Lane]) -> list[tuple[Lane, int]]:
         links = {lane.link for lane in active}
-        asked = max(1.0, sum(self._bus.get(link, 0.0) for link in links))
-        return [
-            (lane, max(1, round(WHOLE / (asked if lane.link in self._bus else 1.0) / sum(other.link == lane.link for other in active))))
-            for lane in active
-        ]
+        left = self._beside if self._beside and self._beside.keys() <= links else {}
+        asked = max(1.0, sum(self._bus.get(link, 0.0) * left.get(link, 1.0) for link in links))
+
+        def speed(lane: Lane) -> float:
+            shared = sum(other.link == lane.link for other in active)
+            return WHOLE * left.get(lane.link, 1.0) / (asked if lane.link in self._bus else 1.0) / shared
+
+        return [(lane, max(1, round(speed(lane)))) for lane in active]

@@ -147,7 +147,7 @@ def test_reads_and_copies_that_begin_together_share_the_bus_until_one_has_nothin
     ssd: float, h2d: float, read: int, copy: int
 ) -> None:
     ends: dict[str, int] = {}
-    lanes = Lanes({SSD: ssd, H2D: h2d})
+    lanes = Lanes({SSD: ssd, H2D: h2d}, {})
     for track, length in ((SSD, read), (H2D, copy), (COMPUTE, read)):
         lanes.add(track, Work((track,), track, 0, lambda track=track: ends.setdefault(track, lanes.now)), length)
     while lanes.step():
@@ -162,7 +162,7 @@ def test_reads_and_copies_that_begin_together_share_the_bus_until_one_has_nothin
 
 def test_lanes_of_one_link_share_it_and_others_do_not() -> None:
     ends: dict[str, int] = {}
-    lanes = Lanes({})
+    lanes = Lanes({}, {})
     for track in (SSD, SSD_WRITE, H2D, KV, COMPUTE):
         for _ in range(2):
             lanes.add(track, Work((), "", 1, lambda track=track: ends.update({track: lanes.now})), 100)

@@ -18,7 +18,6 @@ from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.config.config_schema import HardwareConfig, WorkloadConfig
 from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
-from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.plan.model_section import model_from, model_mapping
 from penstock.planner.contract.plan.plan import FORMAT, Plan
 from penstock.planner.contract.prices.cost import Prediction, predict
@@ -146,7 +145,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
     return {
         "penstock": FORMAT,
         "notes": list(plan.notes),
-        "weights": _weights_mapping(decisions.weights),
+        "weights": _plain(decisions.weights),
         "kv": _kv_mapping(decisions.kv),
         "experts": _plain(decisions.experts),
         "batch": decisions.batch,
@@ -157,12 +156,6 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "model": model_mapping(plan.model),
         "workload": dict(workload_mapping(plan.workload)),
     }
-
-
-def _weights_mapping(weights: WeightDecisions) -> dict[str, Any]:
-    """Nothing is said of the CPU's units where it has none."""
-    values = _plain(weights)
-    return values if weights.host != HostUnits() else {key: value for key, value in values.items() if key != "host"}
 
 
 def _kv_mapping(kv: KvPages) -> dict[str, Any]:

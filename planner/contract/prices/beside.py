@@ -2,12 +2,13 @@
 
 A step with host units takes at least the longest of
 
-    cpu     C / c + (1 - c' / c) * L / l'
-    h2d     L / l + (1 - l' / l) * C / c'
+    cpu     C / c + (1 - c' / c) * L / l' + H / l
+    h2d     (L + H) / l + (1 - l' / l) * C / c'
     chain   card + cpu
 
-The CPU multiplies C bytes, the link copies L bytes. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start
-together. The one that ends last is alone at its end.
+The CPU multiplies C bytes. The link copies L bytes of layers, H bytes of the LM head. Each goes at c or l when it is alone, at c' or l'
+when both are busy. Both start together. The one that ends last is alone at its end. Copies of the LM head find the CPU idle: its blocks
+come behind the last layer, and the next step's first units behind them.
 """
 
 from __future__ import annotations
@@ -88,19 +89,20 @@ class Beside:
             }
         )
 
-    def slowed(self, copies: Amount) -> Amount:
-        """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU."""
-        return copies * ((1 - self.rates.beside_h2d) / self.rates.h2d_beside)
+    def held_up(self, copies: Amount, head: Amount) -> Amount:
+        """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU. ``head``: those of them for the LM head."""
+        share = (1 - self.rates.beside_h2d) / self.rates.h2d_beside
+        return copies * share + head * (1 - share)
 
-    def bill(self, units: Price, host: Iterable[UnitSpec], table: PriceTable) -> Price:
-        """Of a step whose units would cost ``units`` if all of ``host`` streamed."""
+    def bill(self, units: Price, host: Iterable[UnitSpec], head: Price, table: PriceTable) -> Price:
+        """Of a step whose units would cost ``units`` if all of ``host`` streamed. ``head``: of that, its LM head's copies."""
         copied_s = units.of(Resource.h2d)
         bill = units
         for unit in host:
             copy = table.copied(unit.stored_bytes)
             copied_s -= copy.of(Resource.h2d)
             bill += copy * -1 + self.computed(unit)
-        return bill + Price({Resource.cpu: self.slowed(copied_s)})
+        return bill + Price({Resource.cpu: self.held_up(copied_s, head.of(Resource.h2d))})
 
 
 def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int) -> int:

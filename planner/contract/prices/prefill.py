@@ -74,7 +74,8 @@ class Moved:
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
         if host:
             beside = Beside.of(hardware, decisions.batch, decisions.weights.forms)
-            step = beside.bill(units, map(placement.spec, host), table)
+            head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram)
+            step = beside.bill(units, map(placement.spec, host), head, table)
         coming = placement.step_units if host else placement.streamed_units
         streamed, step_streamed = (Counter(UnitKind(unit.kind) for unit in these) for these in (placement.streamed_units, coming))
         return cls(

@@ -217,14 +217,16 @@ class Formulation(LinearProgram):
         """``units`` as a decode step pays them: the CPU computes some that stream in other passes."""
         if not self.host.most:
             return units
-        copies_t = self.amount("step_h2d_t")
+        model, copies_t, head_t = self.problem.model, self.amount("step_h2d_t"), self.amount("step_head_t")
+        mean = sum(model.ffn_bytes) / self.layers / model.ffn_max * self.ticks_per_s
         for bit, choice, (all_t, most_t) in zip(self.chunk_bits, self.chunk_choices, self.copies, strict=True):
-            each_t = PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes).copied(self.problem.model.ffn_max).of(Resource.h2d)
-            share = sum(self.problem.model.ffn_bytes) / self.layers / self.problem.model.ffn_max
-            self.add(copies_t >= all_t - self.host.count * (each_t * share * self.ticks_per_s) - most_t * (1 - bit))
-        return (
-            units.without(Resource.h2d) + Price({Resource.h2d: copies_t}) + self.host.step(copies_t, max(most for _, most in self.copies))
-        )
+            table = PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes)
+            each_t = table.copied(model.ffn_max).of(Resource.h2d) * mean
+            block_t = table.copied(self.block).of(Resource.h2d) * self.ticks_per_s
+            self.add(copies_t >= all_t - self.host.count * each_t - most_t * (1 - bit))
+            self.add(head_t >= (self.head_blocks - self.head) * block_t - self.head_blocks * block_t * (1 - bit))
+        most_t = max(most_t for _, most_t in self.copies)
+        return units.without(Resource.h2d) + Price({Resource.h2d: copies_t}) + self.host.step(copies_t, head_t, most_t)
 
     def _launched(self) -> Amount:
         """1 where a decode step is launched kernel after kernel, by :func:`launched_because`."""

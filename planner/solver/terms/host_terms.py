@@ -39,14 +39,14 @@ class HostTerms:
         """Of ``units`` outside VRAM those that a decode step copies."""
         return {kind: count - self.count if kind is UnitKind.ffn else count for kind, count in units.items()}
 
-    def step(self, copies_t: Amount, most_t: float) -> Price:
-        """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``most_t`` at most, which hold up the CPU."""
+    def step(self, copies_t: Amount, head_t: Amount, most_t: float) -> Price:
+        """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``head_t`` for the LM head, ``most_t`` at most."""
         p = self._problem
         beside, units = Beside.of(p.hardware, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
         mean = total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units))
-        slowed_t = self._program.amount("host_slowed_t")
-        self._program.add(slowed_t >= beside.slowed(copies_t) - beside.slowed(most_t) * (1 - self.any))
-        return mean * self.count + Price({Resource.cpu: slowed_t})
+        held_up_t = self._program.amount("host_held_up_t")
+        self._program.add(held_up_t >= beside.held_up(copies_t, head_t) - beside.held_up(most_t, most_t) * (1 - self.any))
+        return mean * self.count + Price({Resource.cpu: held_up_t})
 
 
 def most_host_units(problem: Problem) -> int:
