@@ -7,15 +7,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.timeline.spans import CPU, H2D
 from penstock.planner.contract.checkpoint.ffn_activation import ffn_activation
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.purchases import offers
 from penstock.planner.export.accelerate import ACCELERATE
@@ -23,6 +26,10 @@ from penstock.planner.export.exported import Request
 from penstock.planner.export.otherwise import copied
 from penstock.planner.export.wsm_env import ENV
 from penstock.planner.render.decided import decided
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.feed import RecordedFeed
+from penstock.planner.simulate.lanes import Lanes, Work
+from penstock.planner.simulate.outcome import Told
 from penstock.planner.solver.program import optimum, solve
 from penstock.planner.solver.terms.problem import Question
 from penstock.planner.verbs.plan_diff import compare
@@ -182,3 +189,43 @@ def test_explain_says_what_more_channels_and_cores_give_where_the_cpu_computes()
     assert (channels.dram_bus_gbps, channels.host.peak_gbps, channels.host.beside_h2d) == (240.0, 152.0, 1.0)
     assert optimum(q.on(channels)).decode_s < base.decode_s * 0.75
     assert found["cores"].host.peak_gbps == 120.0
+
+
+def test_simulated_steps_have_a_lane_for_the_cpu_and_prompts_have_none():
+    h, asked = beside(), work(new_tokens=40)
+    made = solve(h, M, asked)
+    told = Told(Simulation(Plan(h, M, asked, made, predict(h, M, asked, made))).run())
+    predicted, step_s = told.plan.prediction.decode_s_per_token, told.figures["decode_s_per_token"]
+    assert predicted * 0.99 < step_s < predicted * 1.15
+    assert told.busy("prefill", CPU) == 0 and told.busy("decode", CPU) > 0.7 and told.busy("decode", H2D) > 0.7
+    assert told.waits()["compute waits for cpu"][0] == 39 * made.weights.host.ffn
+    copied = told.plan.placement.step_units
+    assert told.bytes("decode", Resource.h2d) == pytest.approx(39 * sum(map(told.plan.placement.unit_bytes, copied)), rel=0.1)
+
+
+def test_link_and_cpu_slow_each_other_only_while_both_are_at_work():
+    lanes = Lanes({}, {CPU: 0.5, H2D: 0.8})
+    ends = {}
+    for track, length in ((CPU, 100), (H2D, 400)):
+        lanes.add(track, Work((track,), track, 0, lambda track=track: ends.update({track: lanes.now})), length)
+    while lanes.step():
+        pass
+    assert ends[CPU] == 200 and ends[H2D] == 200 + (400 - 160)
+
+
+def test_a_recorded_step_copies_into_a_slot_once_the_unit_there_is_left():
+    units = [Unit("ffn", i) for i in range(3)]
+    lanes = Lanes({}, {})
+    feed = RecordedFeed(units, {"ffn": 2}, lambda unit: (10, 1), lanes)
+    feed.begin_pass()
+    while not feed.still:
+        lanes.step()
+    order = []
+    for unit in units:
+        while not feed.ready(unit):
+            lanes.step()
+        order.append((unit.layer, lanes.now))
+        feed.leave(unit)
+    while not feed.still:
+        lanes.step()
+    assert order == [(0, 20), (1, 20), (2, 30)] and [feed.ready(unit) for unit in units] == [True, True, False]
