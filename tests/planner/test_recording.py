@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_blocks, place
 from penstock.planner.contract.decided.recording import can_record, is_recorded, launched_because
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
@@ -22,7 +23,7 @@ from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.explanation import _launched
 from penstock.planner.simulate.simulated_work import passes_of
-from penstock.planner.solver.program import solve
+from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
 from tests.planner.test_program_properties import PHASES, QUICK, SLOWER, brute_force, machines, models, solved, workloads
 
@@ -70,6 +71,15 @@ def test_a_machine_without_such_attention_launches():
     decisions, is_one = decided(hardware, m, work())
     assert not is_one and not can_record(hardware, m)
     assert predict(hardware, m, work(), decisions).decode_s_per_token >= m.layers * LAUNCH_S
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_shorter_passes_that_are_not_taken_cost_nothing(experts: int):
+    """Of a long prompt: each choice of passes binds where it is taken alone."""
+    hardware, m, w = machine(vram=GB), model(16, experts=experts), work(prompt_tokens=8192, new_tokens=2)
+    found, forced = solved(hardware, m, w), search(hardware, m, w, Force(prefill_chunk_tokens=8192))
+    assert found is not None and found.best_s <= forced.best_s * (1 + 1e-6)
+    assert predict(hardware, m, w, found.decisions).total_s <= found.best_s * SLOWER
 
 
 def test_who_waits_for_launches_is_told_why_steps_are_not_recorded():

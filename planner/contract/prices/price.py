@@ -73,7 +73,7 @@ class Price:
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
         seconds, nbytes = {r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()}
-        return Price(seconds, nbytes, self.issued * count)
+        return Price(seconds, nbytes, self.issued * count if self.issues else 0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -82,9 +82,12 @@ class Price:
     @property
     def in_turn(self) -> Amount:
         """Seconds that launching kernels and queueing copies take at least; 0 where nothing is launched."""
-        if isinstance(self.issued, int | float) and not self.issued:
-            return 0.0
-        return SHARED * (self.of(Resource.h2d) + self.issued)
+        return SHARED * (self.of(Resource.h2d) + self.issued) if self.issues else 0.0
+
+    @property
+    def issues(self) -> bool:
+        """Whether anything is launched."""
+        return not isinstance(self.issued, int | float) or self.issued > 0
 
     def least(self) -> Iterator[Amount]:
         """Seconds that the work takes at least: those of each resource, and of its chains.
