@@ -10,6 +10,7 @@ layer routes otherwise. The disk sets the speed; memory: three pools of 32 MB.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 import zlib
@@ -101,7 +102,7 @@ def write_gpt_oss(config: Mapping[str, Any], out: Path) -> None:
             shards.append([])
         shards[-1].append(one)
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
         list(threads.map(write_shard, [out / name for name in names], shards))
     index = {one.name: name for name, shard in zip(names, shards, strict=True) for one in shard}
     (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
