@@ -11,12 +11,13 @@ from penstock.runtime.beside.host_matrix import HostMatrix, made_matrix
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of ``enum activation`` of unit.h."""
-_PRODUCT, _PLAIN, _GATED, _READ = range(4)
+_PRODUCT, _PLAIN, _GATED, _READ, _PAIRED = range(5)
 
 
 @dataclass(frozen=True)
 class HostFfn:
-    """``down(act(gate x) * up x)``; without ``gate`` ``down(act(up x))``; without ``up``, too, the linear layer ``down x``.
+    """``down(act(gate x) * up x)``; without ``gate`` ``down(act(up x))``; without ``up``, too, the linear layer ``down x``. With
+    ``clamp`` gpt-oss's expert: ``up``'s rows are gate and up in turns, and ``down`` takes ``(up + 1) * gate * sigmoid(alpha * gate)``.
 
     Inputs and outputs are BF16. What torch's BF16 layers round is rounded: each layer's output, the activation's, the product's. Sums
     are F32, in another order than torch's.
@@ -29,6 +30,8 @@ class HostFfn:
     """One of ``ACTIVATIONS``."""
     biases: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None)
     """Of gate, up and down."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of gpt-oss's expert: gate is at most the limit, up within it on both sides. ``activation`` then says nothing."""
     _kept: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -37,8 +40,9 @@ class HostFfn:
             raise ValueError(f"no activation {self.activation}; there are {', '.join(ACTIVATIONS)}")
         if self.gate is not None and (self.up is None or (self.gate.rows, self.gate.columns) != (self.up.rows, self.up.columns)):
             raise ValueError("gate and up have other shapes")
-        if self.up is not None and self.down.columns != self.up.rows:
-            raise ValueError(f"down takes {self.down.columns} columns, up gives {self.up.rows}")
+        given = 0 if self.up is None else self.up.rows // (1 if self.clamp is None else 2)
+        if self.up is not None and self.down.columns != given:
+            raise ValueError(f"down takes {self.down.columns} columns, up gives {given}")
 
     @property
     def inputs(self) -> int:
@@ -60,6 +64,7 @@ class HostFfn:
         if "unit" not in self._kept:
             biases = [None if bias is None else bias.float().contiguous() for bias in self.biases]
             form = _PRODUCT if self.up is None else _PLAIN if self.gate is None else _GATED
+            form = form if self.clamp is None else _PAIRED
             none = CMatrix()
             self._kept["biases"] = biases
             self._kept["unit"] = CUnit(
@@ -70,6 +75,7 @@ class HostFfn:
                 self.down.in_c(),
                 (type(CUnit().bias))(*(None if bias is None else bias.data_ptr() for bias in biases)),
                 self.bytes,
+                *(self.clamp or (0.0, 0.0)),
             )
         unit = self._kept["unit"]
         assert isinstance(unit, CUnit)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 4
+VERSION = 5
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""
@@ -53,6 +53,8 @@ class CUnit(ctypes.Structure):
         ("down", CMatrix),
         ("bias", ctypes.c_void_p * 3),
         ("bytes", ctypes.c_int64),
+        ("alpha", ctypes.c_float),
+        ("limit", ctypes.c_float),
     ]
 
 

@@ -17,9 +17,12 @@ from penstock.planner.contract.checkpoint.ffn_activation import ACTIVATIONS
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.runtime.beside.host_ffn import HostFfn
-from penstock.runtime.beside.host_matrix import host_matrix_of
+from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool, Ticket
+from penstock.runtime.experts.expert_products import clamps
 from penstock.runtime.experts.expert_views import PlacedTensors
+from penstock.runtime.formats.coding import Coding
+from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.store.expert_modules import ExpertsModule
 
@@ -52,29 +55,54 @@ REMEDY = "solve again with moe.host=copied"
 
 
 class ExpertUnits:
-    """Of one layer's module, whose ``gate_up_proj`` [experts, 2 * ffn, hidden] holds the gate's rows first."""
+    """Of one layer's module: what it computes with an expert, as a unit of the CPU.
+
+    Its ``gate_up_proj`` [experts, 2 * ffn, hidden] holds the gate's rows first, or is coded as a gate and an up of their own. gpt-oss's is
+    coded, with gate and up in turns, and biases.
+    """
 
     def __init__(self, module: ExpertsModule):
         """UserError for experts that compute otherwise."""
-        self._activation = _activation(module)
-        if module.is_transposed or module.has_bias or getattr(module, "stored_experts", {}):
+        self._stored = getattr(module, "stored_experts", {})
+        self._name, self._gated = "gate_up_proj" if module.has_gate else "up_proj", module.has_gate
+        self._clamp = clamps(module)
+        self._activation = "silu" if self._clamp else _activation(module)
+        parts = len(self._stored.get(self._name, ()))
+        if self._clamp is None and (module.has_bias or (module.is_transposed and not parts) or (self._gated and parts == 1)):
             raise UserError(f"{type(module).__name__}: the CPU has no product with experts that are stored so; {REMEDY}")
-        self._name = "gate_up_proj" if module.has_gate else "up_proj"
-        self._gated = module.has_gate
 
-    def of(self, tensors: PlacedTensors) -> HostFfn:
-        """The expert that lies where ``tensors`` are, in DRAM; kept beside them, since a unit holds addresses alone."""
-        known = tensors.known.get("unit")
-        if known is None:
-            known = tensors.known["unit"] = self._unit(tensors)
-        return known
+    def of(self, expert: int, tensors: PlacedTensors) -> HostFfn:
+        """``expert``, which lies where ``tensors`` are, in DRAM. It is kept beside them: a unit holds addresses, and biases in F32."""
+        number, unit = tensors.known.get("unit", (None, None))
+        if number != expert or unit is None:
+            unit = self._unit(tensors)
+            tensors.known["unit"] = expert, unit
+        return unit
 
     def _unit(self, tensors: Mapping[str, torch.Tensor]) -> HostFfn:
-        first, down = tensors[self._name], tensors["down_proj"]
-        gate, up = first.chunk(2) if self._gated else (None, first)
-        matrices = [None if w is None else host_matrix_of(FORMATS[w.dtype], {"weight": w}) for w in (gate, up, down)]
-        assert matrices[2] is not None, "every plain format has a product"
-        return HostFfn(matrices[0], matrices[1], matrices[2], self._activation)
+        first, (down,) = self._matrices(self._name, tensors), self._matrices("down_proj", tensors)
+        if self._clamp is not None:
+            biases = None, tensors[f"{self._name}_bias"], tensors["down_proj_bias"]
+            return HostFfn(None, first[0], down, biases=biases, clamp=self._clamp)
+        gate, up = first if self._gated else (None, first[0])
+        return HostFfn(gate, up, down, self._activation)
+
+    def _matrices(self, name: str, tensors: Mapping[str, torch.Tensor]) -> list[HostMatrix]:
+        if name in self._stored:
+            made = [host_matrix_of(_format(matrix.coding), matrix.parts(tensors)) for matrix in self._stored[name]]
+        else:
+            weight = tensors[name]
+            parts = weight.chunk(2) if self._gated and name == self._name else (weight,)
+            made = [host_matrix_of(FORMATS[part.dtype], {"weight": part}) for part in parts]
+        found = [matrix for matrix in made if matrix is not None]
+        if len(found) < len(made):
+            raise UserError(f"{name}: the CPU has no product with experts that are stored so; {REMEDY}")
+        return found
+
+
+def _format(coding: Coding) -> str:
+    """The name of the format that ``coding`` decodes."""
+    return next(name for name, known in CODINGS.items() if known is coding)
 
 
 def _activation(module: ExpertsModule) -> str:

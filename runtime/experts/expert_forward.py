@@ -17,7 +17,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
 from penstock.runtime.experts.beside_card import Made
-from penstock.runtime.experts.expert_products import Parameters, product_of
+from penstock.runtime.experts.expert_products import Parameters, clamps, product_of
 from penstock.runtime.experts.expert_stats import IssueTime
 from penstock.runtime.formats.kernels.on_card import clamped_gate
 from penstock.runtime.model.foreign_experts import is_routed_by_inputs
@@ -153,14 +153,6 @@ class LayerExperts:
             gate = clamped_gate(first.device, *self._clamps)
             return module._apply_gate(first) if gate is None else gate(first)
         return module._apply_gate(first) if module.has_gate else module.act_fn(first)
-
-
-def clamps(module: ExpertsModule) -> tuple[float, float] | None:
-    """gpt-oss's (alpha, limit) where ``module`` is its experts, coded: a fused product rounds less often than the model, and so may its
-    gate."""
-    known: Any = module
-    coded = type(module).__name__ == "GptOssExperts" and hasattr(module, "stored_experts")
-    return (float(known.alpha), float(known.limit)) if coded else None
 
 
 def padded(rows: int, tokens: int) -> int:

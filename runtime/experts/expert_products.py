@@ -121,6 +121,14 @@ def product_of(module: ExpertsModule, name: str) -> Product:
     return CodedProduct(module, name, coded, known.scratch, known.stored_dtype)
 
 
+def clamps(module: ExpertsModule) -> tuple[float, float] | None:
+    """gpt-oss's (alpha, limit) where ``module`` is its experts, coded: a fused product rounds less often than the model, and so may its
+    gate."""
+    known: Any = module
+    coded = type(module).__name__ == "GptOssExperts" and hasattr(module, "stored_experts")
+    return (float(known.alpha), float(known.limit)) if coded else None
+
+
 def one_by_one(product: Product, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
     """What :meth:`Product.each` says."""
     each = [rows] * len(experts) if len(rows) == 1 else rows.split(1)

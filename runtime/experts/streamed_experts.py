@@ -78,7 +78,7 @@ class Experts:
         views = SlotViews({key: layout.tensors for key, layout in room.layouts.items()})
 
         def unit_of(layer: int, expert: int, slot: int, buffer: torch.Tensor) -> HostFfn:
-            return units[layer].of(views.of((layer, expert), slot, buffer))
+            return units[layer].of(expert, views.of((layer, expert), slot, buffer))
 
         shape = share.rows, room.experts.top_k, share.hidden
         return BesideCard(share.split, room.experts.expert_bytes, pool_here(share.threads), unit_of, shape, device, card)

@@ -27,12 +27,12 @@ def with_host(gbps: float, **changed: object) -> HardwareProfile:
 
 @pytest.mark.parametrize("gbps, said", [(0.5, MissedExperts.copied), (60.0, MissedExperts.split)])
 def test_a_plan_takes_the_cpu_where_it_is_fast_enough(gbps: float, said: MissedExperts) -> None:
-    """What the program promises is what is predicted, and no later than with copies alone."""
+    """What the program promises of it is what is predicted."""
     hardware, forced = with_host(gbps), Force(expert_host=MissedExperts.copied)
     found, alone = (search(hardware, MIXTRAL, work(), force) for force in (Force(), forced))
     told, told_alone = (predict(hardware, MIXTRAL, work(), one.decisions) for one in (found, alone))
     assert found.decisions.experts is not None and found.decisions.experts.host is said
-    assert told.total_s == pytest.approx(found.best_s, rel=0.02)
+    assert told_alone.total_s - told.total_s == pytest.approx(alone.best_s - found.best_s, rel=0.01, abs=1e-6)
     if said is MissedExperts.split:
         assert told.decode_s_per_token < 0.8 * told_alone.decode_s_per_token and told.decode_stages["cpu"] > 0
     else:

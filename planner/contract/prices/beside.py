@@ -117,6 +117,8 @@ def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int) -> i
 
 GATED = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
 """Model types whose experts compute down(act(gate(x)) * up(x)) without biases, as transformers v5 has them."""
+CLAMPED = "gpt_oss"
+"""Has biases, and a gate of its own; as published its experts are coded."""
 LEAST_GAIN = 0.05
 """Of a visit's seconds: a plan that gains less leaves the CPU alone, whose rates vary by as much."""
 
@@ -127,9 +129,11 @@ def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
         return "there is no GPU"
     if hardware.host is None:
         return "the CPU's products beside the GPU were not measured"
-    if model.experts is None or model.model_type not in GATED or model.compute_dtype is not Dtype.bfloat16:
+    if model.experts is None or model.model_type not in {*GATED, CLAMPED} or model.compute_dtype is not Dtype.bfloat16:
         return "the CPU does not compute this model's experts"
     unit = model.of_kind(UnitKind.expert)[0]
+    if model.model_type == CLAMPED and not unit.is_coded:
+        return "its experts lie transposed"
     return "" if hardware.host.most_rows(unit.format) else f"the CPU has no product with {unit.format.name}"
 
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Of every function that Python calls; host_library.py names the same number. Raised when one gets other arguments. */
-#define PRODUCTS_VERSION 4
+#define PRODUCTS_VERSION 5
 
 /* One a stored format; product_table.c names each, and each has a file product_KIND.c. */
 enum matrix_kind {

@@ -26,7 +26,7 @@ int64_t inputs_of(const struct unit *unit)
 
 int64_t middle_of(const struct unit *unit)
 {
-    return unit->form == FORM_PRODUCT ? 0 : unit->up.rows;
+    return unit->form == FORM_PRODUCT ? 0 : unit->form == FORM_PAIRED ? unit->up.rows / 2 : unit->up.rows;
 }
 
 static int64_t lines(int64_t bytes)
@@ -43,7 +43,7 @@ int64_t scratch_bytes(const struct unit *unit, int64_t rows)
 {
     int64_t inputs = inputs_of(unit), middle = middle_of(unit);
     return lines(4 * rows * inputs) + 2 * lines(4 * rows * middle) + lines(4 * rows * unit->down.rows) + lines(2 * rows * middle) +
-           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle);
+           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
 }
 
 struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
@@ -57,7 +57,8 @@ struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
     found.out = (float *)(at += lines(4 * rows * middle));
     found.middle = (uint16_t *)(at += lines(4 * rows * unit->down.rows));
     found.x_pairs = (uint16_t *)(at += lines(2 * rows * middle));
-    found.middle_pairs = (uint16_t *)(at + pairs_bytes(rows, inputs));
+    found.middle_pairs = (uint16_t *)(at += pairs_bytes(rows, inputs));
+    found.both = (float *)(at + pairs_bytes(rows, middle));
     return found;
 }
 
@@ -216,6 +217,30 @@ static void add(float *to, const float *bias, int64_t count)
         to[o] += bias[o];
 }
 
+/* Rounded once, as the card's own kernel for these experts. */
+static void make_paired(const struct work *work, int64_t first, int64_t last)
+{
+    const struct unit *unit = work->unit;
+    const struct scratch *scratch = work->scratch;
+    const struct inputs in = first_inputs(work);
+    const int64_t middle = middle_of(unit);
+    product_of(unit->up.kind, work->team->level)(&unit->up, 2 * first, 2 * last, &in, scratch->both, 2 * middle);
+    for (int64_t r = 0; r < work->rows; r++) {
+        float *both = scratch->both + r * 2 * middle, *made = scratch->up + r * middle;
+        add(both + 2 * first, unit->bias[1] ? unit->bias[1] + 2 * first : 0, 2 * (last - first));
+        for (int64_t o = first; o < last; o++) {
+            float gate = rounded(both[2 * o]), up = rounded(both[2 * o + 1]);
+            gate = gate < unit->limit ? gate : unit->limit;
+            up = up < -unit->limit ? -unit->limit : up > unit->limit ? unit->limit : up;
+            uint16_t value = to_bf16((up + 1.0f) * gate / (1.0f + exp_of(-unit->alpha * gate)));
+            scratch->middle[r * middle + o] = value;
+            made[o] = from_bf16(value);
+        }
+    }
+    if (wants_pairs(work))
+        pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
+}
+
 static void make_middle(const struct work *work, int64_t first, int64_t last)
 {
     const struct unit *unit = work->unit;
@@ -285,7 +310,7 @@ int take_part(const struct team *team, const struct unit *unit, const struct scr
     }
     do_phase(&work, progress, 0, inputs, 256, take_inputs);
     wait_for_phase(progress, 0, inputs);
-    do_phase(&work, progress, 1, middle, grain_of(&unit->up), make_middle);
+    do_phase(&work, progress, 1, middle, grain_of(&unit->up), unit->form == FORM_PAIRED ? make_paired : make_middle);
     wait_for_phase(progress, 1, middle);
     int last = do_phase(&work, progress, 2, unit->down.rows, grain_of(&unit->down), make_outputs);
     if (!last)

@@ -5,8 +5,9 @@
 #include "products.h"
 
 /* product: down alone. plain: down(act(up x)). gated: down(act(gate x) * up x). read: `bytes` of down.part[0], which only come into
- * registers: what memory gives these threads at most. */
-enum form { FORM_PRODUCT, FORM_PLAIN, FORM_GATED, FORM_READ };
+ * registers: what memory gives these threads at most. paired: up's rows are gate and up in turns, and down takes (up + 1) * gate *
+ * sigmoid(alpha * gate), gate at most limit, up within it on both sides: gpt-oss's. */
+enum form { FORM_PRODUCT, FORM_PLAIN, FORM_GATED, FORM_READ, FORM_PAIRED };
 enum activation { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU };
 
 struct unit {
@@ -14,11 +15,12 @@ struct unit {
     struct matrix gate, up, down;
     const float *bias[3]; /* of gate, up, down; NULL for none */
     int64_t bytes;        /* that one pass reads */
+    float alpha, limit;   /* of a paired one */
 };
 
 /* Memory that threads share for one unit at a time. Floats of `rows` input rows and the widest layers. */
 struct scratch {
-    float *x, *gate, *up, *out;
+    float *x, *gate, *up, *out, *both;
     uint16_t *middle, *x_pairs, *middle_pairs;
 };
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_ffn import HostFfn
@@ -79,6 +81,19 @@ def test_an_ffn_rounds_where_torch_rounds(pool: HostPool, activation: str, rows:
     expected = functional.linear(inner, down, biases[2])
     assert (out.float() - expected.float()).abs().max() <= 2**-6 * expected.float().abs().max()
     assert (out == expected).float().mean() > 0.8, "most agree to the bit"
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6])
+def test_a_clamped_expert_is_gpt_oss_own(pool: HostPool, rows: int) -> None:
+    """Gate and up in turns, biases, both clamped; beside the model's own module in F32."""
+    both, down, x = normal(2 * 48, 64), normal(40, 48), normal(rows, 64)
+    biases = normal(2 * 48), normal(40)
+    out = torch.empty(rows, 40, dtype=torch.bfloat16)
+    pool.ffn(HostFfn(None, matrix_of(both), matrix_of(down), biases=(None, *biases), clamp=(1.702, 7.0)), x, out)
+    made = functional.linear(x.float(), both.float(), biases[0].float())
+    gated = GptOssExperts._apply_gate(SimpleNamespace(alpha=1.702, limit=7.0), made)
+    want = functional.linear(gated, down.float(), biases[1].float())
+    assert made.abs().max() > 7 and (out.float() - want).abs().max() <= want.abs().max() * 2**-6
 
 
 def test_started_units_are_done_in_their_order(pool: HostPool) -> None:

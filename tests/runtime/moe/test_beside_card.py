@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
 from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.experts.routing_files import read_routings
@@ -43,7 +44,8 @@ def random_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def host(gbps: float) -> HostRates:
-    return HostRates(2, {"BF16": Curve(((1, gbps), (8, gbps)))}, 0.0, 1.0, 1.0)
+    curve = Curve(((1, gbps), (8, gbps)))
+    return HostRates(2, {"BF16": curve, "MXFP4": curve}, 0.0, 1.0, 1.0)
 
 
 def plan_of(checkpoint: Path, batch: int, gbps: float = 20.0, missed: MissedExperts = MissedExperts.split, dram: int = 0) -> Plan:
@@ -77,6 +79,18 @@ def test_a_model_says_the_same_with_experts_on_the_cpu(random_mixtral: Path, pro
     assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(made.logits, want.logits, strict=True))
     assert 0 < facts["computed_on_cpu"] < facts["vram"]["misses"]
     assert facts["cpu_bytes"] == facts["computed_on_cpu"] * plan_for(random_mixtral, decisions()).model.experts.expert_bytes
+
+
+@pytest.mark.parametrize("dram", [0, 12])
+def test_coded_experts_with_biases_say_the_same(tmp_path: Path, dram: int) -> None:
+    """gpt-oss in MXFP4, whose gate is clamped; all experts in DRAM, and half of them, so that slots hold one after the other."""
+    config = gpt_oss_config({"layers": "3", "hidden": "64", "experts": "8", "vocab": "300"})
+    write_gpt_oss(config | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}, tmp_path / "oss")
+    batch = Batch(prompts=[[5, 9, 200, 31, 7]], max_new_tokens=8, chunk_tokens=1 << 20)
+    made, facts = run(plan_of(tmp_path / "oss", 1, dram=dram), tmp_path / "oss", batch)
+    want, _ = run(plan_of(tmp_path / "oss", 1, missed=MissedExperts.copied, dram=dram), tmp_path / "oss", batch)
+    assert made.tokens == want.tokens and facts["computed_on_cpu"] > 0
+    assert all(torch.allclose(a, b, atol=0.05) for a, b in zip(made.logits, want.logits, strict=True))
 
 
 @pytest.mark.parametrize("gbps, missed", [(0.001, MissedExperts.split), (20.0, MissedExperts.copied)])
