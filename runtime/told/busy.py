@@ -18,8 +18,7 @@ ON_THE_BUS = (H2D, D2H, CPU, SSD, SSD_WRITE)
 def busy_shares(stages: Mapping[str, StageUse], seconds: float, hardware: HardwareProfile) -> dict[str, float | None]:
     """Resource -> the share of ``seconds`` in which it had work, at most 1. Without a card the CPU computes.
 
-    ``bus``: bytes over what the bus carries in that time. None where its rate is not known, or the CPU's bytes are not counted. A step that
-    is one graph counts as compute from its begin to its end, with the waits in it.
+    ``bus``: bytes over what the bus carries in that time. None where its rate is not known, or the CPU's bytes are not counted.
     """
 
     def share(busy_s: float) -> float:
