@@ -75,7 +75,8 @@ def _with_weight_rate(hardware: HardwareProfile, gbps: float) -> HardwareProfile
     """Decoding in proportion."""
     factor, gpu = gbps / hardware.weight_gbps, hardware.gpu
     if gpu is None:
-        return replace(hardware, cpu_matvec_gbps=gbps, cpu_decode=_rates(hardware.cpu_decode, factor))
+        coded = {"cpu_decode": _rates(hardware.cpu_decode, factor), "cpu_products": _rates(hardware.cpu_products, factor)}
+        return replace(hardware, cpu_matvec_gbps=gbps, **coded)
     return replace(hardware, gpu=replace(gpu, memory_gbps=gbps, decode=_rates(gpu.decode, factor), products=_rates(gpu.products, factor)))
 
 

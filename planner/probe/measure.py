@@ -161,7 +161,7 @@ def _measure_decoders(found: Findings, meter: Meter, shares: Shares, gpu: Gpu | 
     if shares.decode_s:
         meter.say("decoders of coded weights")
         threads, index = int(found.number("cpu.threads")), None if gpu is None else gpu.index
-        found.attempt(DECODERS[:1] if gpu is None else DECODERS, lambda: measure_decoders(shares.decode_s, threads, index))
+        found.attempt(DECODERS[:2] if gpu is None else DECODERS, lambda: measure_decoders(shares.decode_s, threads, index))
 
 
 @contextmanager
@@ -276,6 +276,7 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             number("cpu.matvec_gbps"),
             number("cpu.dense_tflops"),
             found.by_name("cpu.decode"),
+            found.by_name("cpu.products"),
         ),
         gpu=None
         if gpu is None

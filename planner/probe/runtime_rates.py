@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.planner.probe.findings import CannotMeasure, Figure
 
-DECODERS = ("cpu.decode", "gpu.decode", "gpu.products")
+DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
 PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside")
 DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S = 40.0, 25.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format."""
@@ -23,6 +23,7 @@ def measure_decoders(seconds: float, threads: int, gpu: int | None) -> Iterator[
     told = _told("decoder_times", words, "the decoders", DECODERS_PATIENCE_S)
     how = "each format's matrices of 4096 columns, three in turn, median"
     yield Figure("cpu.decode", told["cpu"]["decode"], f"1e9 elements/s decoded into memory, {how}")
+    yield Figure("cpu.products", told["cpu"]["products"], f"GB/s of stored bytes, products of one row, {how}")
     if gpu is not None and "cuda" in told:
         yield Figure("gpu.decode", told["cuda"]["decode"], f"1e9 elements/s decoded into memory, {how}")
         yield Figure("gpu.products", told["cuda"]["products"], f"GB/s of stored bytes, products of one row, {how}")

@@ -8,7 +8,7 @@ from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.given.formats import Format
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.prices.decoding import decode_gelements, is_timed, product_gbps
+from penstock.planner.contract.prices.decoding import decode_gelements, is_product, is_timed, product_gbps
 
 
 def assumed(hardware: HardwareProfile, model: ModelSpec) -> Iterator[tuple[str, str, str]]:
@@ -43,6 +43,6 @@ def _decoding(hardware: HardwareProfile, form: Format, origin: str) -> tuple[str
     """How fast ``form`` is decoded, and multiplied as it is stored where that is done."""
     timed = is_timed(hardware.gpu.decode if hardware.gpu else hardware.cpu_decode, form)
     said = f"decoded at {decode_gelements(hardware, form):.3g} G/s"
-    if hardware.gpu and form.product_rows:
+    if is_product(hardware, form, 1):
         said += f", read at {product_gbps(hardware, form):.3g} GB/s"
     return said, origin if timed else "derived: shares of the rate of weights; `planner probe` times decoders"

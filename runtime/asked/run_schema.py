@@ -21,9 +21,18 @@ class Validation(StrEnum):
     """The streamed logits against the unstreamed model's; loads the whole model a second time."""
 
 
+class CpuProduct(StrEnum):
+    """How a CPU multiplies few rows by coded matrices."""
+
+    stored = "stored"
+    """Straight from the stored form."""
+    decode = "decode"
+    """Decoded to BF16 first, then as torch multiplies: bit for bit what the decoded model gives."""
+
+
 @dataclass
 class EngineConfig:
-    """How the engine moves; none of it changes what is computed."""
+    """How the engine moves and multiplies; all but ``cpu_product`` leave every bit of the result as it is."""
 
     wrap_around: bool = True
     """At the last layers, prefetch the first ones for the next pass."""
@@ -34,6 +43,9 @@ class EngineConfig:
     1: strictly in forward order; null: as many as are copied ahead."""
     keep_finished_units: int = 0
     """Later units that must have computed before a finished one's VRAM slot is given to another."""
+    cpu_product: CpuProduct | None = None
+    """How a CPU that computes without a card multiplies few rows by coded matrices: `stored`, straight from the stored form, or `decode`,
+    to BF16 first, bit for bit what the decoded model gives. null: stored, but the lossless form, which is to give BF16's bits."""
     graphs: bool = True
     """Record a decode step as one CUDA graph where its weights lie in VRAM or DRAM, and launch that; false: launch kernel after kernel."""
 

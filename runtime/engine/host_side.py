@@ -18,6 +18,7 @@ from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.sizes import OVERHEADS
 from penstock.runtime.asked.page_room import PageRoom
+from penstock.runtime.asked.run_schema import CpuProduct
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
 from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.memory.arena import Arena
@@ -45,6 +46,7 @@ class EngineOptions:
     warmup_layers: int | None = None
     balance_units: int | None = 1
     keep_finished_units: int = 0
+    cpu_product: CpuProduct | None = None
     graphs: bool = True
     host_threads: int = 0
     """That compute units of a recorded step on the CPU."""

@@ -18,7 +18,10 @@ from penstock.planner.contract.plan.schedules import schedules_of
 from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.runtime.asked.page_room import page_room
-from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
+from penstock.runtime.beside.host_library import products_unbuilt
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.on_host import StoredOnHost, multiplied_as_stored
 from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
@@ -63,12 +66,16 @@ class Kept(NamedTuple):
 class Session:
     """A model with its threads, memory and files. Made by :func:`open_session`; one batch at a time, from one thread."""
 
-    def __init__(self, plan: Plan, engine: Engine, peak: PeakDram, kept: Kept | None, mark: Mark, stack: ExitStack):
+    def __init__(
+        self, plan: Plan, engine: Engine, peak: PeakDram, kept: Kept | None, mark: Mark, stack: ExitStack, on_host: StoredOnHost | None
+    ):
         self.plan = plan
         """Predicted anew where the machine refused to page-lock its DRAM."""
         self.engine = engine
         self.prefix: Prefix | None = None
         """KV that is kept for later prompts, once :meth:`load` is over; None where none is."""
+        self.cpu_products: dict[str, str] | None = None if on_host is None else on_host.products
+        """Coded format -> ``stored`` or ``decode``, as the CPU multiplies few rows by it; None where all is decoded, or a card computes."""
         self.pageable: str | None = None
         """How much DRAM could not be page-locked, and what that costs."""
         self.launched: str | None = None
@@ -212,12 +219,15 @@ def open_session(
         stack.enter_context(told_when_vram_runs_out(Budget.of(plan), ground.device))
         import_model(checkpoint)
         mark("imports")
+        options, changes, on_host = options or EngineOptions(), converters(plan), None
         if plan.hardware.gpu is None:
             stack.enter_context(_multiplying(plan.hardware.cpu_threads))
-        skeleton = open_skeleton(checkpoint, converters(plan))
+            on_host = _on_host(plan, options.cpu_product, stack)
+            changes += [] if on_host is None else [on_host]
+        skeleton = open_skeleton(checkpoint, changes)
         scales = stack.enter_context(closing(ScaleCheck(scale for scale in skeleton.store.scales if not scale.comes_with_weights)))
         mark("skeleton")
-        options, kept = options or EngineOptions(), None
+        kept = None
         if plan.hardware.host is not None:
             options = replace(options, host_threads=plan.hardware.host.threads, schedules=schedules_of(plan))
         if reuse is not None:
@@ -240,7 +250,16 @@ def open_session(
             engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device)))
         scales.settle()
         mark("engine")
-        yield Session(plan, engine, peak, kept, mark, stack)
+        yield Session(plan, engine, peak, kept, mark, stack, on_host)
+
+
+def _on_host(plan: Plan, asked: CpuProduct | None, stack: ExitStack) -> StoredOnHost | None:
+    """What multiplies by coded matrices as they are stored, with threads until ``stack`` is closed; None where nothing is. UserError where
+    ``asked`` wants what no compiler made."""
+    formats = multiplied_as_stored(asked)
+    if not formats or not plan.model.coded or (asked is None and products_unbuilt() is not None):
+        return None
+    return StoredOnHost(stack.enter_context(HostPool(plan.hardware.cpu_threads or torch.get_num_threads())), formats)
 
 
 @contextmanager

@@ -50,8 +50,8 @@ class PlainProduct:
 
 
 class CodedProduct:
-    """Coded matrices that follow each other along the output. A card multiplies few rows by the stored form, those of several experts by
-    one launch where the coding knows how; else they are decoded into ``scratch``, which is all the memory that it takes."""
+    """Coded matrices that follow each other along the output. Few rows are multiplied by the stored form where the coding knows how, on a
+    card those of several experts by one launch; else they are decoded into ``scratch``, which is all the memory that it takes."""
 
     def __init__(self, module: ExpertsModule, name: str, matrices: Sequence[ExpertMatrix], scratch: Scratch, dtype: torch.dtype):
         self.columns, self.dtype = matrices[0].columns, dtype
@@ -62,7 +62,7 @@ class CodedProduct:
         self._grouped = len(self._codings) == len(matrices)
 
     def one(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor:
-        fused = self._fused(rows, expert) if rows.is_cuda else None
+        fused = self._fused(rows, expert)
         if fused is not None:
             return fused
         weight, first = self._scratch.of(self._rows, self.columns, self.dtype, rows.device), 0
@@ -102,7 +102,8 @@ class CodedProduct:
     def _fused(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor | None:
         made = []
         for matrix in self._matrices:
-            product = matrix.coding.linear(rows, matrix.parts(expert), None) if len(rows) <= matrix.product_rows else None
+            few = not rows.is_cuda or len(rows) <= matrix.product_rows
+            product = matrix.coding.linear(rows, matrix.parts(expert), None) if few else None
             if product is None:
                 return None
             made.append(product)

@@ -24,6 +24,13 @@ class Coding(Protocol):
 
 
 @runtime_checkable
+class CodingAround(Coding, Protocol):
+    """A frozen dataclass that moves rows of what another coding decodes or multiplies."""
+
+    coding: Coding
+
+
+@runtime_checkable
 class GroupedCoding(Coding, Protocol):
     """One that multiplies by several experts' matrices at once."""
 

@@ -40,7 +40,8 @@ class StoredLinear(nn.Module):
         self.dtype = replaced.weight.dtype
         """Computed in."""
         self.stored_parameters = stored
-        self.form, self._coding, self._scratch = form, coding, scratch
+        self.form, self.coding = form, coding
+        self._scratch = scratch
         for leaf, part in parts.items():
             self.register_parameter(leaf, part)
         self.register_parameter("bias", replaced.bias)
@@ -57,8 +58,8 @@ class StoredLinear(nn.Module):
 
     def product(self, x: torch.Tensor, parts: Parts, rows: int, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., in_features] -> [..., rows] by ``parts``: those of ``rows`` of the matrix."""
-        if x.is_cuda and x.numel() <= self.form.product_rows * self.in_features:
-            made = self._coding.linear(x.reshape(-1, self.in_features), parts, bias)
+        if not x.is_cuda or x.numel() <= self.form.product_rows * self.in_features:
+            made = self.coding.linear(x.reshape(-1, self.in_features), parts, bias)
             if made is not None:
                 return made.view(*x.shape[:-1], rows)
         most = self._scratch.elements // self.in_features
@@ -77,5 +78,5 @@ class StoredLinear(nn.Module):
 
     def _decoded(self, parts: Parts, rows: int, device: torch.device) -> torch.Tensor:
         weight = self._scratch.of(rows, self.in_features, self.dtype, device)
-        self._coding.decode(parts, weight)
+        self.coding.decode(parts, weight)
         return weight

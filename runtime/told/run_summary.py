@@ -20,6 +20,7 @@ from penstock.runtime.told.stage_clock import StageClock
 
 WORTH_SAYING = 0.001
 """Least share of a phase for which a wait is printed."""
+_MULTIPLIED = {"stored": "as it is stored", "decode": "decoded"}
 BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 
@@ -58,6 +59,10 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         same = "bit-identical" if outcome.logits["identical"] else differ
         text = f"logits of {{passes}} passes against {{against}}: {same}, same top token {{same_argmax:.1%}}"
         console.print(text.format(**outcome.logits), style="bold")
+    if report["cpu_product"]:
+        console.print(
+            "the CPU's products: " + ", ".join(f"{form} {_MULTIPLIED[how]}" for form, how in sorted(report["cpu_product"].items()))
+        )
     if report["calibration"]:
         console.print(calibrated_line(report["calibration"]), markup=False, soft_wrap=True)
     for line in outcome.rules_broken:

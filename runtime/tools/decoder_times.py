@@ -3,7 +3,7 @@
     python -m penstock.runtime.tools.decoder_times [seconds=4]
 
 Ends with one JSON line: for ``cpu`` and, where there is a card, ``cuda``: ``decode``, format -> 1e9 elements a second into memory, and
-``products``, format -> GB/s of stored bytes by a product of one row.
+``products``, format -> GB/s of stored bytes by a product of one row, where a run makes such products unasked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from types import MappingProxyType
@@ -19,7 +20,10 @@ from types import MappingProxyType
 import torch
 
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
-from penstock.runtime.formats.coding import Parts
+from penstock.runtime.beside.host_library import products_unbuilt
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.on_host import OnHost
+from penstock.runtime.formats.coding import Coding, Parts
 from penstock.runtime.formats.codings import CODINGS
 
 COLUMNS = 4096
@@ -104,6 +108,16 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@contextmanager
+def _multiplying(device: torch.device) -> Iterator[Callable[[str], Coding]]:
+    """A format's coding, on a CPU with the products in C where a compiler made them."""
+    if device.type == "cuda" or products_unbuilt() is not None:
+        yield CODINGS.__getitem__
+        return
+    with HostPool(torch.get_num_threads()) as pool:
+        yield lambda name: OnHost(CODINGS[name], name, pool)
+
+
 def rates(device: torch.device, seconds: float) -> dict[str, dict[str, float]]:
     """Both rates of every format that runs, within about ``seconds``."""
     found: dict[str, dict[str, float]] = {"decode": {}, "products": {}}
@@ -112,12 +126,13 @@ def rates(device: torch.device, seconds: float) -> dict[str, dict[str, float]]:
     token = torch.ones(1, COLUMNS, dtype=torch.bfloat16, device=device)
     known = samples(rows)
     share_s = seconds / len(known) / 2
-    with torch.inference_mode():
+    with torch.inference_mode(), _multiplying(device) as multiplied:
         for name, shapes in known.items():
-            coding, matrices = CODINGS[name], [parts_of(shapes, device) for _ in range(ROTATED)]
+            coding, matrices = multiplied(name), [parts_of(shapes, device) for _ in range(ROTATED)]
             decode_s = seconds_of(partial(coding.decode, out=out), matrices, device, share_s)
             found["decode"][name] = round(rows * COLUMNS / 1e9 / decode_s, 3)
-            if KNOWN_FORMATS[name].product_rows and device.type == "cuda" and coding.linear(token, matrices[0], None) is not None:
+            form = KNOWN_FORMATS[name]
+            if (form.product_rows if device.type == "cuda" else form.host_rows) and coding.linear(token, matrices[0], None) is not None:
                 took = seconds_of(partial(coding.linear, token, bias=None), matrices, device, share_s)
                 found["products"][name] = round(sum(part.nbytes for part in matrices[0].values()) / 1e9 / took, 3)
     return found

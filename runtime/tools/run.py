@@ -141,7 +141,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
             _wait_for_kept(session.flush, bar, left)
             clock.book("keeping")
-        facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts()}
+        facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts(), "cpu_product": session.cpu_products}
         if cfg.limits and not left:
             engine.stop()
             limits["after"] = measure_limits(engine)

@@ -18,7 +18,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.decoding import decode_gelements, product_gbps, unit_s
+from penstock.planner.contract.prices.decoding import decode_gelements, is_product, product_gbps, unit_s
 from penstock.planner.contract.prices.memory_law import vram_use
 from penstock.planner.contract.prices.stages import weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
@@ -56,7 +56,13 @@ def test_a_product_of_few_rows_reads_what_is_stored_and_one_of_many_decodes_firs
     assert many == pytest.approx(unit.elements / decode_gelements(hardware, INT4) / 1e9 + 2 * unit.elements / 800 / GB)
     assert unit_s(hardware, unit.decoded, 1) == pytest.approx(2 * unit.elements / 800 / GB)
     on_cpu = machine(0)
-    assert unit_s(on_cpu, unit, 1) == pytest.approx(unit.elements / decode_gelements(on_cpu, INT4) / 1e9 + 2 * unit.elements / 50 / GB)
+    decoding_s = unit.elements / decode_gelements(on_cpu, INT4) / 1e9 + 2 * unit.elements / 50 / GB
+    assert unit_s(on_cpu, unit, 1) == pytest.approx(decoding_s), "no product was timed"
+    timed = replace(on_cpu, cpu_products={"INT4-32": 20.0})
+    assert unit_s(timed, unit, INT4.host_rows) == pytest.approx(unit.stored_bytes / 20 / GB)
+    assert unit_s(timed, unit, INT4.host_rows + 1) == pytest.approx(decoding_s)
+    lossless = coded(model(), QUANTISED["lossless"]).of_kind(UnitKind.attn)[0]
+    assert not is_product(replace(on_cpu, cpu_products={"lossless": 20.0}), lossless.format, 1), "which is to give BF16's bits"
 
 
 def test_measured_rates_stand_before_derived_ones_and_are_slowed_with_the_rate_of_weights() -> None:

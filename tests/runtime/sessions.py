@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.run_schema import CpuProduct
 from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.memory.device import CopyDevice
@@ -20,5 +21,6 @@ CPU = torch.device("cpu")
 def opened(
     plan: Plan, checkpoint: Path, copier: CopyDevice | None = None, device: torch.device = CPU, **options: Any
 ) -> AbstractContextManager[Session]:
-    """``checkpoint`` by ``plan``, not loaded. ``copier`` is None for two tiers; ``options`` are those of the engine."""
-    return open_session(plan, checkpoint, OpenCard(copier, device), EngineOptions(**options))
+    """``checkpoint`` by ``plan``, not loaded. ``copier`` is None for two tiers; ``options`` are those of the engine; unless they say
+    otherwise, the CPU decodes coded matrices first, to the bits of the unstreamed model."""
+    return open_session(plan, checkpoint, OpenCard(copier, device), EngineOptions(**{"cpu_product": CpuProduct.decode} | options))

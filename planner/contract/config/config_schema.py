@@ -67,6 +67,8 @@ class CpuConfig:
     """BF16 matrix products at prefill shapes."""
     decode: dict[str, float] = field(default_factory=dict)
     """Format of weights -> 1e9 elements decoded per second; a format that is missing is derived from `matvec_gbps`."""
+    products: dict[str, float] = field(default_factory=dict)
+    """Format of weights -> GB/s of stored bytes that one row is multiplied by without a GPU; a format that is missing is decoded first."""
 
 
 @dataclass

@@ -63,6 +63,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         ssd_long_gbps=cfg.ssd.long_gbps,
         ssd_burst_s=cfg.ssd.burst_s,
         cpu_decode=_by_format("hardware.cpu.decode", cfg.cpu.decode),
+        cpu_products=_by_format("hardware.cpu.products", cfg.cpu.products),
         host=_host(cfg.host) if cfg.host is not None and gpu is not None else None,
     )
 
@@ -84,7 +85,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "matvec_gbps": profile.cpu_matvec_gbps,
             "dense_tflops": profile.cpu_dense_tflops,
         }
-        | ({"decode": dict(profile.cpu_decode)} if profile.cpu_decode else {}),
+        | ({"decode": dict(profile.cpu_decode)} if profile.cpu_decode else {})
+        | ({"products": dict(profile.cpu_products)} if profile.cpu_products else {}),
         "gpu": None
         if gpu is None
         else {

@@ -40,6 +40,8 @@ class Format:
     """Of what is stored for each column besides."""
     product_rows: int = 0
     """The most rows that a card multiplies by the matrix as it is stored; 0: it is always decoded first."""
+    host_rows: int = 0
+    """The same of a CPU that computes without a card."""
     grouped: bool = False
     """Whether a card multiplies by the matrices of several experts in one launch."""
 
@@ -63,6 +65,8 @@ FORMATS: Mapping[str, Format] = _named(
 
 PRODUCT_ROWS = 8
 """Up to so many rows a product that reads 4 or 8 bits a weight waits for memory and not for arithmetic."""
+HOST_PRODUCT_ROWS = 16
+"""Up to so many rows a CPU multiplies by a matrix as it is stored, where it has such a product: beyond, decoding once costs less."""
 GROUPS = (32, 64, 128)
 """Columns that share a scale in formats of whole numbers; besides there is a scale for each row."""
 BITS = (4, 8)
@@ -73,13 +77,13 @@ ESCAPES_APART = 4096
 6600."""
 
 
-def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, column_bits: int = 0) -> Format:
-    return Format(name, bits, Dtype.bfloat16, True, block, block_bits, column_bits, PRODUCT_ROWS)
+def _quantised(name: str, bits: int, block: tuple[int, int], block_bits: int, host_rows: int = HOST_PRODUCT_ROWS) -> Format:
+    return Format(name, bits, Dtype.bfloat16, True, block, block_bits, 0, PRODUCT_ROWS, host_rows)
 
 
-def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: int = 0) -> Format:
+def _whole(name: str, bits: int, group: int, zero_bits: int = 0, column_bits: int = 0, host_rows: int = 0) -> Format:
     """Whole numbers in groups of columns, or of whole rows where ``group`` is 0."""
-    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, PRODUCT_ROWS)
+    return Format(name, bits, Dtype.bfloat16, True, (1, group), 16 + zero_bits, column_bits, PRODUCT_ROWS, host_rows)
 
 
 _SIZES = {"row": 0} | {str(group): group for group in GROUPS}
@@ -92,11 +96,11 @@ QUANTISED: Mapping[str, Format] = _named(
             _quantised("FP8-row", 8, (1, 0), 32),
             _quantised("FP8-tensor", 8, (0, 0), 32),
             _quantised("MXFP4", 4, (1, 32), 8),
-            _quantised("NVFP4", 4, (1, 16), 8),
+            _quantised("NVFP4", 4, (1, 16), 8, host_rows=0),
         )
     ),
-    *(_whole(f"INT{b}-{name}", b, group) for b in BITS for name, group in _SIZES.items()),
-    *(_whole(f"INT{b}-{name}-asym", b, group, b) for b in BITS for name, group in _SIZES.items()),
+    *(_whole(f"INT{b}-{name}", b, group, 0, 0, HOST_PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
+    *(_whole(f"INT{b}-{name}-asym", b, group, b, 0, HOST_PRODUCT_ROWS) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{name}", b, group, b) for b in BITS for name, group in _SIZES.items()),
     *(_whole(f"GPTQ{b}-{group}-order", b, group, b, 32) for b in BITS for group in GROUPS),
     *(replace(_whole(f"AWQ-{name}", 4, group, 4), product_rows=0) for name, group in _SIZES.items()),

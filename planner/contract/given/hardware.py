@@ -92,6 +92,8 @@ class HardwareProfile:
     """Seconds for which it keeps the rates of ``ssd_read``."""
     cpu_decode: Mapping[str, float] = field(default_factory=dict)
     """Format -> 1e9 elements a second that the CPU decodes into memory."""
+    cpu_products: Mapping[str, float] = field(default_factory=dict)
+    """Format -> GB/s of stored bytes that the CPU multiplies by one row, without a card; a format that is missing is decoded."""
     host: HostRates | None = None
     """The CPU's products beside a card; None: not known, so the card computes everything."""
 

@@ -45,6 +45,7 @@ def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwarePro
         cpu_matvec_gbps=hardware.cpu_matvec_gbps / host[Figure.weights],
         cpu_dense_tflops=hardware.cpu_dense_tflops / host[Figure.products],
         cpu_decode=_slowed_rates(hardware.cpu_decode, host[Figure.weights]),
+        cpu_products=_slowed_rates(hardware.cpu_products, host[Figure.weights]),
         layer_launch_s=hardware.layer_launch_s * k[Figure.weights],
         gpu=gpu and _slowed_gpu(gpu, k),
     )

@@ -46,8 +46,9 @@ def decode_gelements(hardware: HardwareProfile, stored: Format) -> float:
 
 
 def product_gbps(hardware: HardwareProfile, stored: Format) -> float:
-    """GB/s of stored bytes that a product of few rows reads on a card."""
-    assert hardware.gpu is not None
+    """GB/s of stored bytes that a product of few rows reads where it computes; 0 for a CPU that has no such product."""
+    if hardware.gpu is None:
+        return _timed(hardware.cpu_products, stored)
     return _timed(hardware.gpu.products, stored) or DERIVED_RATES.card_product * hardware.gpu.memory_gbps
 
 
@@ -65,7 +66,9 @@ def _timed(rates: Mapping[str, float], stored: Format) -> float:
 
 def is_product(hardware: HardwareProfile, stored: Format, rows: float) -> bool:
     """Whether ``rows`` rows are multiplied by the matrix as it is stored."""
-    return hardware.gpu is not None and rows <= stored.product_rows
+    if hardware.gpu is None:
+        return rows <= stored.host_rows and product_gbps(hardware, stored) > 0
+    return rows <= stored.product_rows
 
 
 def decode_s(hardware: HardwareProfile, unit: UnitSpec, rows: float) -> float:

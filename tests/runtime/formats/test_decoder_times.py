@@ -12,6 +12,7 @@ import torch
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.runtime_rates import measure_decoders
+from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, rates, samples
 
@@ -33,10 +34,11 @@ def test_every_format_that_runs_is_timed_or_one_of_its_family() -> None:
     assert {name.partition("-")[0].replace("GPTQ8", "GPTQ4") for name in CODINGS if KNOWN_FORMATS[name].needs_scratch} <= families
 
 
-def test_the_rates_of_a_cpu_are_of_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rates_of_a_cpu_are_of_decoding_and_of_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.runtime.tools.decoder_times.ROWS", {"cpu": ROWS})
     found = rates(torch.device("cpu"), 0.0)
-    assert found["decode"].keys() == samples(ROWS).keys() and min(found["decode"].values()) >= 0 and not found["products"]
+    assert found["decode"].keys() == samples(ROWS).keys() and min(found["decode"].values()) >= 0
+    assert found["products"].keys() == {name for name in samples(ROWS) if KNOWN_FORMATS[name].host_rows and products_unbuilt() is None}
 
 
 def said(monkeypatch: pytest.MonkeyPatch, status: int, out: str, err: str = "") -> list[list[str]]:
@@ -51,12 +53,17 @@ def said(monkeypatch: pytest.MonkeyPatch, status: int, out: str, err: str = "") 
 
 
 def test_a_probe_has_the_figures_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"cpu": {"decode": {"FP8": 1.0}, "products": {}}, "cuda": {"decode": {"FP8": 900.0}, "products": {"FP8": 2000.0}}}
+    told = {"cpu": {"decode": {"FP8": 1.0}, "products": {"FP8": 9.0}}, "cuda": {"decode": {"FP8": 900.0}, "products": {"FP8": 2000.0}}}
     commands = said(monkeypatch, 0, "a warning\n" + json.dumps(told) + "\n")
     figures = {figure.path: figure.value for figure in measure_decoders(2.0, 8, 1)}
-    assert figures == {"cpu.decode": {"FP8": 1.0}, "gpu.decode": {"FP8": 900.0}, "gpu.products": {"FP8": 2000.0}}
+    assert figures == {
+        "cpu.decode": {"FP8": 1.0},
+        "cpu.products": {"FP8": 9.0},
+        "gpu.decode": {"FP8": 900.0},
+        "gpu.products": {"FP8": 2000.0},
+    }
     assert commands[0][-3:] == ["seconds=2.0", "threads=8", "gpu=1"]
-    assert [figure.path for figure in measure_decoders(2.0, 0, None)] == ["cpu.decode"]
+    assert [figure.path for figure in measure_decoders(2.0, 0, None)] == ["cpu.decode", "cpu.products"]
     said(monkeypatch, 1, "", "Traceback\nImportError: no torch\n")
     with pytest.raises(CannotMeasure, match="ImportError: no torch"):
         list(measure_decoders(2.0, 8, None))

@@ -22,7 +22,7 @@ class Halves:
         out.copy_(parts["weight"].to(out.dtype).mul_(0.5))
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
-        raise AssertionError("a product on the CPU decodes")
+        return None
 
 
 STORED = {"weight": StoredParameter("FP8", ("w",))}

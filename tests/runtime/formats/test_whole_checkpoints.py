@@ -18,6 +18,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.runtime.asked.run_schema import CpuProduct
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.model.skeleton import open_skeleton
@@ -166,6 +167,9 @@ def test_trained_weights_say_what_transformers_says_of_them(shared_models: Path,
         session.load(ROWS)
         got = session.generate(ROWS, Sampler(Sampling(), CPU), keep_logits=True)
     assert got.tokens == want.tokens and same(list(got.logits), list(want.logits))
+    with opened(plan_for(checkpoint, decisions()), checkpoint, cpu_product=CpuProduct.stored) as session:
+        session.load(ROWS)
+        assert session.generate(ROWS, Sampler(Sampling(), CPU)).tokens == want.tokens
 
 
 def test_a_units_planned_bytes_are_those_that_the_runtime_moves(checkpoint: Path) -> None:

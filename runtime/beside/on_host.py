@@ -1,0 +1,83 @@
+"""Coded matrices that the CPU multiplies as they are stored, where nothing else computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.planner.contract.given.formats import HOST_PRODUCT_ROWS, QUANTISED
+from penstock.runtime.beside.coded_parts import PARTS_OF
+from penstock.runtime.beside.host_ffn import host_linear
+from penstock.runtime.beside.host_matrix import host_matrix_of
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.formats.coding import Coding, CodingAround, Parts
+from penstock.runtime.formats.stored_experts import JOINT
+from penstock.runtime.formats.stored_linear import StoredLinear
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """``coding`` of ``form``, whose matrices ``pool`` multiplies by few BF16 rows. Sums are F32, in another order than torch's, of weights
+    that have the bits of decoded ones."""
+
+    coding: Coding
+    form: str
+    pool: HostPool
+
+    def decode(self, parts: Parts, out: torch.Tensor) -> None:
+        self.coding.decode(parts, out)
+
+    def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
+        rows = x.reshape(-1, x.shape[-1])
+        if x.dtype != torch.bfloat16 or len(rows) > HOST_PRODUCT_ROWS:
+            return None
+        matrix = host_matrix_of(self.form, parts)
+        if matrix is None:
+            return None
+        out = x.new_empty(len(rows), matrix.rows)
+        self.pool.ffn(host_linear(matrix, bias), rows.contiguous(), out)
+        return out
+
+
+class StoredOnHost:
+    """Has ``pool`` multiply by the coded linear layers and routed experts of a model whose format is one of ``formats``."""
+
+    def __init__(self, pool: HostPool, formats: frozenset[str]):
+        self._pool, self._formats = pool, formats
+        self.products: dict[str, str] = {}
+        """Format -> ``stored`` or ``decode``, of the model that was converted."""
+
+    def convert(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, StoredLinear):
+                module.coding = self._on_host(module.coding, module.form.name)
+            experts: Any = getattr(module, "stored_experts", {})
+            if experts:
+                held: Any = module
+                formats = {name.partition(JOINT)[0]: each.format for name, each in held.stored_parameters.items()}
+                held.stored_experts = {
+                    name: tuple(replace(matrix, coding=self._on_host(matrix.coding, formats[matrix.name])) for matrix in matrices)
+                    for name, matrices in experts.items()
+                }
+
+    def _on_host(self, coding: Coding, form: str) -> Coding:
+        stored = form in self._formats
+        self.products[form] = "stored" if stored else "decode"
+        if not stored:
+            return coding
+        if isinstance(coding, CodingAround):
+            around: Any = coding
+            inside: Coding = replace(around, coding=OnHost(around.coding, form, self._pool))
+            return inside
+        return OnHost(coding, form, self._pool)
+
+
+def multiplied_as_stored(asked: str | None) -> frozenset[str]:
+    """The formats that a run multiplies as they are stored: ``stored`` says all that the CPU has a product for, ``decode`` none. None: all
+    but the lossless form, whose sums have the bits of torch's BF16 products only if torch makes them."""
+    if asked == "decode":
+        return frozenset()
+    return frozenset(PARTS_OF) if asked == "stored" else frozenset(name for name, form in QUANTISED.items() if form.host_rows)
