@@ -63,7 +63,7 @@ def test_a_recorded_step_says_what_its_kernels_say(tmp_path: Path, model_type: s
     wanted, without = generate(checkpoint, graphs=False, **PLACES[where])
     host = ON_CPU.get(where, NONE)
     found, facts = generate(checkpoint, graphs=True, host=host, **PLACES[where])
-    assert facts["graphs"] == {"rows": 3, "refused": None, "steps": 69} and without["graphs"] is None
+    assert {"rows": 3, "refused": None, "steps": 69}.items() <= facts["graphs"].items() and without["graphs"] is None
     if facts["bytes"]:
         assert facts["stages"]["h2d"][0] >= 69 * facts["bytes"] and facts["stages"]["h2d"][1] > 0
     assert ("cpu" in facts["stages"]) == bool(host.ffn)
