@@ -156,6 +156,7 @@ def brute_force_with(h, m, w, host, base):
     [
         ({"model_type": "llama", "hidden_act": "silu"}, "gate_proj up_proj down_proj", "silu"),
         ({"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}, "gate_proj up_proj down_proj", "gelu_tanh"),
+        ({"model_type": "gemma3_text"}, "gate_proj up_proj down_proj", "gelu_tanh"),
         ({"model_type": "phi", "hidden_act": "gelu_new"}, "fc1 fc2", "gelu_tanh"),
         ({"model_type": "phi3", "hidden_act": "silu"}, "gate_up_proj down_proj", ""),
         ({"model_type": "llama", "hidden_act": "relu2"}, "gate_proj up_proj down_proj", ""),

@@ -19,10 +19,13 @@ _LLAMAS = frozenset(
     | {"ministral3", "mistral", "olmo", "olmo2", "olmo3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "youtu"}
 )
 _GEMMAS = ("gemma2", "gemma3_text", "vaultgemma")
-_KNOWN: Mapping[str, tuple[str, frozenset[str]]] = MappingProxyType(
-    dict.fromkeys(_LLAMAS, ("hidden_act", _GATED)) | dict.fromkeys(_GEMMAS, ("hidden_activation", _GATED)) | {"phi": ("hidden_act", _PLAIN)}
+_KNOWN: Mapping[str, tuple[str, str, frozenset[str]]] = MappingProxyType(
+    dict.fromkeys(_LLAMAS, ("hidden_act", "", _GATED))
+    | dict.fromkeys(_GEMMAS, ("hidden_activation", "gelu_pytorch_tanh", _GATED))
+    | {"phi": ("hidden_act", "", _PLAIN)}
 )
-"""Model type -> config.json's key for the activation, and the projections of its ``mlp``. Each class computes
+"""Model type -> config.json's key for the activation, its value where published configs leave it out, and the projections of the ``mlp``.
+Each class computes
 
     gated   down_proj(act(gate_proj(x)) * up_proj(x))
     plain   fc2(act(fc1(x)))
@@ -34,9 +37,9 @@ def ffn_activation(config: Mapping[str, Any], layers: Collection[Collection[str]
     """What ``ModelSpec.ffn_activation`` is of the text config ``config`` and, of each layer, the names of its tensors. Parts of a coded
     matrix may stand beside its weight."""
     known = _KNOWN.get(str(config.get("model_type", "")))
-    if known is None or not all(_projections(names) == known[1] for names in layers):
+    if known is None or not all(_projections(names) == known[2] for names in layers):
         return ""
-    return ACTIVATIONS.get(str(config.get(known[0])), "")
+    return ACTIVATIONS.get(str(config.get(known[0], known[1])), "")
 
 
 def _projections(names: Collection[str]) -> frozenset[str]:

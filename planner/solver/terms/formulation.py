@@ -246,7 +246,7 @@ class Formulation(LinearProgram):
         """
         h, spills = self.problem.hardware, self.problem.workload.kv_spill
         back = h.ssd_write_gbps + (self.gpu.d2h.peak if self.gpu else 0) if spills else 0
-        beside = h.host.peak_gbps if h.host and self.host.most else 0
+        beside = h.host.peak_gbps if h.host and (self.host.most or self.problem.model.experts) else 0
         may_bind = h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back, beside)
         idle = () if may_bind else (Resource.dram,)
         for least, high in zip_longest(bill.without(*idle).least(), most.without(*idle).least(), fillvalue=0.0):
