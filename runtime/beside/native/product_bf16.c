@@ -7,59 +7,91 @@
 #ifdef HAS_X86
 #include <immintrin.h>
 
-enum { CHUNK = 1024, MOST_ROWS = 16, STREAM = 1024 };
+enum { CHUNK = 1024, MOST_ROWS = 16 };
 #ifndef AHEAD_HINT
 #define AHEAD_HINT _MM_HINT_T1
 #endif
 
-/* Sums of 8 columns at a time: x in F32. */
-FOR_AVX2 ALONE void block_avx2(const uint16_t *w, int64_t columns, const float *x, float *y, int64_t stride, int rows)
+enum { CHUNK_AVX2 = 512 };
+
+FOR_AVX2 ALONE float sum_avx2(__m256 sums)
 {
-    __m256 sums[4][2];
-    int64_t k = 0;
-    for (int r = 0; r < rows; r++)
-        sums[r][0] = sums[r][1] = _mm256_setzero_ps();
-    for (; k + 16 <= columns; k += 16) {
-        __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k)));
-        __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(w + k + 8)));
-        __m256 a = _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), b = _mm256_castsi256_ps(_mm256_slli_epi32(high, 16));
-        _mm_prefetch((const char *)(w + k + CHUNK), _MM_HINT_T0);
-        for (int r = 0; r < rows; r++) {
-            sums[r][0] = _mm256_fmadd_ps(a, _mm256_loadu_ps(x + r * columns + k), sums[r][0]);
-            sums[r][1] = _mm256_fmadd_ps(b, _mm256_loadu_ps(x + r * columns + k + 8), sums[r][1]);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/* `high` rows of the matrix times `wide` input rows, which are F32, over one chunk of columns, a multiple of 8; sums go on. */
+FOR_AVX2 ALONE void block_avx2(const uint16_t *w, const float *x, int64_t columns, int64_t chunk, __m256 (*kept)[4], int64_t ahead,
+                               const int high, const int wide)
+{
+    __m256 sums[2][4];
+    _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[i][r] = kept[i][r];
+    for (int64_t k = 0; k < chunk; k += 8) {
+        __m256 row[2];
+        _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
+        {
+            const uint16_t *at = w + i * columns + k;
+            row[i] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 16));
+            if (ahead && k % 32 == 0)
+                _mm_prefetch((const char *)(at + ahead), AHEAD_HINT);
+        }
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)
+        {
+            const __m256 input = _mm256_loadu_ps(x + r * columns + k);
+            _Pragma("GCC unroll 2") for (int i = 0; i < high; i++) sums[i][r] = _mm256_fmadd_ps(row[i], input, sums[i][r]);
         }
     }
-    for (int r = 0; r < rows; r++) {
-        __m256 both = _mm256_add_ps(sums[r][0], sums[r][1]);
-        __m128 four = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
-        __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        float sum = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-        for (int64_t rest = k; rest < columns; rest++)
-            sum += from_bf16(w[rest]) * x[r * columns + rest];
-        y[r * stride] = sum;
+    _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) kept[i][r] = sums[i][r];
+}
+
+FOR_AVX2 ALONE void rows_avx2(const uint16_t *w, const struct inputs *in, int64_t from, int64_t rows, float *y, int64_t stride,
+                              const int high)
+{
+    const int64_t columns = in->columns, whole = columns / 8 * 8;
+    __m256 kept[MOST_ROWS / 4][2][4];
+    for (int g = 0; g * 4 < rows; g++)
+        for (int i = 0; i < high; i++)
+            for (int r = 0; r < 4; r++)
+                kept[g][i][r] = _mm256_setzero_ps();
+    for (int64_t k = 0; k < whole; k += CHUNK_AVX2) {
+        int64_t chunk = whole - k < CHUNK_AVX2 ? whole - k : CHUNK_AVX2;
+        for (int g = 0; g * 4 < rows; g++) {
+            const float *x = in->x + (from + g * 4) * columns + k;
+            int64_t ahead = g ? 0 : high * columns;
+            switch (rows - g * 4) {
+            case 1: block_avx2(w + k, x, columns, chunk, kept[g], ahead, high, 1); break;
+            case 2: block_avx2(w + k, x, columns, chunk, kept[g], ahead, high, 2); break;
+            case 3: block_avx2(w + k, x, columns, chunk, kept[g], ahead, high, 3); break;
+            default: block_avx2(w + k, x, columns, chunk, kept[g], ahead, high, 4); break;
+            }
+        }
     }
+    for (int64_t r = 0; r < rows; r++)
+        for (int i = 0; i < high; i++) {
+            float sum = sum_avx2(kept[r / 4][i][r % 4]);
+            for (int64_t k = whole; k < columns; k++)
+                sum += from_bf16(w[i * columns + k]) * in->x[(from + r) * columns + k];
+            y[(from + r) * stride + i] = sum;
+        }
 }
 
 FOR_AVX2 void bf16_avx2(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
 {
     const int64_t columns = m->columns;
-    for (int64_t o = first; o < last; o++) {
+    for (int64_t o = first; o < last;) {
         const uint16_t *w = (const uint16_t *)m->part[0] + o * columns;
-        for (int64_t r = 0; r < in->rows;) {
-            const float *x = in->x + r * columns;
-            float *to = y + r * stride + o;
-            int64_t left = in->rows - r;
-            if (left >= 4) {
-                block_avx2(w, columns, x, to, stride, 4);
-                r += 4;
-            } else if (left >= 2) {
-                block_avx2(w, columns, x, to, stride, 2);
-                r += 2;
-            } else {
-                block_avx2(w, columns, x, to, stride, 1);
-                r++;
-            }
+        const int two = last - o >= 2;
+        for (int64_t from = 0; from < in->rows; from += MOST_ROWS) {
+            int64_t rows = in->rows - from < MOST_ROWS ? in->rows - from : MOST_ROWS;
+            if (two)
+                rows_avx2(w, in, from, rows, y + o, stride, 2);
+            else
+                rows_avx2(w, in, from, rows, y + o, stride, 1);
         }
+        o += two ? 2 : 1;
     }
 }
 
@@ -132,9 +164,7 @@ FOR_AVX512_BF16 ALONE __m512 both_dot(__m512 sum, __m512i w, __m512i x)
     target void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)        \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
-        for (int64_t o = first; o < last && in->rows == 1; o++)                                                                      \
-            y[o] = name##_one((const uint16_t *)m->part[0] + o * columns, in->xb, columns);                                          \
-        for (int64_t o = first; o < last && in->rows > 1;) {                                                                         \
+        for (int64_t o = first; o < last;) {                                                                                         \
             const uint16_t *w = (const uint16_t *)m->part[0] + o * columns;                                                          \
             const int four = last - o >= 4;                                                                                          \
             for (int64_t from = 0; from < in->rows; from += MOST_ROWS) {                                                             \
@@ -148,27 +178,6 @@ FOR_AVX512_BF16 ALONE __m512 both_dot(__m512 sum, __m512i w, __m512i x)
         }                                                                                                                            \
     }
 
-/* One input row takes less than memory gives, so rows of the matrix are read one by one: a single stream, prefetched over their ends. */
-#define ONE_512(name, target, both)                                                                                                  \
-    target ALONE float name##_one(const uint16_t *w, const uint16_t *x, int64_t columns)                                             \
-    {                                                                                                                                \
-        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};                       \
-        int64_t k = 0;                                                                                                               \
-        for (; k + 128 <= columns; k += 128)                                                                                         \
-            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)                                                                      \
-            {                                                                                                                        \
-                _mm_prefetch((const char *)(w + k + 32 * i + STREAM), _MM_HINT_T0);                                                  \
-                sums[i] = both(sums[i], _mm512_loadu_si512(w + k + 32 * i), _mm512_loadu_si512(x + k + 32 * i));                     \
-            }                                                                                                                        \
-        for (; k < columns; k += 32) {                                                                                               \
-            __mmask32 mask = columns - k >= 32 ? 0xffffffffu : (1u << (columns - k)) - 1u;                                           \
-            sums[0] = both(sums[0], _mm512_maskz_loadu_epi16(mask, w + k), _mm512_maskz_loadu_epi16(mask, x + k));                   \
-        }                                                                                                                            \
-        return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));                \
-    }
-
-ONE_512(bf16_avx512, FOR_AVX512, both_avx512)
-ONE_512(bf16_dot, FOR_AVX512_BF16, both_dot)
 PRODUCTS_512(bf16_avx512, FOR_AVX512, both_avx512)
 PRODUCTS_512(bf16_dot, FOR_AVX512_BF16, both_dot)
 #else
