@@ -7,11 +7,12 @@ from itertools import product
 
 import pulp
 
-from penstock.planner.contract.decided.decisions import CachePolicy, Decisions
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, MissedExperts
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
+from penstock.planner.contract.prices.beside import no_split
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
@@ -105,7 +106,8 @@ def optimum(question: Question) -> Optimum | None:
 
 
 def nearest_first(question: Question, like: Decisions) -> Decisions | None:
-    """A simple plan with the batch, the cache policy, the residents' forms and the prefill's passes of ``like``. Each tier is filled, the
+    """A simple plan with the batch, the cache policy, the residents' forms, the prefill's passes and the CPU's share of missed experts of
+    ``like``. Each tier is filled, the
     nearest first. To within half a percent the device is copied least; then the SSD is read least, through the fewest slots. KV of running
     sequences lies where the model computes. Forced decisions stay forced. None if that does not fit. Costs four solves. UserError as in
     ``solve``."""
@@ -114,6 +116,8 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
     force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
         force = force.but(vram_slots=ring_menu(force)[0])
+    if q.hardware.gpu and like.experts is not None:
+        force = force.but(expert_host=like.experts.host)
     plain = replace(q.workload, kv_spill=False)
     program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch, like.weights.forms))
     copied, read = program.each_pass.of(Resource.h2d), program.each_pass.of(Resource.ssd)
@@ -132,8 +136,15 @@ def _problems(question: Question) -> list[Problem]:
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
     policy = q.force.policy or CachePolicy.pinned
-    menu = product(batch_menu(q.workload), form_menu(q.hardware, q.model, q.force))
-    return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch, forms) for batch, forms in menu]
+    menu = product(batch_menu(q.workload), form_menu(q.hardware, q.model, q.force), _shares(q))
+    return [Problem(q.hardware, q.model, q.workload, force, policy, batch, forms) for batch, forms, force in menu]
+
+
+def _shares(q: Question) -> list[Force]:
+    """With missed experts as the terms of experts would have them, and with all of them copied: what the CPU computes is not fetched ahead,
+    so its help may cost more than it saves."""
+    open_to_cpu = q.model.experts is not None and q.force.expert_host is None and not no_split(q.hardware, q.model)
+    return [q.force, q.force.but(expert_host=MissedExperts.copied)] if open_to_cpu else [q.force]
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
