@@ -19,6 +19,7 @@ from itertools import cycle
 
 import torch
 
+from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
@@ -31,7 +32,7 @@ ROTATED_BYTES = 1 << 30
 """Matrices that take turns, so that no cache holds the next one."""
 COPIED_BYTES = 64 << 20
 SHARES = ((3, 4), (1, 1), (1, 2))
-"""Of the cores, as threads that are tried."""
+"""Of the cores that products may have, as threads that are tried."""
 LEAST = 3
 """Products that are timed at least."""
 
@@ -103,7 +104,8 @@ def product_gbps(pool: HostPool, matrices: Sequence[HostMatrix], rows: int, seco
 def measured(cores: int, seconds: float, device: torch.device | None) -> Iterator[tuple[str, object]]:
     """Name and value of each figure, within about ``seconds``."""
     plain = matrices_of("BF16")
-    counts = sorted({max(1, cores * part // whole) for part, whole in SHARES})
+    most = min(cores, most_threads())
+    counts = sorted({max(1, most * part // whole) for part, whole in SHARES})
     tried: list[tuple[float, int, float, float]] = []
     link = 0.0
     for count in counts:
