@@ -50,3 +50,14 @@ def test_a_plan_takes_the_cpu_where_it_is_fast_enough(gbps: float, said: MissedE
 def test_what_cannot_be_shared_is_refused_with_its_reason(hardware: HardwareProfile, changed: dict[str, str], why: str) -> None:
     with pytest.raises(UserError, match=why):
         search(hardware, replace(MIXTRAL, **changed), work(), Force(expert_host=MissedExperts.split))
+
+
+@pytest.mark.parametrize("gbps", [20.0, 60.0])
+@pytest.mark.parametrize("launch_s", [2e-4, 5e-3])
+def test_experts_are_shared_only_where_the_whole_plan_is_no_slower(gbps: float, launch_s: float) -> None:
+    """The CPU's part follows the card's, so a card that is busy with launches leaves it less to gain."""
+    hardware = with_host(gbps, layer_launch_s=launch_s)
+    best_s, *forced = (
+        search(hardware, MIXTRAL, work(), force).best_s for force in (Force(), *(Force(expert_host=h) for h in MissedExperts))
+    )
+    assert best_s == pytest.approx(min(forced))
