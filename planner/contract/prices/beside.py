@@ -13,6 +13,7 @@ come behind the last layer, and the next step's first units behind them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -165,19 +166,27 @@ class Missed:
     bill: Price
     fetch_s: float
     """What it adds to a visit that waits for it."""
+    copied: float = 1.0
+    """The share of them that the link brings."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, copied: Price) -> Missed:
-        """Where ``copied`` is the price of a copy. Shared with the CPU, all layers are taken as missing alike many, those that a plan
-        misses which streams nothing but experts: so the price is the same for all decisions of one program."""
+        """Where ``copied`` is the price of a copy. Shared with the CPU, all layers miss as many on average as those of a plan that streams
+        nothing but experts, each expert by itself: so the price is the same for all decisions of one program."""
         split, experts, gpu = host_split(hardware, model, slots, batch), model.experts, hardware.gpu
         if split is None or experts is None or gpu is None:
             return cls(copied, copied.of(Resource.h2d))
         missed = missed_beside_layers(gpu, hardware.vram_bytes, model, experts, visit(experts, batch))
-        many = max(1, round(missed / len(experts.layers)))
-        share = len(split.on_host([1] * many)) / many
-        link = Price({Resource.h2d: (1 - share) * copied.of(Resource.h2d)})
-        return cls(link + Price({Resource.cpu: share * split.host_s[0]}) + passed(hardware, experts.expert_bytes), split.each_s(many))
+        visited = max(1, round(visit(experts, batch).touched))
+        odds = min(1.0, max(1e-6, missed / len(experts.layers) / visited))
+        shares = [
+            (math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n), n, len(split.on_host([1] * n))) for n in range(visited + 1)
+        ]
+        on_host = sum(chance * taken for chance, _, taken in shares) / (odds * visited)
+        waits_s = sum(chance * split.lasts([1] * taken, n - taken) for chance, n, taken in shares) / (odds * visited)
+        link = Price({Resource.h2d: (1 - on_host) * copied.of(Resource.h2d)})
+        bill = link + Price({Resource.cpu: on_host * split.host_s[0]}) + passed(hardware, experts.expert_bytes)
+        return cls(bill, waits_s, 1 - on_host)
 
 
 def missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:

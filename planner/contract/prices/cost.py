@@ -102,6 +102,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     placement = place(model, decisions.weights, hardware.gpu is not None)
     ahead = head_start(hardware, model, decisions)
     first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
+    copied = min(missed.dram, missed.vram) + moved.missed.copied * missed.from_dram
     expert_bytes, visited = 0, 1.0
     if model.experts:
         expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
@@ -116,7 +117,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         bottleneck_prefill=bill.slowest,
         bottleneck_decode=step.slowest,
         ssd_bytes_per_token=placement.ssd_bytes_per_pass + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
-        h2d_bytes_per_token=moved.step_bytes + round(fill * moved.kv_h2d_bytes + missed.vram * expert_bytes),
+        h2d_bytes_per_token=moved.step_bytes + round(fill * moved.kv_h2d_bytes + copied * expert_bytes),
         vram_bytes=used_bytes(vram_items(hardware, model, workload, held)),
         dram_bytes=used_bytes(dram_items(hardware, model, workload, held)),
         ssd_bytes=used_bytes(ssd_items(model, held)),
