@@ -106,11 +106,12 @@ def _size(text: str) -> float:
 
 
 def ran(plan: Path, folder: Path, *more: str) -> dict[str, Any]:
-    """The report of a run by ``plan``."""
+    """The report of a run by ``plan``, whose logits have the unstreamed model's bits."""
     prompts, out = folder / "prompts.jsonl", folder / "run.json"
     out.unlink(missing_ok=True)
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     arguments = ["run", f"plan={plan}", f"max_new_tokens={NEW_TOKENS}", f"prompts={prompts}", f"out={out}", *more]
+    arguments.append("engine.cpu_product=decode")
     code, text = child(program("runtime", *arguments), folder / "run.log")
     if not out.exists():
         raise Failed("run", last_line(text, folder))
