@@ -75,8 +75,8 @@ def _with_weight_rate(hardware: HardwareProfile, gbps: float) -> HardwareProfile
     """Decoding in proportion."""
     factor, gpu = gbps / hardware.weight_gbps, hardware.gpu
     if gpu is None:
-        coded = {"cpu_decode": _rates(hardware.cpu_decode, factor), "cpu_products": _rates(hardware.cpu_products, factor)}
-        return replace(hardware, cpu_matvec_gbps=gbps, **coded)
+        decode, products = _rates(hardware.cpu_decode, factor), _rates(hardware.cpu_products, factor)
+        return replace(hardware, cpu_matvec_gbps=gbps, cpu_decode=decode, cpu_products=products)
     return replace(hardware, gpu=replace(gpu, memory_gbps=gbps, decode=_rates(gpu.decode, factor), products=_rates(gpu.products, factor)))
 
 
