@@ -358,7 +358,8 @@ class Hybrid:
         asked = [*(f"workload.{key}={value}" for key, value in work.items()), *budget]
         sampled = ["temperature=1.0", "top_k=0"]
         copied_alone = self.bench.run(f"hybrid-{name}-copied", checkpoint, [*asked, "moe.host=copied"], sampled, limits=False)
-        report = self.bench.run(f"hybrid-{name}", checkpoint, asked, sampled)
+        shared = ["moe.host=split"] if self.card else []
+        report = self.bench.run(f"hybrid-{name}", checkpoint, [*asked, *shared], sampled)
         plan = read_plan(self.bench.work / f"hybrid-{name}.yaml")
         stages, steps = report["stages"]["decode"], len(report["step_s"])
         copied, computed = (stages.get(track, {}).get("bytes", 0) / steps / 1e9 for track in ("h2d", "cpu"))

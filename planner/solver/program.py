@@ -7,12 +7,11 @@ from itertools import product
 
 import pulp
 
-from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, MissedExperts
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
-from penstock.planner.contract.prices.beside import no_split
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
@@ -136,15 +135,8 @@ def _problems(question: Question) -> list[Problem]:
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
     policy = q.force.policy or CachePolicy.pinned
-    menu = product(batch_menu(q.workload), form_menu(q.hardware, q.model, q.force), _shares(q))
-    return [Problem(q.hardware, q.model, q.workload, force, policy, batch, forms) for batch, forms, force in menu]
-
-
-def _shares(q: Question) -> list[Force]:
-    """With missed experts as the terms of experts would have them, and with all of them copied: what the CPU computes is not fetched ahead,
-    so its help may cost more than it saves."""
-    open_to_cpu = q.model.experts is not None and q.force.expert_host is None and not no_split(q.hardware, q.model)
-    return [q.force, q.force.but(expert_host=MissedExperts.copied)] if open_to_cpu else [q.force]
+    menu = product(batch_menu(q.workload), form_menu(q.hardware, q.model, q.force))
+    return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch, forms) for batch, forms in menu]
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:

@@ -25,18 +25,14 @@ def with_host(gbps: float, **changed: object) -> HardwareProfile:
     return machine(vram=600 * MB, dram=4 * GB, host=host, **changed)
 
 
-@pytest.mark.parametrize("gbps, said", [(0.5, MissedExperts.copied), (60.0, MissedExperts.split)])
-def test_a_plan_takes_the_cpu_where_it_is_fast_enough(gbps: float, said: MissedExperts) -> None:
+def test_the_cpu_takes_a_share_where_that_is_asked() -> None:
     """What the program promises of it is what is predicted."""
-    hardware, forced = with_host(gbps), Force(expert_host=MissedExperts.copied)
-    found, alone = (search(hardware, MIXTRAL, work(), force) for force in (Force(), forced))
+    hardware, force = with_host(60.0), Force(expert_host=MissedExperts.split)
+    found, alone = (search(hardware, MIXTRAL, work(), one) for one in (force, Force()))
     told, told_alone = (predict(hardware, MIXTRAL, work(), one.decisions) for one in (found, alone))
-    assert found.decisions.experts is not None and found.decisions.experts.host is said
+    assert alone.decisions.experts is not None and alone.decisions.experts.host is MissedExperts.copied
     assert told_alone.total_s - told.total_s == pytest.approx(alone.best_s - found.best_s, rel=0.01, abs=1e-6)
-    if said is MissedExperts.split:
-        assert told.decode_s_per_token < 0.8 * told_alone.decode_s_per_token and told.decode_stages["cpu"] > 0
-    else:
-        assert told == told_alone
+    assert told.decode_s_per_token < 0.8 * told_alone.decode_s_per_token and told.decode_stages["cpu"] > 0
 
 
 @pytest.mark.parametrize(
@@ -50,14 +46,3 @@ def test_a_plan_takes_the_cpu_where_it_is_fast_enough(gbps: float, said: MissedE
 def test_what_cannot_be_shared_is_refused_with_its_reason(hardware: HardwareProfile, changed: dict[str, str], why: str) -> None:
     with pytest.raises(UserError, match=why):
         search(hardware, replace(MIXTRAL, **changed), work(), Force(expert_host=MissedExperts.split))
-
-
-@pytest.mark.parametrize("gbps", [20.0, 60.0])
-@pytest.mark.parametrize("launch_s", [2e-4, 5e-3])
-def test_experts_are_shared_only_where_the_whole_plan_is_no_slower(gbps: float, launch_s: float) -> None:
-    """The CPU's part follows the card's, so a card that is busy with launches leaves it less to gain."""
-    hardware = with_host(gbps, layer_launch_s=launch_s)
-    best_s, *forced = (
-        search(hardware, MIXTRAL, work(), force).best_s for force in (Force(), *(Force(expert_host=h) for h in MissedExperts))
-    )
-    assert best_s == pytest.approx(min(forced))

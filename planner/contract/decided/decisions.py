@@ -233,8 +233,8 @@ class ExpertSlots:
     host: Annotated[MissedExperts, Decision(lambda s: s.missed_experts, "moe.host", "experts", "missed {}", card=True, aside=True)] = (
         MissedExperts.copied
     )
-    """Whether the CPU computes some of a decode step's missed experts where they lie in DRAM, while others are copied; null lets the
-    plan decide, and takes none where the CPU is slow."""
+    """Whether the CPU computes some of a decode step's missed experts where they lie in DRAM, while others are copied; null copies all.
+    `split` has not been measured on a card."""
 
 
 @dataclass(frozen=True)

@@ -151,14 +151,6 @@ def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots |
     return HostSplit(expert_copy_s(gpu, experts, slots.chunk_bytes), seconds, host.hop_s, host.beside_h2d, host.h2d_beside)
 
 
-def is_worth_splitting(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int) -> bool:
-    """Whether a visit that misses all of a token's experts ends sooner with the CPU's help, by more than ``LEAST_GAIN``."""
-    split = host_split(hardware, model, replace(slots, host=MissedExperts.split), batch)
-    if split is None or model.experts is None or visit(model.experts, batch).dense:
-        return False
-    return split.each_s(model.experts.top_k) < (1 - LEAST_GAIN) * split.copy_s
-
-
 @dataclass(frozen=True)
 class Missed:
     """One of a decode step's experts that VRAM misses and DRAM holds."""

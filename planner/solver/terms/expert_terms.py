@@ -10,7 +10,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts, Tier
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
-from penstock.planner.contract.prices.beside import Missed, is_worth_splitting
+from penstock.planner.contract.prices.beside import Missed
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
 from penstock.planner.contract.prices.routed import Fetched, Routed, held_up
@@ -58,7 +58,7 @@ class ExpertTerms:
             )
             copied = Price({Resource.h2d: expert_copy_s(gpu, self.experts, self.chunk_bytes)})
             self._copy_t = copied.of(Resource.h2d) * ticks_per_s
-            self.host = self._host()
+            self.host = MissedExperts(problem.force.expert_host or MissedExperts.copied)
             slots = ExpertSlots(0, 0, chunk_bytes=self.chunk_bytes, host=self.host)
             copied += passed(problem.hardware, self.experts.expert_bytes)
             self._missed_price = Missed.of(problem.hardware, problem.model, slots, problem.batch, copied)
@@ -68,14 +68,6 @@ class ExpertTerms:
         all_dram = self._tier(Tier.dram, problem.force.expert_dram_slots, all_vram)
         self.read = program.integer("experts_read", 0, 1)
         program.add(self.read >= 1 - all_vram - all_dram)
-
-    def _host(self) -> MissedExperts:
-        """Whether the CPU takes a share, which is the same for all slots."""
-        p = self._problem
-        if p.force.expert_host is not None:
-            return MissedExperts(p.force.expert_host)
-        worth = is_worth_splitting(p.hardware, p.model, ExpertSlots(0, 0, chunk_bytes=self.chunk_bytes), p.batch)
-        return MissedExperts.split if worth else MissedExperts.copied
 
     def _tier(self, tier: Tier, forced: int | None, idle: pulp.LpVariable | int) -> pulp.LpVariable:
         """Variables of one tier, which needs no slots where ``idle``; whether it has one for every expert."""
