@@ -120,8 +120,6 @@ GATED = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
 """Model types whose experts compute down(act(gate(x)) * up(x)) without biases, as transformers v5 has them."""
 CLAMPED = "gpt_oss"
 """Has biases, and a gate of its own; as published its experts are coded."""
-LEAST_GAIN = 0.05
-"""Of a visit's seconds: a plan that gains less leaves the CPU alone, whose rates vary by as much."""
 
 
 def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
