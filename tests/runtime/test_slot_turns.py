@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.simulate.feed import RecordedFeed
+from penstock.planner.simulate.lanes import Lanes, Work
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.ledger import Ledger
@@ -113,3 +115,58 @@ def test_without_streamed_units_there_is_nothing_to_take() -> None:
     with rig.started():
         rig.launched_as_a_whole()
         rig.launched_singly()
+
+
+class LoggedLanes:
+    """Copies that arrive at once, in the order in which they are queued."""
+
+    def __init__(self, log: list[str]):
+        self._log = log
+
+    def add(self, track: str, work: Work, length_ns: int) -> None:
+        self._log.append(f"copy {work.name}")
+        work.done()
+
+
+class LoggedGraph(PlayedGraph):
+    """Says which unit each copy brings, by its bytes."""
+
+    def __init__(self, units: list[Unit], log: list[str]):
+        self._units, self._log = units, log
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._log.append(f"copy {self._units[int(src[0]) - 1]}")
+        dst.copy_(src)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_simulated_step_copies_what_a_recorded_one_does_when_it_does(seed: int) -> None:
+    """Units that the CPU computes stand between those that stream, and take part in neither."""
+    choose = random.Random(seed)
+    kinds = [choose.choice("af") for _ in range(choose.randint(1, 12))]
+    units = [Unit({"a": "attn", "f": "ffn"}[kind], i) for i, kind in enumerate(kinds)]
+    on_cpu = {unit for unit in units if unit.kind == "ffn" and choose.random() < 0.4}
+    slots = {"attn": choose.randint(1, 4), "ffn": choose.randint(1, 4)}
+    streamed = [unit for unit in units if unit not in on_cpu]
+    simulated: list[str] = []
+    recorded: list[str] = []
+    feed = RecordedFeed(streamed, slots, lambda unit: (1, NBYTES), cast(Lanes, LoggedLanes(simulated)))
+    feed.begin_pass()
+    simulated.clear()  # what fills the slots at first is nobody's step
+    dram, graph = Still(units), LoggedGraph(units, recorded)
+    buffers = {n: [torch.zeros(NBYTES, dtype=torch.uint8) for _ in range(k)] for n, k in slots.items()}
+    piece = (Segment(0, 0, NBYTES),)
+    stream = RecordedStream([Streamed(u, dram.bytes[u], piece, ()) for u in streamed], buffers, graph, Ledger())
+    for _ in range(2):
+        feed.begin_pass()
+        stream.begin_pass()
+        for unit in units:
+            for log in (simulated, recorded):
+                log.append(f"compute {unit}")
+            assert feed.ready(unit)
+            feed.enter(unit)
+            stream.enter(unit)
+            feed.leave(unit)
+            stream.leave(unit)
+        stream.end_pass()
+    assert simulated == recorded
