@@ -8,6 +8,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.contract.decided.decisions import Decisions, KvPages, ResidentUnits, Tier
+from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.curve import Curve
@@ -20,6 +21,7 @@ from penstock.planner.contract.prices.sizes import expert_dram_bytes, expert_vra
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.program import search, solve
+from penstock.planner.solver.terms.menu import ssd_menu
 from tests.planner.small import MB, blocks, gpu, machine, model, with_units, work
 
 SLOWER = 1.005 * (1 + 1e-6)
@@ -126,7 +128,9 @@ def every_decision(hardware, m, w, base: Decisions):
     ffns = [n] if on_gpu and m.experts else counts
     heads = range(blocks + 1) if on_gpu else [0]
     tables = (Tier.vram, Tier.dram) if on_gpu else (Tier.dram,)
-    reads = [(p.block_bytes, p.queue_depth) for p in hardware.ssd_read]
+    # experts are read one after the other where the drive allows it, which no prediction knows: such reads are no choice of the program's
+    points = ssd_menu(hardware, m, Force()) if m.experts else hardware.ssd_read
+    reads = [(p.block_bytes, p.queue_depth) for p in points]
     chunks = [w.prompt_tokens]
     while chunks[-1] >= 512:
         chunks.append(-(-chunks[-1] // 2))
