@@ -221,7 +221,7 @@ CASES = ("int4", "fp8", "q4_k", "lossless", "lossless_ssd", "resident", "lossles
 def main() -> None:
     given = given_of(sys.argv[1:], KEYS)
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    profile = bench.probe()
+    profile = bench.probe(quick="false" if "cpu" in given.get("cases", "").split(",") else "true")
     known = (*FORMATS, "lossless")
     formats = tuple(given.get("formats", ",".join(known)).split(","))
     for form in formats:

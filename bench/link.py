@@ -51,10 +51,10 @@ class Bench:
             raise SystemExit(f"{program} {' '.join(arguments)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
         return json.loads(done.stdout.strip().splitlines()[-1])
 
-    def probe(self, where: Path | None = None, name: str = "local") -> dict:
-        return self.call(
-            "planner", "probe", f"probe.path={where or self.work}", f"probe.name={name}", "probe.quick=true", "probe.force=true"
-        )
+    def probe(self, where: Path | None = None, name: str = "local", quick: str = "true") -> dict:
+        """What `planner probe` says. A quick one times no decoders and no products of the CPU."""
+        asked = {"path": where or self.work, "name": name, "quick": quick, "force": "true"}
+        return self.call("planner", "probe", *(f"probe.{key}={value}" for key, value in asked.items()))
 
     def checkpoint(self, name: str, *overrides: str, where: Path | None = None) -> Path:
         """A random checkpoint, made once."""
