@@ -17,10 +17,12 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.host_side import HostSide
-from penstock.runtime.engine.rehearsal import longest_step
+from penstock.runtime.engine.rehearsal import first_step, longest_step
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from penstock.runtime.model.binding import WeightStream, views
+from penstock.runtime.model.rows import Step
+from penstock.runtime.recorded.agreement import disagreement
 from penstock.runtime.recorded.card_graph import CardGraph
 from penstock.runtime.recorded.graph_steps import GraphSteps
 from penstock.runtime.recorded.host_steps import HostSteps, host_unit
@@ -66,9 +68,28 @@ class RecordedSide:
             recorded[OWN] = self._streaming(self._host.placement.step_units, self._host_steps())
         if not beside or recorded[OWN].refused is None:
             recorded[ALONE if beside else OWN] = self._streaming(self._host.placement.streamed_units, None)
+        if len(recorded) > 1 and recorded[ALONE].refused is None:
+            self._hold_to_the_card(recorded)
         schedules = [one for one in self._host.options.schedules if one.name in recorded] or [Schedule(name, 1.0) for name in recorded]
         self.steps = ScheduledSteps(recorded, ScheduleChoice(schedules), self._host.options.tell)
         return self.steps
+
+    def _hold_to_the_card(self, recorded: dict[str, GraphSteps]) -> None:
+        """Compute one step both ways. Where rounding does not explain the difference, streaming alone is left, and the user is told."""
+        vocab, made = self._host.placement.model.vocab, []
+
+        def both(step: Step) -> None:
+            for name in (OWN, ALONE):
+                made.append(recorded[name].run(step).float().cpu())
+                recorded[name].make_way()
+
+        first_step(self._fed.stepper, [1009 * (k + 1) % vocab for k in range(self._rows)], both)
+        why = disagreement(made[0], made[1], self._host.placement.model.layers)
+        if why is not None:
+            self._host.options.tell(why)
+            recorded.pop(OWN).stop()
+        for steps in recorded.values():
+            steps.steps = 0  # what a run is told of are its own
 
     def record_still(self) -> ScheduledSteps:
         """After :meth:`stop`: steps over whatever lies in the buffers, in which nothing moves."""

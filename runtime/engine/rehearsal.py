@@ -59,6 +59,17 @@ def longest_step(stepper: Stepper, rows: int, most_tokens: int, use: Callable[[S
         _release(stepper, sequences)
 
 
+def first_step(stepper: Stepper, tokens: Sequence[int], use: Callable[[Step], None]) -> None:
+    """Have ``use`` see a decode step of sequences that begin with ``tokens``, one each: it reads no earlier KV."""
+    sequences, pool = [KvSequence.of(number, [token]) for number, token in enumerate(tokens)], stepper.pool.pages
+    try:
+        for sequence in sequences:
+            sequence.hold(pool, 1)
+        use(Step(tuple(sequence.row(1, RowKind.decode) for sequence in sequences)))
+    finally:
+        _release(stepper, sequences)
+
+
 def _prefill(stepper: Stepper, sequences: Sequence[KvSequence], chunk_tokens: int) -> torch.Tensor:
     logits = torch.empty(0)
     while any(sequence.left for sequence in sequences):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,13 +26,11 @@ from penstock.runtime.model.foreign_experts import shape_as_made
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.model.skeleton import compute_dtype, open_skeleton, read_config, text_class
 from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.recorded.agreement import bf16_rounding, relative_error
 from penstock.runtime.store.base import UnitLayout
 from penstock.runtime.store.expert_modules import expert_parameters, layers_with_experts
 from penstock.runtime.store.manifest import MANIFEST, read_manifest
 from penstock.runtime.store.parameters import model_slots, tied_names
-
-BF16_STEP = 2.0**-8
-"""Relative distance between neighbouring BF16 numbers."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +148,10 @@ def compare_logits(
         identical &= torch.equal(want, logits)
         difference = want.float() - logits.float()
         error = max(error, difference.abs().max().item())
-        relative = max(relative, (difference.norm() / want.float().norm()).item())
+        relative = max(relative, relative_error(logits, want))
         largest = max(largest, want.float().abs().max().item())
         agree += int((want.argmax(-1) == logits.argmax(-1)).sum())
         progress(k + 1, len(got.passes))
-    rounding = BF16_STEP * math.sqrt(2 * model.config.get_text_config().num_hidden_layers)
+    rounding = bf16_rounding(model.config.get_text_config().num_hidden_layers)
     same = agree / sum(each.step.wanted for each in got.passes)
     return LogitsCheck(len(got.passes), identical, error, largest, relative, rounding, same, relative <= rounding)

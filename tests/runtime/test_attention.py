@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.validate import BF16_STEP
 from penstock.runtime.kv.attention.paged_attention import AttentionByRows
 from penstock.runtime.model.rows import Row, RowKind, Step
+from penstock.runtime.recorded.agreement import BF16_STEP
 from tests.runtime.steppers import CPU, PAGE_TOKENS, Alone, said, unstreamed
 from tests.support import save_tiny
 

@@ -1,0 +1,34 @@
+"""How far two ways to compute the same step may be apart: what BF16 rounding explains, and no more."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+BF16_STEP = 2.0**-8
+"""Relative distance between neighbouring BF16 numbers."""
+
+
+def bf16_rounding(layers: int) -> float:
+    """Relative error of a model's logits: one step at each of a layer's two residual additions, adding up like a random walk."""
+    return BF16_STEP * math.sqrt(2 * layers)
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The Euclidean length of the difference over that of ``want``; 0 where neither has any."""
+    difference, length = (got.float() - want.float()).norm().item(), want.float().norm().item()
+    return difference / length if length else difference
+
+
+def disagreement(got: torch.Tensor, want: torch.Tensor, layers: int) -> str | None:
+    """Why logits of units that the CPU computed cannot be those of the card; None where rounding explains the difference, or where the
+    card's are no numbers themselves."""
+    if not bool(torch.isfinite(want).all()):
+        return None
+    error, allowed = relative_error(got, want), bf16_rounding(layers)
+    if error <= allowed:
+        return None
+    return (
+        f"what the CPU computes beside the card is {error:.3g} off, where rounding explains {allowed:.3g}: all units are copied to the card"
+    )
