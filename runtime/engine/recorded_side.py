@@ -56,6 +56,7 @@ class RecordedSide:
         self._fed, self._host, self._card, self._copier = fed, host, card, copier
         self._rows, self._most_tokens = rows, most_tokens
         self._graphs: list[CardGraph] = []
+        self._captured: list[GraphSteps] = []
         self._stack = ExitStack()
         self.steps: ScheduledSteps
 
@@ -113,8 +114,9 @@ class RecordedSide:
         return self.steps.facts()
 
     def stop(self) -> None:
-        """Nothing moves any more, and memory is given back. Safe to call twice."""
-        self.steps.stop()
+        """Nothing moves any more, and memory is given back. Safe to call twice, and after a failure in the middle of :meth:`record`."""
+        for steps in self._captured:
+            steps.stop()
         self._stack.close()
 
     def _streaming(self, units: Sequence[Unit], host: HostSteps | None) -> GraphSteps:
@@ -128,6 +130,7 @@ class RecordedSide:
         return steps
 
     def _capture(self, steps: GraphSteps) -> None:
+        self._captured.append(steps)
         longest_step(self._fed.stepper, self._rows, self._most_tokens, steps.capture)
 
     def _host_steps(self) -> HostSteps:

@@ -102,7 +102,7 @@ class RecordedStream:
         self._copied: list[_Copied] = []
         self._launched = 0
         self._booked = True
-        self._like = _Spent(0.0, 0.0, 0.0)
+        self._like = _Spent(0.0, {}, 0.0, 0.0)
 
     @property
     def nbytes(self) -> int:
@@ -166,25 +166,27 @@ class RecordedStream:
         begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
         if self._launched % self._every == 1 or self._every == 1:
             self._recorder.wait()
-            self._like = _Spent(self._book_compute(begun_s, over_s), self._book_copies(begun_s), over_s - begun_s)
+            self._like = _Spent(*self._book_compute(begun_s, over_s), self._book_copies(begun_s), over_s - begun_s)
         else:
             self._book_alike(begun_s, over_s)
         return over_s - begun_s
 
-    def _book_compute(self, begun_s: float, over_s: float) -> float:
-        """Seconds of compute, of the pass's ``over_s - begun_s``."""
+    def _book_compute(self, begun_s: float, over_s: float) -> tuple[float, dict[str, float]]:
+        """Seconds of compute, of the pass's ``over_s - begun_s``, and of waiting by what was waited for."""
         idle_s, busy_s = begun_s, 0.0
+        waits = dict.fromkeys((one.brought_by for one in self._computed if one.arrived is not None), 0.0)
         for one in self._computed:
             left_s = self._recorder.time_of(one.left)
             if one.arrived is not None:
                 arrived_s = min(self._recorder.time_of(one.arrived), left_s)
                 self._ledger.waited("compute", one.brought_by, str(one.unit), idle_s, arrived_s)
+                waits[one.brought_by] += max(0.0, arrived_s - idle_s)
                 idle_s = max(idle_s, arrived_s)
             self._ledger.add("compute", str(one.unit), idle_s, left_s)
             busy_s += left_s - idle_s
             idle_s = left_s
         self._ledger.add("compute", "head.0", idle_s, over_s)
-        return busy_s + over_s - idle_s
+        return busy_s + over_s - idle_s, waits
 
     def _book_copies(self, begun_s: float) -> float:
         """Seconds of copies."""
@@ -202,7 +204,10 @@ class RecordedStream:
         scale = (over_s - begun_s) / self._like.pass_s if self._like.pass_s else 0.0
         compute_s, copies_s = self._like.compute_s * scale, self._like.copies_s * scale
         self._ledger.add("compute", "pass", begun_s, begun_s + compute_s)
-        self._ledger.waited("compute", "h2d", "pass", begun_s + compute_s, over_s)
+        since_s = begun_s + compute_s
+        for source, waited_s in self._like.waits.items():
+            self._ledger.waited("compute", source, "pass", since_s, since_s + waited_s * scale)
+            since_s += waited_s * scale
         if self._copied:
             self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, self.nbytes)
             self._ledger.waited("h2d", "compute", "pass", begun_s + copies_s, over_s)
@@ -210,5 +215,7 @@ class RecordedStream:
 
 class _Spent(NamedTuple):
     compute_s: float
+    waits: Mapping[str, float]
+    """Seconds in which compute waited, by what it waited for."""
     copies_s: float
     pass_s: float

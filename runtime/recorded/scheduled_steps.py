@@ -56,8 +56,3 @@ class ScheduledSteps:
         steps = sum(one.steps for one in self._recorded.values())
         schedules = {"schedules": dict(self._choice.facts())} if len(self._recorded) > 1 else {}
         return self._now.facts() | {"steps": steps} | schedules
-
-    def stop(self) -> None:
-        """Nothing moves any more, and the memory is given back."""
-        for one in self._recorded.values():
-            one.stop()

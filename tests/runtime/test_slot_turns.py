@@ -170,3 +170,29 @@ def test_a_simulated_step_copies_what_a_recorded_one_does_when_it_does(seed: int
             stream.leave(unit)
         stream.end_pass()
     assert simulated == recorded
+
+
+class TimedGraph(PlayedGraph):
+    """Points that are the seconds at which they happen: one after the other."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def compute_event(self) -> float:
+        self._now += 1.0
+        return self._now
+
+
+def test_a_pass_that_is_not_read_waited_for_what_the_last_one_waited_for() -> None:
+    """The CPU takes one of the pass's four seconds, in the pass whose points are read and in the one that is taken to be like it."""
+    graph, ledger = TimedGraph(), Ledger()
+    stream = RecordedStream((), {}, graph, ledger, every=2)
+    stream.begin_pass()
+    graph.begin = graph.compute_event()
+    asked = stream.point()
+    stream.handed_over(Unit("ffn", 0), asked, stream.point())
+    graph.results = graph.compute_event() + 1.0
+    for passes in (1, 2):
+        stream.launched()
+        assert stream.settle() == 4.0
+        assert ledger.waits() == {"cpu": float(passes)}

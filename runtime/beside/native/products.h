@@ -2,8 +2,7 @@
 #ifndef PENSTOCK_PRODUCTS_H
 #define PENSTOCK_PRODUCTS_H
 
-#include <stdint.h>
-#include <string.h>
+#include "../../formats/native/floats.h"
 
 /* Of every function that Python calls; host_library.py names the same number. Raised when one gets other arguments. */
 #define PRODUCTS_VERSION 5
@@ -57,40 +56,6 @@ product_fn product_of(int32_t kind, int level);
 
 /* The machine's level; asks the kernel for tiles, which needs asking once a process. */
 int machine_level(void);
-
-static inline float as_float(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* A BF16 number's float. */
-static inline float from_bf16(uint16_t bits)
-{
-    return as_float((uint32_t)bits << 16);
-}
-
-/* The nearest BF16, ties to even; a NaN stays one. */
-static inline uint16_t to_bf16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint32_t nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    uint32_t even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)(nan ? (bits >> 16) | 0x40u : even);
-}
-
-/* An F16 number's float. */
-static inline float from_f16(uint16_t bits)
-{
-    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, size = bits & 0x7fffu, small;
-    float below = as_float(size << 13 | 113u << 23) - 0x1p-14f; /* without the leading 1 of a normal number */
-    memcpy(&small, &below, sizeof small);
-    uint32_t normal = (size << 13) + (112u << 23);
-    normal = size >= 0x7c00u ? (size << 13) | 0x7f800000u : normal;
-    return as_float(sign | (size < 0x400u ? small : normal));
-}
 
 #define ALONE static inline __attribute__((always_inline))
 

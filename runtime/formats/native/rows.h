@@ -2,8 +2,7 @@
 #ifndef PENSTOCK_ROWS_H
 #define PENSTOCK_ROWS_H
 
-#include <stdint.h>
-#include <string.h>
+#include "floats.h"
 
 /* Of every function that Python calls; compiled.py names the same number. Raised when one gets other arguments. */
 #define FORMATS_VERSION 1
@@ -14,29 +13,6 @@ typedef void (*rows_work)(const void *job, int64_t first, int64_t last);
 /* Calls work for all of rows, on at most threads threads, the caller's among them, and returns when all is done. Parts begin at multiples
  * of grain. A caller that finds the other threads busy does all by itself. */
 void over_rows(rows_work work, const void *job, int64_t rows, int64_t grain, int64_t threads);
-
-static inline float as_float(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* A BF16 number's float. */
-static inline float from_bf16(uint16_t bits)
-{
-    return as_float((uint32_t)bits << 16);
-}
-
-/* The nearest BF16, ties to even; a NaN stays one. */
-static inline uint16_t to_bf16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint32_t nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    uint32_t even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)(nan ? (bits >> 16) | 0x40u : even);
-}
 
 /* The nearest F16, ties to even. */
 static inline uint16_t to_f16(float value)
@@ -50,17 +26,6 @@ static inline uint16_t to_f16(float value)
     normal = size >= 0x477ff000u ? 0x7c00u : normal;
     normal = size < 0x38800000u ? below - 0x3f000000u : normal;
     return (uint16_t)(sign | (size > 0x7f800000u ? 0x7e00u : normal));
-}
-
-/* An F16 number's float. */
-static inline float from_f16(uint16_t bits)
-{
-    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, size = bits & 0x7fffu, small;
-    float below = as_float(size << 13 | 113u << 23) - 0x1p-14f; /* without the leading 1 of a normal number */
-    memcpy(&small, &below, sizeof small);
-    uint32_t normal = (size << 13) + (112u << 23);
-    normal = size >= 0x7c00u ? (size << 13) | 0x7f800000u : normal;
-    return as_float(sign | (size < 0x400u ? small : normal));
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -1,0 +1,42 @@
+/* Numbers of 16 bits as floats, and back. */
+#ifndef PENSTOCK_FLOATS_H
+#define PENSTOCK_FLOATS_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float as_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* A BF16 number's float. */
+static inline float from_bf16(uint16_t bits)
+{
+    return as_float((uint32_t)bits << 16);
+}
+
+/* The nearest BF16, ties to even; a NaN stays one. */
+static inline uint16_t to_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    uint32_t even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)(nan ? (bits >> 16) | 0x40u : even);
+}
+
+/* An F16 number's float. */
+static inline float from_f16(uint16_t bits)
+{
+    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, size = bits & 0x7fffu, small;
+    float below = as_float(size << 13 | 113u << 23) - 0x1p-14f; /* without the leading 1 of a normal number */
+    memcpy(&small, &below, sizeof small);
+    uint32_t normal = (size << 13) + (112u << 23);
+    normal = size >= 0x7c00u ? (size << 13) | 0x7f800000u : normal;
+    return as_float(sign | (size < 0x400u ? small : normal));
+}
+
+#endif
