@@ -14,7 +14,7 @@ PLANNER = (
     "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.experts.policies",
     "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored", "planner.contract.checkpoint",
     "planner.contract.published", "planner.contract.config", "planner.contract.prices",
-    "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan",
+    "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan", "planner.contract.serving",
     "planner.asked", "planner.probe", "planner.replay", "planner.solver.terms", "planner.solver",
     "planner.render", "planner.simulate", "planner.explain",
     "planner.export", "planner.report", "planner.doctor", "planner.verbs", "planner",
@@ -26,7 +26,8 @@ RUNTIME = (
     "runtime.model.fused", "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
     "runtime.recorded",
-    "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools", "runtime",
+    "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools",
+    "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.front", "runtime.serve", "runtime",
 )  # fmt: skip
 """The runtime's."""
 MOST_MODULES = 15

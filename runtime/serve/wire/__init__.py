@@ -1,0 +1,1 @@
+"""What front and motor say to each other, over one local socket. Imports no torch."""
