@@ -1,0 +1,1 @@
+"""The front process: HTTP, text and streams. Imports no engine."""
