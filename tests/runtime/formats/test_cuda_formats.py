@@ -41,12 +41,12 @@ def test_a_card_decodes_the_bits_that_the_cpu_does_and_multiplies_nearly_the_sam
             parts = {leaf: layer.get_parameter(leaf).detach() for leaf in layer.stored_parameters}
             size = (layer.out_features, layer.in_features)
             got, want = torch.empty(size, dtype=layer.dtype, device=device), torch.empty(size, dtype=layer.dtype)
-            layer._coding.decode(parts, got)
-            layer._coding.decode({leaf: part.cpu() for leaf, part in parts.items()}, want)
+            layer.coding.decode(parts, got)
+            layer.coding.decode({leaf: part.cpu() for leaf, part in parts.items()}, want)
             assert torch.equal(got.cpu(), want)
             for rows in (1, 3, layer.form.product_rows):
                 x = torch.randn(rows, layer.in_features, dtype=layer.dtype, device=device)
-                product = layer._coding.linear(x, parts, None) if rows else None
+                product = layer.coding.linear(x, parts, None) if rows else None
                 if product is not None:
                     exact = F.linear(x.float(), got.float())
                     assert (product.float() - exact).abs().max() <= 0.01 * exact.abs().max()
