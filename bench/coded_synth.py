@@ -35,6 +35,8 @@ from penstock.planner.contract.config.geometry import hf_config_dict  # noqa: E4
 
 POOL_BYTES = 32 << 20
 DEVIATION = 0.02
+F16_DEVIATION = DEVIATION / 4
+"""All matrices have the same bits, so that their products add up over the layers: beyond F16's largest number else."""
 GROUP = 128
 SHARD_BYTES = 2**31
 Fill = Callable[[], bytes | memoryview]
@@ -152,14 +154,14 @@ def _int8(stem: str, rows: int, columns: int) -> Iterator[Tensor]:
 def _gptq(stem: str, rows: int, columns: int) -> Iterator[Tensor]:
     yield tensor(f"{stem}.qweight", (columns // 8, rows), "I32", bits)
     yield tensor(f"{stem}.qzeros", (columns // GROUP, rows // 8), "I32", same(b"\x77" * 4))
-    yield tensor(f"{stem}.scales", (columns // GROUP, rows), "F16", same(np.float16(DEVIATION / 4.6).tobytes()))
+    yield tensor(f"{stem}.scales", (columns // GROUP, rows), "F16", same(np.float16(F16_DEVIATION / 4.6).tobytes()))
     yield Tensor(f"{stem}.g_idx", (columns,), "I32", 4 * columns, lambda: (np.arange(columns) // GROUP).astype("<i4").tobytes())
 
 
 def _awq(stem: str, rows: int, columns: int) -> Iterator[Tensor]:
     yield tensor(f"{stem}.qweight", (columns, rows // 8), "I32", bits)
     yield tensor(f"{stem}.qzeros", (columns // GROUP, rows // 8), "I32", same(b"\x88" * 4))
-    yield tensor(f"{stem}.scales", (columns // GROUP, rows), "F16", same(np.float16(DEVIATION / 4.6).tobytes()))
+    yield tensor(f"{stem}.scales", (columns // GROUP, rows), "F16", same(np.float16(F16_DEVIATION / 4.6).tobytes()))
 
 
 def _nvfp4(stem: str, rows: int, columns: int) -> Iterator[Tensor]:
