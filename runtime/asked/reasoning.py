@@ -49,6 +49,8 @@ class Reasoning:
     """For a reply, from the prompt that it answers."""
     decode: Callable[[list[int]], str]
     """Text in which the marks stand, and no other special token."""
+    marks: tuple[str, ...]
+    """One of :data:`PAIRS`, or :data:`HARMONY`."""
 
     def message(self, prompt: str, reply: list[int]) -> dict[str, str]:
         """The whole ``reply`` to ``prompt`` as a template takes it back: ``content``, and under ``key`` what was reasoned."""
@@ -71,7 +73,7 @@ def find_reasoning(vocabulary: Vocabulary) -> Reasoning | None:
         key = next((key for key in KEYS if re.search(rf"[.'\"]{key}\b", template)), KEYS[0])
         specials = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
         hidden = {number for number, token in specials if not any(token in mark for mark in marks)}
-        return Reasoning(key, splitter, lambda ids: vocabulary.marked_text([token for token in ids if token not in hidden]))
+        return Reasoning(key, splitter, lambda ids: vocabulary.marked_text([token for token in ids if token not in hidden]), marks)
 
     if "<|channel|>" in known and "<|message|>" in known:
         return reasoning(HARMONY, lambda _: InChannels())
