@@ -6,11 +6,10 @@
 
 `dense`: BF16, VRAM 6 GiB, batch 1. `prefill`: 2048 tokens. `batch`: 8 and 16. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `seventy`: 70B
 at 16 GiB, for a host of 512 GB. `splits`: `force.host_ffn` from 0 to all, each predicted and measured; what the plan's own choice lost to
-the best. `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `mixtral`,
-`mixtral_traces`: 16 layers at 13 GiB, routed at random and with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. `files`: makes the
-checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the dense cases;
-`drop=true` removes the files of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the
-CPU's products out, and with them all units of the CPU.
+the best. `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the
+checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true`
+removes the files of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the CPU's
+products out, and with them all units of the CPU. Models with routed experts: bench/hybrid_routed.py.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
 warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
@@ -18,8 +17,7 @@ warms up. The same process then measures what each bound is made of (bench/besid
     bound = max(host bytes / CPU, copied bytes / link, all bytes / bus, chain)
     chain = resident step * (1 - host bytes / weights) + host bytes / CPU + hops
 
-`resident step` is a step with all weights in VRAM, measured there, too. Experts' bytes differ by what is missed, so `mixtral` and `gpt_oss`
-take theirs from a run's report.
+`resident step` is a step with all weights in VRAM, measured there, too.
 """
 
 from __future__ import annotations
@@ -40,15 +38,12 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import gpt_oss  # noqa: E402
 from bench.beside_rates import Rates, measure_rates  # noqa: E402
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.coded_synth import config_of, write_coded  # noqa: E402
 from bench.crowd import Crowd, crowded_steps  # noqa: E402
 from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, limit_of, link_limit, machine  # noqa: E402
-from bench.moe import mean_s  # noqa: E402
-from bench.moe_routing import favour  # noqa: E402
+from bench.link import Bench, machine  # noqa: E402
 from bench.worker import Measured, Trial, Worker, measure  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
@@ -327,77 +322,8 @@ class Hybrid:
         freed, usual = median(met[behind]), median(met[before])
         yield self.row("cores given back", "over steps before", freed, usual, "s", "<= 1.05", point, None)
 
-    def mixtral(self) -> Iterator[Row]:
-        checkpoint = self._mixtral()
-        yield from self._routed("Mixtral, random routing", "mixtral", checkpoint, "13GiB")
 
-    def mixtral_traces(self) -> Iterator[Row]:
-        """The files of `mixtral`, whose routers are given favourites in place."""
-        path = self.bench.work / "mixtral-traces"
-        if not path.exists():
-            os.rename(self._mixtral(), path)
-            favour(path, 0.6, 2, seed=0)
-        with self.dropped(path):
-            yield from self._routed("Mixtral, routed like traces", "traces", path, "13GiB")
-
-    def _mixtral(self) -> Path:
-        return self.bench.checkpoint("mixtral", *(("model=mixtral8x7b", "model.layers=16") if self.card else SMALL_MIXTRAL))
-
-    def gpt_oss(self) -> Iterator[Row]:
-        given = {"layers": "20"} if self.card else {"layers": "4", "hidden": "512", "experts": "16", "vocab": "4000"}
-        cases = gpt_oss.Cases(self.bench, given)
-        yield from cases.dram() if self.card else cases.cpu()
-        path = cases.checkpoint({})
-        with self.dropped(path):
-            yield from self._routed("gpt-oss", "gpt-oss", path, "8GiB")
-
-    def _routed(self, case: str, name: str, checkpoint: Path, vram: str) -> Iterator[Row]:
-        """A run's mean step over max(bus, CPU, link, chain) of the bytes that its experts took."""
-        budget = [f"hardware.vram_bytes={vram}"] if self.card else []
-        work = {"prompt_tokens": SHORT, "new_tokens": 64 if self.card else 8, "context_tokens": 0, "requests": 2}
-        asked = [*(f"workload.{key}={value}" for key, value in work.items()), *budget]
-        sampled = ["temperature=1.0", "top_k=0"]
-        copied_alone = self.bench.run(f"hybrid-{name}-copied", checkpoint, [*asked, "moe.host=copied"], sampled, limits=False)
-        shared = ["moe.host=split"] if self.card else []
-        report = self.bench.run(f"hybrid-{name}", checkpoint, [*asked, *shared], sampled)
-        plan = read_plan(self.bench.work / f"hybrid-{name}.yaml")
-        stages, steps = report["stages"]["decode"], len(report["step_s"])
-        copied, computed = (stages.get(track, {}).get("bytes", 0) / steps / 1e9 for track in ("h2d", "cpu"))
-        rates = self.rates(plan)
-        format = next(iter(rates.cpu_gbps))
-        link = link_limit(report, "h2d")[0] if copied else 1.0
-        cpu_s = computed / rates.cpu_gbps[format]
-        parts = {
-            "CPU": cpu_s,
-            "link": copied / link,
-            "bus": (copied + computed) / rates.bus_gbps(format),
-            "chain": limit_of(report, "decode_s") + max(cpu_s, copied / link),
-        }
-        slowest = max(parts, key=parts.__getitem__)
-        seconds = mean_s(report)
-        what = f"{computed:.2f} GB on the CPU, {copied:.2f} copied; bound by {slowest}"
-        predicted = report["predicted"]["decode_s_per_token"] / seconds
-        vram_gb, dram_gb = (report["measured"][f"{tier}_bytes"] / 1e9 for tier in ("vram", "dram"))
-        limit = parts[slowest]
-        yield Row(f"{case} over its bound", what, seconds, limit, "s", seconds / limit, "<= 1.15", predicted, vram_gb, dram_gb)
-        alone = mean_s(copied_alone)
-        yield Row(
-            f"{case} over copying alone", "moe.host=copied", seconds, alone, "s", seconds / alone, "<= 1", predicted, vram_gb, dram_gb
-        )
-
-
-SMALL_MIXTRAL = (
-    "model=mixtral8x7b",
-    "model.layers=2",
-    "model.hidden=512",
-    "model.heads=8",
-    "model.kv_heads=2",
-    "model.head_dim=64",
-    "model.expert_ffn=1792",
-)
-CASES = (
-    "files", "dense", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "crowd", "mixtral", "mixtral_traces", "gpt_oss",
-)  # fmt: skip
+CASES = ("files", "dense", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "crowd")
 
 
 def parts_gbps(rates: Rates) -> float:
@@ -418,7 +344,8 @@ def profile_of(bench: Bench, quick: str) -> dict:
     return json.loads(kept.read_text())
 
 
-def main() -> None:
+def play(of: Callable[[Bench, Worker, Mapping, Mapping[str, str]], Hybrid], names: Sequence[str], usual: str) -> None:
+    """The cases ``names`` of what ``of`` makes, as the command line asks for them; ``usual`` where it names none."""
     try:
         given = given_of(sys.argv[1:], KEYS)
     except UserError as error:
@@ -426,10 +353,10 @@ def main() -> None:
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     profile = profile_of(bench, given.get("quick", "false"))
     with closing(Worker(HANG_S)) as worker:
-        one = Hybrid(bench, worker, profile, given)
-        methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
-        run_cases(chosen(given.get("cases", "dense"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
+        one = of(bench, worker, profile, given)
+        methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in names}
+        run_cases(chosen(given.get("cases", usual), methods), machine(profile), Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":
-    main()
+    play(Hybrid, CASES, "dense")

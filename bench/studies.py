@@ -252,6 +252,10 @@ STUDIES: Mapping[str, Study] = {
         "The CPU computes units beside the card. The limit is streaming alone, or the slowest of bus, CPU, link and chain, measured by the "
         "process that ran the plans.",
         rows_table, rows_checks, "hybrid.py"),
+    "hybrid_routed": Study(
+        "Routed experts computed where the bytes lie",
+        "The CPU computes missed experts beside the card. The limit is the slowest of bus, CPU, link and chain, or copying alone.",
+        rows_table, rows_checks, "hybrid_routed.py"),
     "llama_rate": Study(
         "The CPU's products beside llama.cpp's",
         "Stored bytes a second. Our product's limit is llama.cpp's decode at its best thread count, or a plain read where that is lower.",

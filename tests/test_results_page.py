@@ -53,7 +53,7 @@ def test_a_figure_that_changes_in_a_file_changes_on_the_page(script: ModuleType,
 
 def test_a_file_of_no_study_is_named(script: ModuleType, copied: Path) -> None:
     (copied / "cpu" / "weather.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"weather\.json: no study is named weather; choose from link, formats, hybrid, llama_rate, peers"):
+    with pytest.raises(SystemExit, match=r"weather\.json: no study is named weather; choose from link, formats, hybrid, hybrid_routed"):
         script.page(copied)
 
 
