@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -126,8 +127,8 @@ class ResidentFeed:
 
 
 class RecordedFeed:
-    """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left. The next step
-    begins once all copies of this one are over.
+    """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left. Units of one
+    slot class are a chain: one copy after the other. Chains share the link. The next step begins once all copies of this one are over.
 
     Seconds of the change from the ring to recorded steps are those of copying their first units, whatever the ring has there.
     """
@@ -139,17 +140,19 @@ class RecordedFeed:
         self._units, self._size, self._lanes = tuple(units), size, lanes
         self._index = {unit: i for i, unit in enumerate(units)}
         self._there: set[int] = set()
-        self._coming: set[int] = set()
+        self._chains: dict[str, deque[int]] = {unit.ring_class: deque() for unit in units}
+        """Copies that are on their way or queued, the first one on its way."""
+        lanes.of[H2D].width = max(1, len(self._chains))
 
     def begin_pass(self) -> None:
-        if not self._there and not self._coming:
+        if not self._there and self.still:
             for i in self._rounds.first:
-                self._copy(i)
+                self._queue(i)
 
     @property
     def still(self) -> bool:
         """Whether nothing is on its way."""
-        return not self._coming
+        return not any(self._chains.values())
 
     def ask(self, unit: Unit) -> None:
         """What comes when was settled beforehand."""
@@ -165,23 +168,31 @@ class RecordedFeed:
         i = self._index.get(unit)
         if i is not None:
             self._there.discard(i)
-            self._copy(self._rounds.behind(i))
+            self._queue(self._rounds.behind(i))
 
     def go_on(self) -> bool:
         return False
 
     def state(self) -> tuple[object, ...]:
-        return tuple(sorted(self._there)), tuple(sorted(self._coming))
+        return tuple(sorted(self._there)), *(tuple(chain) for chain in self._chains.values())
 
     def rebase(self, passed_ns: int) -> None:
         """No time is kept."""
 
+    def _queue(self, i: int) -> None:
+        chain = self._chains[self._units[i].ring_class]
+        chain.append(i)
+        if len(chain) == 1:
+            self._copy(i)
+
     def _copy(self, i: int) -> None:
         unit = self._units[i]
         length_ns, nbytes = self._size(unit)
-        self._coming.add(i)
         self._lanes.add(H2D, Work((unit.kind, unit.layer), str(unit), nbytes, partial(self._arrived, i)), length_ns)
 
     def _arrived(self, i: int) -> None:
-        self._coming.discard(i)
+        chain = self._chains[self._units[i].ring_class]
+        chain.popleft()
         self._there.add(i)
+        if chain:
+            self._copy(chain[0])

@@ -41,16 +41,15 @@ class CardSide:
         self.fixed = [(f, layout, self.vram.take(layout.nbytes)) for f, layout in fixed]
         """What stays here, with its layout and its place."""
         self._ledger, self._dram, self._spans = host.ledger, host.dram, options.keep_spans
-        self._streamed = streamed
         self.slots = slots = {name: [self.vram.take(size[name]) for _ in range(count)] for name, count in counts.items()}
         self.kv_slots = [self.vram.take(kv_bytes) for _ in range(kv_count)]
         self.expert_slots = [self.vram.take(expert_bytes) for _ in range(experts)]
         self.bounce = self.vram.take(room.vram_bytes).view(room.bounce_pages, room.page_bytes)
         """What kept pages of KV pass through: [pages, page_bytes]."""
-        pieces = {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
+        self._streamed, self._pieces = streamed, {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
         self.ring = VramRing(
             units=placement.streamed_units,
-            pieces=pieces.__getitem__,
+            pieces=self._pieces.__getitem__,
             slots=slots,
             source=host.dram,
             device=copier,
@@ -67,8 +66,8 @@ class CardSide:
 
     @cached_property
     def from_dram(self) -> Mapping[Unit, Streamed]:
-        """What streams, where it lies in DRAM for good."""
-        return {u: Streamed(u, self._dram.stays(u), x.segments, x.tensors) for u, x in self._streamed.items()}
+        """What streams, in pieces, where it lies in DRAM for good."""
+        return {u: Streamed(u, self._dram.stays(u), self._pieces[u], x.tensors) for u, x in self._streamed.items()}
 
     def recorded(self, recorder: Recorder, units: Sequence[Unit]) -> RecordedStream:
         """For passes that are recorded: ``units`` of those through the ring's slots."""

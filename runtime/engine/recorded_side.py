@@ -121,7 +121,7 @@ class RecordedSide:
 
     def _streaming(self, units: Sequence[Unit], host: HostSteps | None) -> GraphSteps:
         assert isinstance(self._copier, CudaDevice)
-        graph = CardGraph(self._copier, self._graphs[0] if self._graphs else None)
+        graph = CardGraph(self._copier, list(self._card.slots), self._graphs[0] if self._graphs else None)
         self._graphs.append(graph)
         stream = self._card.recorded(graph, units)
         turns = SlotTurns(self._card.ring, stream, self._card.from_dram, graph, self._host.dram, self._copier)

@@ -1,8 +1,9 @@
-"""Work of a card that is recorded once and launched as a whole: kernels on one stream, copies on another, and points where they meet."""
+"""Work of a card that is recorded once and launched as a whole: kernels on one stream, chains of copies on others, and points where they
+meet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -23,7 +24,7 @@ class GraphPoint:
 
 
 class CardGraph:
-    """A CUDA graph over two streams, with the calls of a ``CopyDevice`` that order copies and kernels. It may be recorded again after
+    """A CUDA graph over a stream of kernels and one for each of ``chains`` of copies, which share the link. It may be recorded again after
     :meth:`close`: the streams stay, and with them what libraries keep for each stream.
 
     The graph is launched on a stream of its own. What is launched behind it elsewhere waits for :attr:`results` alone, not for copies that
@@ -31,12 +32,12 @@ class CardGraph:
     streams; the two are launched in turn.
     """
 
-    def __init__(self, card: CudaDevice, like: CardGraph | None = None):
+    def __init__(self, card: CudaDevice, chains: Sequence[str], like: CardGraph | None = None):
         self._card = card
         self._graph = torch.cuda.CUDAGraph()
         self._like = like
         self._kernels: torch.cuda.Stream = torch.cuda.Stream(card.device) if like is None else like._kernels
-        self._copies: torch.cuda.Stream = torch.cuda.Stream(card.device) if like is None else like._copies
+        self._chains: dict[str, torch.cuda.Stream] = {c: torch.cuda.Stream(card.device) for c in chains} if like is None else like._chains
         self._words = StreamWords()
         self.begin: Event
         self.results: Event
@@ -58,23 +59,25 @@ class CardGraph:
         pool = None if self._like is None else self._like._graph.pool()
         with torch.cuda.graph(self._graph, pool, self._kernels, "thread_local"):
             self.begin = self.compute_event()
-            self._copies.wait_event(_made_here(self.begin).edge)
+            for chain in self._chains.values():
+                chain.wait_event(_made_here(self.begin).edge)
             yield
             self.results = self.compute_event()
-            self._kernels.wait_stream(self._copies)
+            for chain in self._chains.values():
+                self._kernels.wait_stream(chain)
 
-    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        with torch.cuda.stream(self._copies):
+    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
+        with torch.cuda.stream(self._chains[chain]):
             self._card.copy(dst, src)
 
-    def copy_event(self) -> GraphPoint:
-        return GraphPoint(self._copies)
+    def copy_event(self, chain: str) -> GraphPoint:
+        return GraphPoint(self._chains[chain])
 
     def compute_event(self) -> GraphPoint:
         return GraphPoint(self._kernels)
 
-    def copy_waits(self, event: Event) -> None:
-        self._copies.wait_event(_made_here(event).edge)
+    def copy_waits(self, chain: str, event: Event) -> None:
+        self._chains[chain].wait_event(_made_here(event).edge)
 
     def compute_waits(self, event: Event) -> None:
         self._kernels.wait_event(_made_here(event).edge)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,16 +22,17 @@ EXACTLY = 16
 
 
 class Recorder(Protocol):
-    """Two streams while they are recorded; after each launch a point has a time."""
+    """A stream of kernels and chains of copies while they are recorded; after each launch a point has a time. A chain's copies come one
+    after the other, and chains share the link: a small unit does not wait for the end of a large one of another chain."""
 
     @property
     def begin(self) -> Event: ...
     @property
     def results(self) -> Event: ...
-    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None: ...
-    def copy_event(self) -> Event: ...
+    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None: ...
+    def copy_event(self, chain: str) -> Event: ...
     def compute_event(self) -> Event: ...
-    def copy_waits(self, event: Event) -> None: ...
+    def copy_waits(self, chain: str, event: Event) -> None: ...
     def compute_waits(self, event: Event) -> None: ...
     def wait_results(self) -> None:
         """Block until the last launch's kernels are over."""
@@ -79,8 +81,8 @@ class Streamed(NamedTuple):
 class RecordedStream:
     """Feeds a pass that is being recorded, and books those that are launched afterwards.
 
-    A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Copies for the next
-    pass are the last ones of this one.
+    A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Units of one slot class
+    are a chain of copies. Copies for the next pass are the last ones of this one.
     """
 
     def __init__(
@@ -131,12 +133,12 @@ class RecordedStream:
         i = self._index.get(unit)
         if i is None:
             return
-        left = self._recorder.compute_event()
+        left, chain = self._recorder.compute_event(), unit.ring_class
         self._computed.append(_Computed(unit, self._arrived.get(i), left))
-        self._recorder.copy_waits(left)
+        self._recorder.copy_waits(chain, left)
         coming = self.rounds.behind(i)
-        self._streamed[coming].copy(self.buffer(coming), self._recorder.copy)
-        end = self._recorder.copy_event()
+        self._streamed[coming].copy(self.buffer(coming), partial(self._recorder.copy, chain))
+        end = self._recorder.copy_event(chain)
         self._copied.append(_Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
         if coming > i:
             self._arrived[coming] = end
@@ -189,14 +191,17 @@ class RecordedStream:
         return busy_s + over_s - idle_s, waits
 
     def _book_copies(self, begun_s: float) -> float:
-        """Seconds of copies."""
+        """Seconds in which the link was busy."""
+        found = moved([(one.unit.ring_class, self._recorder.time_of(one.cleared), self._recorder.time_of(one.end)) for one in self._copied])
         idle_s, busy_s = begun_s, 0.0
-        for one in self._copied:
-            start_s, end_s = max(idle_s, self._recorder.time_of(one.cleared)), self._recorder.time_of(one.end)
+        for (start_s, end_s), one in sorted(zip(found, self._copied, strict=True), key=lambda pair: pair[0]):
             self._ledger.waited("h2d", "compute", str(one.unit), idle_s, start_s)
-            self._ledger.add("h2d", str(one.unit), min(start_s, end_s), end_s, one.nbytes)
-            busy_s += max(0.0, end_s - start_s)
-            idle_s = end_s
+            busy_s += max(0.0, end_s - max(start_s, idle_s))
+            idle_s = max(idle_s, end_s)
+        since_s = begun_s
+        for (start_s, end_s), one in sorted(zip(found, self._copied, strict=True), key=lambda pair: pair[0][1]):
+            self._ledger.add("h2d", str(one.unit), min(max(start_s, since_s), end_s), end_s, one.nbytes)
+            since_s = end_s  # one span after the other, also of what was copied at the same time
         return busy_s
 
     def _book_alike(self, begun_s: float, over_s: float) -> None:
@@ -211,6 +216,17 @@ class RecordedStream:
         if self._copied:
             self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, self.nbytes)
             self._ledger.waited("h2d", "compute", "pass", begun_s + copies_s, over_s)
+
+
+def moved(copies: Sequence[tuple[str, float, float]]) -> list[tuple[float, float]]:
+    """Begin and end of ``copies``, each a chain, when its slot was cleared and when it ended: a chain's copies come one after the other."""
+    over: dict[str, float] = {}
+    found = []
+    for chain, cleared_s, end_s in copies:
+        start_s = min(end_s, max(cleared_s, over.get(chain, cleared_s)))
+        over[chain] = end_s
+        found.append((start_s, end_s))
+    return found
 
 
 class _Spent(NamedTuple):

@@ -15,6 +15,7 @@ from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.recorded.host_steps import HostSteps, host_unit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from tests.cli import HANGS_S
+from tests.runtime.test_slot_turns import PlayedGraph
 from tests.support import HostCopier
 
 
@@ -37,10 +38,8 @@ class Plain(nn.Module):
         return self.fc2(nn.functional.gelu(self.fc1(x), approximate="tanh"))
 
 
-class PlayedWords(HostCopier):
+class PlayedWords(PlayedGraph):
     """Words that a card would write and wait for: at once, and by looking."""
-
-    begin = results = 0.0
 
     def write_word(self, address: int, value: int) -> None:
         self._word(address).fill_(value)
@@ -49,9 +48,6 @@ class PlayedWords(HostCopier):
         until = time.monotonic() + HANGS_S
         while int(self._word(address)) != value:
             assert time.monotonic() < until, "nobody answered"
-
-    def wait(self) -> None: ...
-    def wait_results(self) -> None: ...
 
     def _word(self, address: int) -> torch.Tensor:
         import ctypes
@@ -74,7 +70,7 @@ def test_what_the_cpu_computes_comes_back(made: type[nn.Module], activation: str
     ledger, words = Ledger(), PlayedWords()
     stream = RecordedStream((), {}, words, ledger)
     with HostPool(2) as pool:
-        steps = HostSteps(pool, units, rows, words, ledger)
+        steps = HostSteps(pool, units, rows, HostCopier(), ledger)
         x = torch.randn(1, rows, 32, dtype=torch.bfloat16)
         for _ in range(3):
             steps.begin_step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,27 +12,39 @@ from typing import cast
 import pytest
 import torch
 
+from penstock.planner.common.timeline.spans import H2D
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.simulate.feed import RecordedFeed
-from penstock.planner.simulate.lanes import Lanes, Work
+from penstock.planner.simulate.lanes import Lane, Lanes, Work
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing
-from penstock.runtime.recorded.recorded_stream import RecordedStream, Streamed
+from penstock.runtime.recorded.recorded_stream import RecordedStream, Streamed, moved
 from penstock.runtime.recorded.slot_turns import SlotTurns
 from tests.support import HostCopier
 
 NBYTES = 8
 
 
-class PlayedGraph(HostCopier):
+class PlayedGraph:
     """A recorder whose launches are passes over the recorded stream: what it is told happens at once."""
 
     begin = results = 0.0
 
-    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
         dst.copy_(src)
+
+    def copy_event(self, chain: str) -> float:
+        return time.perf_counter()
+
+    def copy_waits(self, chain: str, event: float) -> None: ...
+    def compute_event(self) -> float:
+        return time.perf_counter()
+
+    def compute_waits(self, event: float) -> None: ...
+    def time_of(self, event: float) -> float:
+        return event
 
     def wait(self) -> None: ...
     def wait_results(self) -> None: ...
@@ -121,7 +134,7 @@ class LoggedLanes:
     """Copies that arrive at once, in the order in which they are queued."""
 
     def __init__(self, log: list[str]):
-        self._log = log
+        self._log, self.of = log, {H2D: Lane(H2D)}
 
     def add(self, track: str, work: Work, length_ns: int) -> None:
         self._log.append(f"copy {work.name}")
@@ -134,7 +147,7 @@ class LoggedGraph(PlayedGraph):
     def __init__(self, units: list[Unit], log: list[str]):
         self._units, self._log = units, log
 
-    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._log.append(f"copy {self._units[int(src[0]) - 1]}")
         dst.copy_(src)
 
@@ -196,3 +209,9 @@ def test_a_pass_that_is_not_read_waited_for_what_the_last_one_waited_for() -> No
         stream.launched()
         assert stream.settle() == 4.0
         assert ledger.waits() == {"cpu": float(passes)}
+
+
+def test_chains_of_copies_are_at_work_at_once_and_the_link_is_busy_once() -> None:
+    """A chain's copy begins when its slot is cleared and the one before it is over; other chains do not count."""
+    copies = [("attn", 1.0, 3.0), ("ffn", 1.0, 9.0), ("attn", 2.0, 4.0), ("attn", 6.0, 7.0)]
+    assert moved(copies) == [(1.0, 3.0), (1.0, 9.0), (3.0, 4.0), (6.0, 7.0)]
