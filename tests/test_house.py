@@ -27,7 +27,8 @@ RUNTIME = (
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
     "runtime.recorded",
     "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools",
-    "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.front", "runtime.serve", "runtime",
+    "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.page", "runtime.serve.front",
+    "runtime.serve", "runtime",
 )  # fmt: skip
 """The runtime's."""
 MOST_MODULES = 15

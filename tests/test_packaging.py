@@ -36,7 +36,9 @@ def tree_files() -> set[str]:
     inside = {f"penstock/{path.relative_to(ROOT)}": path for wing in WINGS for path in (ROOT / wing).rglob("*")}
     inside |= {f"penstock/{path.name}": path for path in (ROOT / "penstock").glob("*")}
     return {
-        name for name, path in inside.items() if path.suffix in (".py", ".yaml", ".c", ".h", ".typed") and "__pycache__" not in path.parts
+        name
+        for name, path in inside.items()
+        if path.suffix in (".py", ".yaml", ".c", ".h", ".typed", ".html", ".css", ".js", ".svg") and "__pycache__" not in path.parts
     }
 
 
