@@ -14,9 +14,9 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.linear import MB
-from penstock.planner.solver.terms.menu import MENUS
 from penstock.planner.solver.terms.problem import Problem
 
 
@@ -125,7 +125,7 @@ def alternatives(problem: Problem) -> Iterator[Mend]:
             return
         batch //= 2
     prompt = problem.workload.prompt_tokens // 2
-    while prompt >= MENUS.prefill_chunk_min_tokens:
+    while prompt >= LIMITS.chunk_min_tokens:
         shorter = replace(problem, batch=1, workload=replace(work, batch=1, prompt_tokens=prompt, context_tokens=0))
         if _fits(shorter):
             also = "workload.batch=1 " * (problem.batch > 1) + "workload.context_tokens=0 " * (work.context_tokens > 0)

@@ -224,6 +224,14 @@ class WorkloadConfig:
     """VRAM to leave alone."""
     dram_reserve_bytes: Annotated[int, COUNT_BYTES] = 0
     """DRAM to leave alone, on top of what the hardware's budget leaves."""
+    clients: Annotated[int, Bounds(0, 2**20)] = 0
+    """Of a server: those who ask at the same time, each again once it was answered; 0: the requests come in batches, to no server."""
+    arrivals_per_s: Annotated[float, Bounds(0, 1e6)] = 0.0
+    """Of a server: requests that come in a second, at random; 0: clients ask as often as they are answered."""
+    length_spread: Annotated[float, Bounds(0, 10)] = 0.0
+    """Of a server: the standard deviation of the lengths of prompts and of replies, over their means."""
+    queue: Annotated[int, Bounds(1, 2**20)] = 128
+    """Requests that wait at a server at most; it refuses more."""
     kv_spill: bool = False
     """Let the KV of some layers lie outside VRAM, or outside DRAM without a GPU, and stream with each pass."""
     source: str = ""

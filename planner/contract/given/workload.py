@@ -37,6 +37,20 @@ class Workload:
     context_tokens: int = 0
     """Tokens that each sequence has room for, at least. Seconds are predicted for ``prompt_tokens`` and ``new_tokens`` all the same."""
 
+    clients: int = 0
+    """Of a server: those who ask at the same time, each again once it was answered. 0: the workload is no server's."""
+    arrivals_per_s: float = 0.0
+    """Of a server: requests that come in a second, at random. 0: clients ask as often as they are answered."""
+    length_spread: float = 0.0
+    """Standard deviation of the lengths of prompts and of replies, over their means, which are ``prompt_tokens`` and ``new_tokens``."""
+    queue: int = 128
+    """Requests that wait at most; a server refuses more."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether requests join and leave between passes."""
+        return self.clients > 0
+
     @property
     def end_tokens(self) -> int:
         """Tokens of one sequence at its end, as far as seconds are predicted for."""

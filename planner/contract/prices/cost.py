@@ -15,7 +15,7 @@ from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.head_start import first_pass_bytes, head_start
 from penstock.planner.contract.prices.memory_law import dram_items, dram_use, held_by, ssd_items, used_bytes, vram_items
 from penstock.planner.contract.prices.prefill import Prefill
-from penstock.planner.contract.prices.price import Resource, computing_of
+from penstock.planner.contract.prices.price import Price, Resource, computing_of
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.routed import routed_s
 from penstock.planner.contract.prices.stages import (
@@ -95,10 +95,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     start, restore_s = expected(prefill)
     bill, step = prefill.bill(start), prefill.step()
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
-    streamed_s = moved.step.of(Resource.h2d) + fill * moved.kv.read.of(Resource.h2d)
-    step_s = decode_compute_s(hardware, model, workload, decisions.batch)
-    routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), step_s, streamed_s, missed, moved)
-    prefill_s, decode_s = restore_s + prefill.seconds(start), max(routed, step.lasts()) + hardware.pass_s
+    prefill_s, decode_s = restore_s + prefill.seconds(start), step_s(prefill, step)
     placement = place(model, decisions.weights, hardware.gpu is not None)
     ahead = head_start(hardware, model, decisions)
     first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
@@ -129,6 +126,17 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         experts_missed_vram=missed.vram / visited,
         experts_missed_dram=missed.dram / visited,
     )
+
+
+def step_s(prefill: Prefill, step: Price) -> float:
+    """Seconds of one decode step, whose bill is ``step``."""
+    hardware, model, workload, decisions = prefill.hardware, prefill.model, prefill.workload, prefill.decisions
+    missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
+    moved = prefill.moved
+    streamed_s = moved.step.of(Resource.h2d) + kv_fill(workload) * moved.kv.read.of(Resource.h2d)
+    compute_s = decode_compute_s(hardware, model, workload, decisions.batch)
+    routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), compute_s, streamed_s, missed, moved)
+    return max(routed, step.lasts()) + hardware.pass_s
 
 
 def load_s(

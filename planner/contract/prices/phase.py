@@ -18,10 +18,13 @@ from penstock.planner.contract.prices.launches import coded_issue_s, issue_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
+    MixedPass,
     decode_compute_s,
     earlier_kv,
     kv_fill,
     lookup_s,
+    mixed_compute_s,
+    more_operations,
     prefill_compute_s,
     prefill_issue_s,
     prefill_passes,
@@ -111,6 +114,20 @@ def prefill_phase(
     filled = prompt_fill(workload)
     coded = _coded(hardware, model, forms, passes, rows)
     return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded=coded)
+
+
+def mixed_phase(
+    hardware: HardwareProfile, model: ModelSpec, mixed: MixedPass, pool_tokens: int, head_blocks: int, forms: ResidentForms = STORED
+) -> Phase:
+    """One pass over rows that decode and over parts of prompts. The KV of all has room for ``pool_tokens``."""
+    computed_by, many = model.decoded(forms.decoded), mixed.all_tokens
+    earlier = mixed.rows * mixed.context
+    compute_s = mixed_compute_s(hardware, computed_by, mixed)
+    rest = _rest(hardware, model, head_blocks, 1, compute_s, model.multiplied_bytes(many) + earlier * model.kv_bytes_per_token)
+    rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(mixed))))
+    lookups, coded = _lookups(hardware, model, many, 1), _coded(hardware, model, forms, 1, many)
+    read, written = (earlier + mixed.before) / pool_tokens, many / pool_tokens
+    return Phase(1, many, read, written, mixed.tokens / pool_tokens, rest, lookups, coded=coded)
 
 
 def units_bytes(model: ModelSpec, head_blocks: int) -> int:

@@ -129,6 +129,56 @@ def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, 
     return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s)
 
 
+@dataclass(frozen=True)
+class MixedPass:
+    """One pass that carries rows and prompts."""
+
+    rows: int
+    """Sequences that decode."""
+    context: float
+    """Tokens of each of them, on average."""
+    tokens: int
+    """Of prompts, all together."""
+    seen: float
+    """Tokens that each of these attends to, on average: half of its own part, and all before."""
+    before: float = 0.0
+    """Tokens before the parts, all together."""
+
+    @property
+    def all_tokens(self) -> int:
+        """That are computed."""
+        return self.rows + self.tokens
+
+
+def mixed_compute_s(hardware: HardwareProfile, model: ModelSpec, mixed: MixedPass) -> float:
+    """Compute seconds of a pass that carries prompts, by the laws of both phases: FLOPs and what lies between products add up, weights are
+    read once. ``mixed.tokens`` is 1 or more. Without rows it is a pass of :func:`prefill_compute_s`."""
+    head_flops, many = 2 * model.lm_head.elements, mixed.all_tokens
+    flops_s = mixed.rows * _token_s(hardware, model.flops_per_token, model.attention_flops(mixed.context))
+    flops_s += mixed.tokens * _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops(mixed.seen))
+    flops_s += head_flops / hardware.dense_tflops / 1e12
+    pass_s = weight_pass_s(hardware, model, many, more_operations(mixed))
+    pass_s += mixed.rows * mixed.context * model.kv_bytes_per_token / hardware.weight_gbps / GB
+    return _with_products(hardware, model, flops_s, pass_s, 1, many, mixed.tokens)
+
+
+def more_operations(mixed: MixedPass) -> int:
+    """Of a layer, beyond those of a decode step."""
+    return OPERATIONS.behind if mixed.rows or mixed.before else OPERATIONS.prompt
+
+
+def _with_products(
+    hardware: HardwareProfile, model: ModelSpec, flops_s: float, passes_s: float, passes: int, rows: int, prompt_tokens: int
+) -> float:
+    """Of ``passes`` over ``rows`` tokens each, ``prompt_tokens`` of prompts in all. A GPU's matrix products wait for the operations between
+    them, which its memory binds. A CPU's pack the weights first."""
+    if hardware.gpu:
+        flops_s += passes * model_decode_s(hardware, model, rows)
+        return max(flops_s + prompt_tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB, passes_s)
+    packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
+    return flops_s * packing + passes_s
+
+
 def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: float) -> float:
     return product_flops / hardware.dense_tflops / 1e12 + attention_flops / hardware.attention_tflops / 1e12
 
@@ -152,10 +202,7 @@ def prefill_compute_s(
     hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0
 ) -> float:
     """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence. The LM head sees each last token
-    alone; attention sees all tokens before its own.
-
-    A GPU's matrix products wait for the operations between them, which its memory binds.
-    """
+    alone; attention sees all tokens before its own."""
     prompt = workload.prompt_tokens
     tokens = prompt - start
     head_flops = 2 * model.lm_head.elements
@@ -165,11 +212,7 @@ def prefill_compute_s(
     first_s, other_s = (weight_pass_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
     passes = prefill_passes(workload, chunk_tokens, start)
     passes_s = passes * other_s + (0.0 if start else first_s - other_s)
-    if hardware.gpu:
-        flops_s += passes * model_decode_s(hardware, model, rows)
-        return max(flops_s + batch * tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB, passes_s)
-    packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
-    return flops_s * packing + passes_s
+    return _with_products(hardware, model, flops_s, passes_s, passes, rows, batch * tokens)
 
 
 def prefill_issue_s(

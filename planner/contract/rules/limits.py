@@ -15,6 +15,8 @@ class Limits:
     """Slots beyond ``headroom_min`` that are taken where they cost no time, to ride out late reads and copies."""
     headroom_max: int = 10
     """More headroom than this holds layers that residents would hold better."""
+    chunk_min_tokens: int = 256
+    """Prompt tokens of a pass, where a prompt has as many: smaller passes read all weights again for too few."""
     ring_margin: int = 2
     """Ring slots beyond the prefetch distance: the unit that computes and the one that just did."""
     page_tokens: tuple[int, ...] = (16, 32, 64, 128, 256, 512)

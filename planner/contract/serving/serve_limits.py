@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.contract.serving.pass_prices import PassPrices
+
 
 @dataclass(frozen=True)
 class ServeLimits:
@@ -25,6 +29,20 @@ class ServeLimits:
             raise ValueError(f"{self}; allowed: 1 or more of each")
         if self.pass_tokens < self.rows:
             raise ValueError(f"pass_tokens={self.pass_tokens}; allowed: {self.rows} or more, one for each of the rows")
+
+    @classmethod
+    def of(cls, plan: Plan) -> ServeLimits:
+        """Of a server's plan as decided. Another plan's batch is its rows. A pass then carries as many prompt tokens as take no longer to
+        compute than its weights to come, or as are worth a pass, within those that the plan has memory for."""
+        made, kv, work = plan.decisions, plan.decisions.kv, plan.workload
+        rows = made.batch
+        if work.is_served:
+            prompt_tokens = made.prefill_chunk_tokens
+        else:
+            room = rows * min(made.prefill_chunk_tokens, work.prompt_tokens) - rows
+            balanced = PassPrices(plan).balanced_tokens(rows, room)
+            prompt_tokens = min(room, max(balanced, LIMITS.chunk_min_tokens))
+        return cls(rows, rows + max(0, prompt_tokens), kv.page_tokens, kv.pages // plan.model.layers, work.queue)
 
     @property
     def capacity_tokens(self) -> int:

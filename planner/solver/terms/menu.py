@@ -34,8 +34,6 @@ class Menus:
     in_turn_share: float = 0.85
     """Share of the drive's rate from which experts are read one after the other. Measured at 0.9 of it without a GPU: 10 to 12 % less of a
     step or a prompt."""
-    prefill_chunk_min_tokens: int = 256
-    """Smaller passes read all weights again for too few tokens."""
     prefix_parts: int = 8
     """Shares of a shared prefix that may be restored, where room is not for all of it."""
     chunk_tolerance: float = 0.01
@@ -168,7 +166,7 @@ def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
         sizes = [force.prefill_chunk_tokens]
     else:
         sizes = [prompt]
-        while sizes[-1] >= 2 * MENUS.prefill_chunk_min_tokens:
+        while sizes[-1] >= 2 * LIMITS.chunk_min_tokens:
             sizes.append(-(-sizes[-1] // 2))
     parts = MENUS.prefix_parts
     prefixes = sorted({kept.prefix_pages * part // parts for part in range(parts + 1)})
@@ -214,4 +212,4 @@ def menus_on_offer(hardware: HardwareProfile, workload: Workload) -> dict[str, l
         "chunk_bytes": [size for size, _ in hardware.gpu.h2d.points] if hardware.gpu else [],
     }
     passes = (-(-workload.prompt_tokens // parts) for parts in (1, 2, 4, 8, 16, 32, 64))
-    return menus | {"prefill_chunk_tokens": [tokens for tokens in passes if tokens >= MENUS.prefill_chunk_min_tokens]}
+    return menus | {"prefill_chunk_tokens": [tokens for tokens in passes if tokens >= LIMITS.chunk_min_tokens]}

@@ -9,7 +9,7 @@ from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serve_scheduler import Scheduler, Share
 from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest
 
-MANY = settings(max_examples=300, deadline=None, derandomize=True)
+MANY = settings(max_examples=150, deadline=None, derandomize=True)
 
 
 class Ledger:
