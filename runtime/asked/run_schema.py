@@ -45,7 +45,8 @@ class EngineConfig:
     """Later units that must have computed before a finished one's VRAM slot is given to another."""
     cpu_product: CpuProduct | None = None
     """How a CPU that computes without a card multiplies few rows by coded matrices: `stored`, straight from the stored form, or `decode`,
-    to BF16 first, bit for bit what the decoded model gives. null: stored, but the lossless form, which is to give BF16's bits."""
+    to BF16 first, bit for bit what the decoded model gives. null: stored, but the lossless form, which is to give BF16's bits.
+    Where any are multiplied as stored, attention of few tokens is not torch's either."""
     graphs: bool = True
     """Record a decode step as one CUDA graph where its weights lie in VRAM or DRAM, and launch that; false: launch kernel after kernel."""
 

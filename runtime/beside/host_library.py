@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 5
+VERSION = 6
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""
@@ -58,6 +58,20 @@ class CUnit(ctypes.Structure):
     ]
 
 
+class CAttend(ctypes.Structure):
+    """``struct attend``."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out", "firsts", "starts", "counts", "pages", "sinks", "slopes")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "key_dim", "value_dim")),
+        *((f"{states}_{step}", ctypes.c_int64) for states in "qkvo" for step in ("token", "head")),
+        *((name, ctypes.c_int64) for name in ("table_row", "page_tokens", "window", "most_keys")),
+        ("scaling", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("tokens", ctypes.c_int64),
+    ]
+
+
 def products_file() -> Path:
     """Where the compiled library of this Python lies, if a compiler made it."""
     return Path(__file__).with_name("native") / f"_products{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -87,7 +101,9 @@ def products_library() -> ctypes.CDLL:
     for name, result, arguments in (
         ("kind_name", ctypes.c_char_p, [number]),
         ("machine_level", ctypes.c_int, []),
-        ("pool_open", address, [number, numbers, number]),
+        ("pool_open", address, [number, numbers, number, number]),
+        ("pool_do", number, [address, unit, number, address, address]),
+        ("pool_attend", number, [address, ctypes.POINTER(CAttend)]),
         ("pool_start", number, [address, unit, number, address, address, address, number]),
         ("pool_wait", None, [address, number]),
         ("pool_step", number, [address, address, number]),

@@ -12,11 +12,12 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.threads import best_cores, most_threads
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
-from penstock.runtime.beside.host_library import Level, machine_level, products_library
+from penstock.runtime.beside.host_library import CAttend, Level, machine_level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
 from penstock.runtime.beside.host_serve import HostServe
 
 NEAR_S = 0.005
+_NO_SCRATCH = "the CPU's products got no scratch memory"
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,19 @@ class HostPool:
     They spin for 50 µs after a unit, or while one is :meth:`near`, and sleep otherwise. Scratch memory: some 16 bytes for each input row
     and column of the widest layer. Calls release the interpreter's lock. Raises UserError where the products are not compiled, or the
     threads cannot be made. ``level`` holds the instruction set below :func:`machine_level`.
+
+    With ``joined`` one of the threads is whoever calls :meth:`ffn` or :meth:`attend`: for a caller that would do nothing meanwhile but take
+    a core while it waits. Such a pool has neither :meth:`start` nor :meth:`serve`, and pins no thread unless ``cores`` are given.
     """
 
-    def __init__(self, threads: int, cores: Sequence[int] | None = None, level: Level | None = None) -> None:
+    def __init__(self, threads: int, cores: Sequence[int] | None = None, level: Level | None = None, joined: bool = False) -> None:
         if cores is not None and len(cores) < threads:
             raise ValueError(f"{len(cores)} cores for {threads} threads")
-        self.threads = threads
-        best = best_cores() if cores is None else list(cores)
+        self.threads, self.joined = threads, joined
+        best = (best_cores() if not joined else []) if cores is None else list(cores)
         self._library = products_library()
         where = (ctypes.c_int64 * threads)(*(best[:threads] if len(best) >= threads else [-1] * threads))
-        self._pool: int | None = self._library.pool_open(threads, where, machine_level() if level is None else level)
+        self._pool: int | None = self._library.pool_open(threads, where, machine_level() if level is None else level, joined)
         if not self._pool:
             raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
 
@@ -69,23 +73,34 @@ class HostPool:
 
     def ffn(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out`` [rows, ffn.outputs] of ``x`` [rows, ffn.inputs]; both BF16 on the CPU."""
-        self.wait(self.start(ffn, x, out))
+        if not self.joined:
+            self.wait(self.start(ffn, x, out))
+        elif self._library.pool_do(self._open, ffn.in_c(), _rows_of_both(ffn, x, out), x.data_ptr(), out.data_ptr()) < 0:
+            raise MemoryError(_NO_SCRATCH)
+
+    def attend(self, asked: CAttend) -> None:
+        """Attention over pages, whose tensors stay until this returns; by whoever calls, too, also where the pool is not ``joined``."""
+        if self._library.pool_attend(self._open, asked) < 0:
+            raise MemoryError(_NO_SCRATCH)
 
     def read(self, memory: torch.Tensor) -> None:
         """Bring whole pages of 4096 bytes of ``memory`` into registers, and no more: the most that these threads get of it."""
         seen = ctypes.c_uint64()
+        if self.joined:
+            self._library.pool_do(self._open, host_read(memory), 0, None, ctypes.addressof(seen))
+            return
         number = self._library.pool_start(self._open, host_read(memory), 0, None, ctypes.addressof(seen), None, 0)
         self._library.pool_wait(self._open, number)
 
     def start(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor, flag: int | None = None, value: int = 0) -> Ticket:
         """Have ``out`` computed after what was started before. ``x`` must stay as it is until :meth:`wait`. Behind ``out`` the 32 bits at
         address ``flag`` become ``value``, which a card may wait for."""
-        rows = _rows_of(x, ffn.inputs)
-        if _rows_of(out, ffn.outputs) != rows:
-            raise ValueError(f"{rows} input rows for {out.shape[0]} output rows")
+        if self.joined:
+            raise ValueError("nothing is started in a pool whose caller computes, too")
+        rows = _rows_of_both(ffn, x, out)
         number = self._library.pool_start(self._open, ffn.in_c(), rows, x.data_ptr(), out.data_ptr(), flag, value)
         if number < 0:
-            raise MemoryError("the CPU's products got no scratch memory")
+            raise MemoryError(_NO_SCRATCH)
         return Ticket(number, ffn, x, out)
 
     def wait(self, ticket: Ticket) -> None:
@@ -107,6 +122,8 @@ class HostPool:
         ``ask``, ``done``: int32 flags, 64 bytes apart; ``x``, ``y``: BF16 of at least ``rows`` rows. Raises ValueError where a unit does
         not take rows of ``hidden`` columns.
         """
+        if self.joined:
+            raise ValueError("nothing is served by a pool whose caller computes, too")
         for unit in units:
             if unit.inputs != hidden:
                 raise ValueError(f"a unit takes rows of {unit.inputs}, where the step's have {hidden}")
@@ -145,6 +162,13 @@ def pool_here(threads: int) -> HostPool:
     """The pool that a plan has ``threads`` for; of fewer where this process has fewer cores than the plan's machine: threads that spin must
     not wait for each other's core."""
     return HostPool(min(threads, most_threads()))
+
+
+def _rows_of_both(ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> int:
+    rows = _rows_of(x, ffn.inputs)
+    if _rows_of(out, ffn.outputs) != rows:
+        raise ValueError(f"{rows} input rows for {out.shape[0]} output rows")
+    return rows
 
 
 def _rows_of(tensor: torch.Tensor, columns: int) -> int:

@@ -50,6 +50,11 @@ class StoredOnHost:
         self.products: dict[str, str] = {}
         """Format -> ``stored`` or ``decode``, of the model that was converted."""
 
+    @property
+    def summing(self) -> HostPool | None:
+        """The pool, where a model that was converted has sums of its own and not torch's; None where all of them are torch's."""
+        return self._pool if "stored" in self.products.values() else None
+
     def convert(self, model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, StoredLinear):

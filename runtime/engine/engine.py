@@ -19,7 +19,7 @@ from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.experts.streamed_experts import Experts
-from penstock.runtime.kv.attention.paged_kernel import open_kernel
+from penstock.runtime.kv.attention.page_tables import PagedKernel
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.kv.outside.outside_kv import OutsideKv
@@ -41,7 +41,9 @@ class Engine:
     the CPU from two tiers. ``host`` stays its maker's to close, after this. Made by ``open_session`` alone.
     """
 
-    def __init__(self, skeleton: Skeleton, host: HostSide, copier: CopyDevice | None, device: torch.device):
+    def __init__(
+        self, skeleton: Skeleton, host: HostSide, copier: CopyDevice | None, device: torch.device, kernel: PagedKernel | None = None
+    ):
         self.device = device
         self.model = skeleton.model
         self.copier = copier
@@ -70,7 +72,6 @@ class Engine:
             self._bind_fixtures()
             slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
-            kernel = open_kernel(device)
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), kernel, self._binder)
             self._records = kernel is not None and self._may_record()
             self._graphs: RecordedSide | None = None

@@ -29,6 +29,7 @@ from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.recorded_side import launched_singly
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.experts.expert_room import CpuShare, ExpertRoom
+from penstock.runtime.kv.attention.paged_kernel import open_kernel
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.keeping import open_pages, page_shape, read_gbps
@@ -247,7 +248,8 @@ def open_session(
         peak = PeakDram(host.arena.nbytes)
         mark("cuda")
         with uninterrupted():
-            engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device)))
+            kernel = open_kernel(ground.device, None if on_host is None else on_host.summing)
+            engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device, kernel)))
         scales.settle()
         mark("engine")
         yield Session(plan, engine, peak, kept, mark, stack, on_host)
@@ -259,7 +261,7 @@ def _on_host(plan: Plan, asked: CpuProduct | None, stack: ExitStack) -> StoredOn
     formats = multiplied_as_stored(asked)
     if not formats or not plan.model.coded or (asked is None and products_unbuilt() is not None):
         return None
-    return StoredOnHost(stack.enter_context(HostPool(plan.hardware.cpu_threads or torch.get_num_threads())), formats)
+    return StoredOnHost(stack.enter_context(HostPool(plan.hardware.cpu_threads or torch.get_num_threads(), joined=True)), formats)
 
 
 @contextmanager

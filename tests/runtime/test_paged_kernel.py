@@ -1,4 +1,4 @@
-"""The kernel over page tables computes what attention is defined as; Triton's interpreter plays the card."""
+"""The kernels over page tables compute what attention is defined as: the CPU's own, and Triton's, whose interpreter plays the card."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
+from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Traits, slots_of
+from penstock.runtime.kv.attention.paged_host import HostKernel
 from penstock.runtime.kv.attention.paged_kernel import open_kernel
 from penstock.runtime.kv.attention.row_groups import packed
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
@@ -53,29 +56,28 @@ def by_definition(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
     return torch.einsum("htn,nhd->thd", scores.softmax(-1)[..., : row.end], v)
 
 
-def worst_error(shape: tuple[int, int, int, int], dtype: torch.dtype, most_tokens: int, processors: int) -> float:
+def worst_error(kernel: PagedKernel, shape: tuple[int, int, int, int], dtype: torch.dtype, most_tokens: int, writes: bool = True) -> float:
     """Of three rows of any lengths in any pages, relative to the largest value, over all traits."""
-    from penstock.runtime.kv.attention.paged_triton import TritonKernel
-
     query_heads, heads, dim, value_dim = shape
     made, worst = random.Random(most_tokens), 0.0
     for name, traits in traits_of(query_heads, dim).items():
         free = made.sample(range(SLOTS), SLOTS)
         rows = []
         for k in range(3):
-            end = made.randrange(1, 120)
+            end = made.randrange(1, 120) if k else 300
             count = made.randint(1, min(end, most_tokens))
             rows.append(Row(k, (0,) * count, end - count, tuple(free.pop() for _ in range(-(-end // PAGE_TOKENS))), RowKind.verify))
         step, held = Step(tuple(rows)), TokenShape((heads, dim), (heads, value_dim), dtype)
         keys, values = held.pair(torch.empty(SLOTS * PAGE_TOKENS * held.nbytes, dtype=torch.uint8))
         keys.copy_(torch.randn(keys.shape))
         values.copy_(torch.randn(values.shape))
-        if name == "plain" and not writes_as_told(TritonKernel(processors), (keys, values), slots_of(step, PAGE_TOKENS, torch.tensor)):
+        if writes and name == "plain" and not writes_as_told(kernel, (keys, values), slots_of(step, PAGE_TOKENS, torch.tensor)):
             return float("inf")
-        query = torch.randn(step.tokens, query_heads, dim).to(dtype)
+        query = torch.randn(query_heads, step.tokens, dim).to(dtype).transpose(0, 1)
         out = torch.empty(step.tokens, query_heads, value_dim, dtype=dtype)
         tables = PageTables.of(packed(step), PAGE_TOKENS, torch.tensor)
-        TritonKernel(processors).attend(query, (keys, values), tables, traits, out)
+        assert kernel.takes(query, held)
+        kernel.attend(query, (keys, values), tables, traits, out)
         for at in packed(step):
             want = by_definition(query[at.first : at.first + len(at.row.tokens)], keys, values, at.row, traits)
             error = (out[at.first : at.first + len(want)].float() - want).abs().max() / want.abs().max().clamp(min=1)
@@ -101,7 +103,28 @@ def test_rows_of_any_lengths_in_any_pages_are_attention_by_definition(shape: tup
     assert all(error < 2e-5 for error in errors["float32"]) and all(error < 3e-3 for error in errors["float16"]), errors
 
 
-def test_there_is_none_without_a_card() -> None:
+@pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
+@pytest.mark.parametrize("level", range(3))
+@pytest.mark.parametrize("shape", [*SHAPES, (12, 4, 128, 128)], ids=str)
+def test_the_cpu_attends_by_definition_whatever_its_instructions_and_threads(shape: tuple[int, int, int, int], level: int) -> None:
+    """Decode rows and tails; a row of 300 keys has two spans."""
+    if machine_level() < level:
+        pytest.skip(f"this machine has no {Level(level).name}")
+    for threads, joined in ((1, True), (3, True), (2, False)):
+        with HostPool(threads, level=Level(level), joined=joined) as pool:
+            for most_tokens in (1, 16):
+                assert worst_error(HostKernel(pool), shape, torch.bfloat16, most_tokens, writes=False) < 2**-8
+
+
+@pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
+def test_dimensions_and_numbers_that_the_cpu_has_no_code_for_are_torchs() -> None:
+    with HostPool(1, joined=True) as pool:
+        kernel, shape = HostKernel(pool), TokenShape((2, 24), (2, 16), torch.bfloat16)
+        assert not kernel.takes(torch.zeros(1, 4, 24).bfloat16(), shape)
+        assert not kernel.takes(torch.zeros(1, 4, 16).half(), TokenShape((2, 16), (2, 16), torch.float16))
+
+
+def test_there_is_none_without_a_card_or_a_pool() -> None:
     assert open_kernel(torch.device("cpu")) is None
 
 
@@ -110,6 +133,7 @@ if __name__ == "__main__":
     import penstock.runtime.kv.attention.paged_triton as paged_triton
 
     paged_triton._LEAST_KEYS = 32  # so that these short rows are split, too
+    kernels = {count: paged_triton.TritonKernel(count) for count in (1, 4096)}
     shape, cases = tuple(json.loads(sys.argv[1])), [(1, 4096), (20, 1)]
     types = {"float32": torch.float32, "float16": torch.float16}
-    print(json.dumps({name: [worst_error(shape, dtype, *case) for case in cases] for name, dtype in types.items()}))
+    print(json.dumps({name: [worst_error(kernels[count], shape, dtype, most) for most, count in cases] for name, dtype in types.items()}))

@@ -1,5 +1,6 @@
 /* Threads pinned to cores that do units in the order they were posted. They spin while a job is near, and sleep otherwise. */
 #define _GNU_SOURCE
+#include "attend.h"
 #include "served.h"
 
 #include <pthread.h>
@@ -12,9 +13,11 @@ enum { MOST_THREADS = 256, JOBS = 64 };
 
 struct pool;
 
-/* A unit and its inputs, or a step's units. The unit is a copy: threads that come late look at it when the caller has long gone on. */
+/* A unit and its inputs, a step's units, or attention. The unit is a copy: threads that come late look at it when the caller has long gone
+ * on. */
 struct job {
     struct served *served;
+    struct attend attend; /* of no rows where it is none */
     struct unit unit;
     int64_t rows;
     const uint16_t *x;
@@ -28,7 +31,7 @@ struct job {
 
 struct pool {
     struct team team;
-    int64_t posted, busy_ns, bytes, near_until;
+    int64_t posted, busy_ns, bytes, near_until, made_at_most;
     int32_t stopped;
     int64_t pinned, made;
     void *scratch;
@@ -49,13 +52,6 @@ int64_t now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-static inline void relax(void)
-{
-#ifdef HAS_X86
-    __builtin_ia32_pause();
-#endif
 }
 
 enum { REST_NS = 50000 };
@@ -102,6 +98,23 @@ static void finish(struct pool *pool, struct job *job)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* Takes part in a job until it is done. */
+static void join(struct pool *pool, struct job *job)
+{
+    int64_t none = 0;
+    int last;
+    if (!__atomic_load_n(&job->begun, __ATOMIC_RELAXED))
+        __atomic_compare_exchange_n(&job->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    if (job->served)
+        last = served_live(&pool->team, job->served);
+    else if (job->attend.rows)
+        last = attend_part(&pool->team, &job->attend, pool->scratch, &job->own);
+    else
+        last = take_part(&pool->team, &job->unit, &job->scratch, &job->own, job->rows, job->x, job->y);
+    if (last)
+        finish(pool, job);
+}
+
 static void *live(void *given)
 {
     struct pool *pool = ((struct member *)given)->pool;
@@ -117,12 +130,7 @@ static void *live(void *given)
     }
     for (int64_t number = 0; await_job(pool, number); number++) {
         struct job *job = &pool->jobs[number % JOBS];
-        int64_t none = 0;
-        if (!__atomic_load_n(&job->begun, __ATOMIC_RELAXED))
-            __atomic_compare_exchange_n(&job->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-        if (job->served ? served_live(&pool->team, job->served)
-                        : take_part(&pool->team, &job->unit, &job->scratch, &job->own, job->rows, job->x, job->y))
-            finish(pool, job);
+        join(pool, job);
         __atomic_sub_fetch(&job->left, 1, __ATOMIC_ACQ_REL);
     }
     return NULL;
@@ -131,7 +139,7 @@ static void *live(void *given)
 /* 0 when all of them live. */
 static int make_threads(struct pool *pool, const int64_t *cores)
 {
-    for (; pool->made < pool->team.threads; pool->made++) {
+    for (; pool->made < pool->made_at_most; pool->made++) {
         struct member *member = malloc(sizeof *member);
         if (!member)
             return 1;
@@ -154,16 +162,18 @@ static void end_threads(struct pool *pool)
         pthread_join(pool->threads[t], NULL);
 }
 
-/* NULL when the threads cannot be made. cores: one a thread, -1 leaves it to the kernel. level: LEVELS or more for the machine's. */
-struct pool *pool_open(int64_t threads, const int64_t *cores, int64_t level)
+/* NULL when the threads cannot be made. cores: one a thread, -1 leaves it to the kernel. level: LEVELS or more for the machine's. joined: 1
+ * where one of the threads is whoever calls pool_do. */
+struct pool *pool_open(int64_t threads, const int64_t *cores, int64_t level, int64_t joined)
 {
-    if (threads < 1 || threads > MOST_THREADS)
+    if (threads < 1 || threads > MOST_THREADS || joined < 0 || joined > 1)
         return NULL;
     struct pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
     int machine = machine_level();
     pool->team.threads = threads;
+    pool->made_at_most = threads - joined;
     pool->team.level = level < machine ? (int)level : machine;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_mutex_init(&pool->posting, NULL);
@@ -204,7 +214,7 @@ static struct job *next_slot(struct pool *pool)
     while (__atomic_load_n(&job->left, __ATOMIC_ACQUIRE))
         sched_yield();
     memset(job, 0, sizeof *job);
-    job->left = pool->team.threads;
+    job->left = pool->made;
     return job;
 }
 
@@ -218,32 +228,82 @@ static int64_t post(struct pool *pool)
     return number;
 }
 
+/* 0 when threads share so many bytes of memory, whose begin is pool->scratch. */
+static int reserve(struct pool *pool, int64_t need)
+{
+    void *more = NULL;
+    if (need <= pool->scratch_bytes)
+        return 0;
+    if (posix_memalign(&more, LINE, (size_t)need))
+        return 1;
+    pool_rest(pool);
+    free(pool->scratch);
+    pool->scratch = more;
+    pool->scratch_bytes = need;
+    return 0;
+}
+
+static struct job *next_unit(struct pool *pool, const struct unit *unit, int64_t rows, const uint16_t *x, uint16_t *y)
+{
+    struct job *job = next_slot(pool);
+    job->unit = *unit;
+    job->rows = rows;
+    job->x = x;
+    job->y = y;
+    job->scratch = scratch_in(pool->scratch, unit, rows);
+    return job;
+}
+
+/* Posts the job in the next slot and computes it with the others, until it is done. */
+static void post_and_join(struct pool *pool, struct job *job)
+{
+    post(pool);
+    join(pool, job);
+    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE))
+        relax();
+}
+
 /* The job's number, or -1 without memory. x, y and the matrices must stay until it is done. *flag = value tells a card so. */
 int64_t pool_start(struct pool *pool, const struct unit *unit, int64_t rows, const uint16_t *x, uint16_t *y, uint32_t *flag,
                    int64_t value)
 {
     pthread_mutex_lock(&pool->posting);
-    int64_t need = scratch_bytes(unit, rows), number = -1;
-    void *more = NULL;
-    if (need > pool->scratch_bytes && !posix_memalign(&more, LINE, (size_t)need)) {
-        pool_rest(pool);
-        free(pool->scratch);
-        pool->scratch = more;
-        pool->scratch_bytes = need;
-    }
-    if (need <= pool->scratch_bytes) {
-        struct job *job = next_slot(pool);
-        job->unit = *unit;
-        job->rows = rows;
-        job->x = x;
-        job->y = y;
+    int64_t number = -1;
+    if (!reserve(pool, scratch_bytes(unit, rows))) {
+        struct job *job = next_unit(pool, unit, rows, x, y);
         job->flag = flag;
         job->value = (uint32_t)value;
-        job->scratch = scratch_in(pool->scratch, unit, rows);
         number = post(pool);
     }
     pthread_mutex_unlock(&pool->posting);
     return number;
+}
+
+/* The unit, done when this returns, by the caller's thread, too. 0, or -1 without memory. */
+int64_t pool_do(struct pool *pool, const struct unit *unit, int64_t rows, const uint16_t *x, uint16_t *y)
+{
+    pthread_mutex_lock(&pool->posting);
+    int failed = reserve(pool, scratch_bytes(unit, rows));
+    if (!failed)
+        post_and_join(pool, next_unit(pool, unit, rows, x, y));
+    pthread_mutex_unlock(&pool->posting);
+    return failed ? -1 : 0;
+}
+
+/* Attention, done like pool_do. */
+int64_t pool_attend(struct pool *pool, const struct attend *given)
+{
+    struct attend attend = *given;
+    attend.tokens = tokens_of(given);
+    pthread_mutex_lock(&pool->posting);
+    int failed = reserve(pool, attend_bytes(&attend));
+    if (!failed) {
+        struct job *job = next_slot(pool);
+        job->attend = attend;
+        post_and_join(pool, job);
+    }
+    pthread_mutex_unlock(&pool->posting);
+    return failed ? -1 : 0;
 }
 
 /* A step whose units are done as they are asked: the job's number. The step before has ended. */

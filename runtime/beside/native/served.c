@@ -56,13 +56,6 @@ void served_ready(struct served *served, int64_t rows)
     }
 }
 
-static inline void relax(void)
-{
-#ifdef HAS_X86
-    __builtin_ia32_pause();
-#endif
-}
-
 /* Until unit i is asked, or another thread saw that it is. 0 when there is no use in waiting. */
 static int await_unit(struct served *served, int64_t i)
 {

@@ -1,12 +1,12 @@
 /* The phases of a unit: inputs in all forms, gate and up with the activation, down. */
 #define _GNU_SOURCE
+#include "approximations.h"
 #include "unit.h"
 
 #include <math.h>
-#include <sched.h>
 
 enum { READ_BYTES = 4096, READ_LANES = 32 };
-enum { CLAIM_BYTES = 1 << 16, SPINS = 1 << 14 };
+enum { CLAIM_BYTES = 1 << 16 };
 
 struct work {
     const struct team *team;
@@ -16,8 +16,6 @@ struct work {
     const uint16_t *x;
     uint16_t *y;
 };
-
-typedef void (*phase_fn)(const struct work *work, int64_t first, int64_t last);
 
 int64_t inputs_of(const struct unit *unit)
 {
@@ -62,42 +60,6 @@ struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
     return found;
 }
 
-static inline void relax(void)
-{
-#ifdef HAS_X86
-    __builtin_ia32_pause();
-#endif
-}
-
-/* Threads claim less towards the end, so that all end together. Returns 1 if this thread finished the last of `total`. */
-static int do_phase(const struct work *work, struct progress *progress, int phase, int64_t total, int64_t grain, phase_fn each)
-{
-    int64_t *claimed = &progress->phase[phase].claimed, *finished = &progress->phase[phase].finished;
-    int64_t first = __atomic_load_n(claimed, __ATOMIC_RELAXED);
-    int last_of_all = 0;
-    while (first < total) {
-        int64_t size = (total - first) / (2 * work->team->threads) / grain * grain;
-        size = size < grain ? grain : size;
-        size = size > total - first ? total - first : size;
-        if (!__atomic_compare_exchange_n(claimed, &first, first + size, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-            continue;
-        each(work, first, first + size);
-        last_of_all = __atomic_add_fetch(finished, size, __ATOMIC_ACQ_REL) == total;
-        first = __atomic_load_n(claimed, __ATOMIC_RELAXED);
-    }
-    return last_of_all;
-}
-
-/* Until others finished what they claimed. A core that others want, too, is given up after a while. */
-static void wait_for_phase(const struct progress *progress, int phase, int64_t total)
-{
-    for (int64_t spins = 0; __atomic_load_n(&progress->phase[phase].finished, __ATOMIC_ACQUIRE) < total; spins++) {
-        relax();
-        if (spins > SPINS)
-            sched_yield();
-    }
-}
-
 static int wants_pairs(const struct work *work)
 {
     return work->team->level >= LEVEL_AMX && work->rows >= TILES_FROM;
@@ -117,8 +79,9 @@ static void pairs_of(const uint16_t *values, uint16_t *pairs, int64_t rows, int6
     }
 }
 
-static void take_inputs(const struct work *work, int64_t first, int64_t last)
+static void take_inputs(const void *given, int64_t first, int64_t last)
 {
+    const struct work *work = given;
     int64_t columns = inputs_of(work->unit);
     for (int64_t r = 0; r < work->rows; r++)
         for (int64_t k = first; k < last; k++)
@@ -138,28 +101,6 @@ static struct inputs first_inputs(const struct work *work)
 ALONE float rounded(float value)
 {
     return from_bf16(to_bf16(value));
-}
-
-/* e to the x for floats: 2 to the n times a polynomial of the rest, within 2 units of the last place. */
-ALONE float exp_of(float x)
-{
-    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * as_float((uint32_t)((int32_t)n + 127) << 23);
-}
-
-ALONE float tanh_of(float x)
-{
-    float e = exp_of(2.0f * (x < -10.0f ? -10.0f : x > 10.0f ? 10.0f : x));
-    return (e - 1.0f) / (e + 1.0f);
 }
 
 ALONE float activated(float x, const int32_t activation)
@@ -218,8 +159,9 @@ static void add(float *to, const float *bias, int64_t count)
 }
 
 /* Rounded once, as the card's own kernel for these experts. */
-static void make_paired(const struct work *work, int64_t first, int64_t last)
+static void make_paired(const void *given, int64_t first, int64_t last)
 {
+    const struct work *work = given;
     const struct unit *unit = work->unit;
     const struct scratch *scratch = work->scratch;
     const struct inputs in = first_inputs(work);
@@ -241,8 +183,9 @@ static void make_paired(const struct work *work, int64_t first, int64_t last)
         pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
 }
 
-static void make_middle(const struct work *work, int64_t first, int64_t last)
+static void make_middle(const void *given, int64_t first, int64_t last)
 {
+    const struct work *work = given;
     const struct unit *unit = work->unit;
     const struct scratch *scratch = work->scratch;
     const struct inputs in = first_inputs(work);
@@ -262,8 +205,9 @@ static void make_middle(const struct work *work, int64_t first, int64_t last)
         pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
 }
 
-static void make_outputs(const struct work *work, int64_t first, int64_t last)
+static void make_outputs(const void *given, int64_t first, int64_t last)
 {
+    const struct work *work = given;
     const struct unit *unit = work->unit;
     const struct scratch *scratch = work->scratch;
     const int64_t outputs = unit->down.rows;
@@ -278,8 +222,9 @@ static void make_outputs(const struct work *work, int64_t first, int64_t last)
 }
 
 /* Blocks [first, last) of memory. */
-static void read_blocks(const struct work *work, int64_t first, int64_t last)
+static void read_blocks(const void *given, int64_t first, int64_t last)
 {
+    const struct work *work = given;
     const uint64_t *at = (const uint64_t *)work->unit->down.part[0] + first * (READ_BYTES / 8);
     uint64_t lanes[READ_LANES] = {0}, seen = 0;
     for (int64_t k = 0; k < (last - first) * (READ_BYTES / 8); k += READ_LANES)
@@ -304,15 +249,15 @@ int take_part(const struct team *team, const struct unit *unit, const struct scr
     const int64_t inputs = inputs_of(unit), middle = middle_of(unit);
     if (unit->form == FORM_READ) {
         const int64_t blocks = unit->bytes / READ_BYTES;
-        int ended = do_phase(&work, progress, 0, blocks, CLAIM_BYTES / READ_BYTES, read_blocks);
+        int ended = do_phase(&work, team->threads, progress, 0, blocks, CLAIM_BYTES / READ_BYTES, read_blocks);
         wait_for_phase(progress, 0, blocks);
         return ended;
     }
-    do_phase(&work, progress, 0, inputs, 256, take_inputs);
+    do_phase(&work, team->threads, progress, 0, inputs, 256, take_inputs);
     wait_for_phase(progress, 0, inputs);
-    do_phase(&work, progress, 1, middle, grain_of(&unit->up), unit->form == FORM_PAIRED ? make_paired : make_middle);
+    do_phase(&work, team->threads, progress, 1, middle, grain_of(&unit->up), unit->form == FORM_PAIRED ? make_paired : make_middle);
     wait_for_phase(progress, 1, middle);
-    int last = do_phase(&work, progress, 2, unit->down.rows, grain_of(&unit->down), make_outputs);
+    int last = do_phase(&work, team->threads, progress, 2, unit->down.rows, grain_of(&unit->down), make_outputs);
     if (!last)
         wait_for_phase(progress, 2, unit->down.rows);
     return last;

@@ -2,7 +2,7 @@
 #ifndef PENSTOCK_UNIT_H
 #define PENSTOCK_UNIT_H
 
-#include "products.h"
+#include "phases.h"
 
 /* product: down alone. plain: down(act(up x)). gated: down(act(gate x) * up x). read: `bytes` of down.part[0], which only come into
  * registers: what memory gives these threads at most. paired: up's rows are gate and up in turns, and down takes (up + 1) * gate *
@@ -22,23 +22,6 @@ struct unit {
 struct scratch {
     float *x, *gate, *up, *out, *both;
     uint16_t *middle, *x_pairs, *middle_pairs;
-};
-
-enum { PHASES = 3, LINE = 64 };
-
-/* How far threads are with one unit: rows claimed and rows finished in each phase. */
-struct progress {
-    struct {
-        int64_t claimed;
-        char apart[LINE - 8];
-        int64_t finished;
-        char apart_too[LINE - 8];
-    } phase[PHASES];
-};
-
-struct team {
-    int64_t threads;
-    int level;
 };
 
 int64_t inputs_of(const struct unit *unit);

@@ -67,6 +67,10 @@ class Traits:
 class PagedKernel(Protocol):
     """Attention of many rows in one go."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether it computes one short row sooner than torch does."""
+
     def takes(self, query: torch.Tensor, shape: TokenShape) -> bool:
         """Whether it can compute with such queries [tokens, heads, dim]."""
 

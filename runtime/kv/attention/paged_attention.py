@@ -127,9 +127,9 @@ class PagedAttention:
 
     def _for_kernel(self, step: Step) -> list[Loose]:
         """Rows that a kernel over page tables computes sooner than calls of their own: those whose pages are not adjacent, and short ones,
-        where they are of several groups."""
+        where they are of several groups or the kernel is sooner ``alone``."""
         short = [g for g in self._groups if isinstance(g, Loose) or g.tokens <= _SHORT]
-        if len(short) == 1 and isinstance(short[0], Rect):
+        if len(short) == 1 and isinstance(short[0], Rect) and not (self._kernel is not None and self._kernel.alone):
             return []
         firsts = {token for g in short for token in ([g.first] if isinstance(g, Loose) else range(g.first, g.first + g.rows * g.tokens))}
         return [at for at in packed(step) if at.first in firsts]

@@ -6,12 +6,17 @@ import importlib.util
 
 import torch
 
+from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.kv.attention.page_tables import PagedKernel
+from penstock.runtime.kv.attention.paged_host import HostKernel
 
 
-def open_kernel(device: torch.device) -> PagedKernel | None:
-    """None on the CPU and where Triton is not installed: rows are then computed one after the other."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+def open_kernel(device: torch.device, pool: HostPool | None = None) -> PagedKernel | None:
+    """On the CPU that of ``pool``. None without one, and where Triton is not installed: rows are then computed one after the other, on the
+    CPU to torch's bits."""
+    if device.type == "cpu":
+        return None if pool is None else HostKernel(pool)
+    if importlib.util.find_spec("triton") is None:
         return None
     from penstock.runtime.kv.attention.paged_triton import TritonKernel
 

@@ -146,6 +146,9 @@ class TritonKernel:
     Costs, where keys are split: tokens * heads * splits * (dim + 2) * 4 bytes.
     """
 
+    alone = False
+    """FlashAttention is as fast with one row."""
+
     def __init__(self, processors: int):
         self._processors = processors
 

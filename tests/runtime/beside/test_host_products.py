@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from penstock.planner.common.threads import most_threads
-from penstock.runtime.beside.host_ffn import HostFfn
+from penstock.runtime.beside.host_ffn import HostFfn, host_linear
 from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool, pool_here
@@ -157,3 +157,23 @@ def test_a_plan_of_a_larger_machine_gets_the_threads_that_are_here() -> None:
         assert made.threads == most_threads()
     with pool_here(1) as made:
         assert made.threads == 1
+
+
+def test_a_caller_that_joins_gets_the_same_bits_and_starts_nothing(pool: HostPool) -> None:
+    torch.manual_seed(5)
+    weight, x = torch.randn(300, 130).bfloat16(), torch.randn(3, 130).bfloat16()
+    want, memory = torch.empty(3, 300, dtype=torch.bfloat16), torch.zeros(10 * 4096, dtype=torch.uint8)
+    matrix = host_matrix_of("BF16", {"weight": weight})
+    assert matrix is not None
+    pool.product(matrix, x, want)
+    level = pool.told().level
+    for threads in (1, 3):
+        with HostPool(threads, level=level, joined=True) as joined:
+            for _ in range(100):  # more than there is room for at once
+                made = torch.empty_like(want)
+                joined.product(matrix, x, made)
+                assert torch.equal(made, want)
+            joined.read(memory)
+            assert joined.told().bytes == 100 * matrix.bytes + memory.nbytes
+            with pytest.raises(ValueError, match="nothing is started"):
+                joined.start(host_linear(matrix), x, want)

@@ -62,7 +62,11 @@ def test_logits_are_those_of_decoded_matrices_within_rounding(
     assert 0 < max(products) <= 16
     made = len(products)
     assert told == {"INT4-128" if form is PackFormat.int4 else "lossless": "stored"}
-    assert (stored - decoded).norm() / decoded.norm() < 2**-6
+    steps = (ROWS.max_new_tokens, len(ROWS.prompts))
+    agreed = (stored.argmax(-1) == decoded.argmax(-1)).view(steps).cumprod(0)
+    alike = torch.cat([torch.ones_like(agreed[:1]), agreed[:-1]]).bool()  # a near tie may end another way; what follows has another text
+    errors = ((stored - decoded).norm(dim=-1) / decoded.norm(dim=-1)).view(steps)
+    assert (errors[alike] < 2**-6).all() and alike.sum() >= 10
     unasked, how = logits_of(packed, None)
     if form is PackFormat.int4:
         assert torch.equal(unasked, stored) and how == told and len(products) == 2 * made
