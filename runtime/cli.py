@@ -16,6 +16,7 @@ from penstock.runtime.asked.run_schema import (
     VerifyConfig,
 )
 from penstock.runtime.memory.kernels import keep_few_kernels
+from penstock.runtime.serve.serve_schema import ServeConfig
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="run")
@@ -34,6 +35,15 @@ def chat(cfg: ChatConfig) -> None:
     from penstock.runtime.tools.runtime_verbs import chat_verb
 
     chat_verb(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIG, config_name="serve")
+@job
+def serve(cfg: ServeConfig) -> None:
+    """answer clients of OpenAI's and Anthropic's interfaces, many at once, by a plan or by one that is solved first"""
+    from penstock.runtime.serve.serve_verb import serve_verb
+
+    serve_verb(cfg)
 
 
 @hydra.main(version_base="1.3", config_path=CONFIG, config_name="bench")
@@ -103,6 +113,18 @@ CHAT = (
     "temperature",
     "quiet",
 )
+SERVE = (
+    "model",
+    "model.checkpoint",
+    "plan",
+    "hardware",
+    "host",
+    "port",
+    "keys",
+    "auth",
+    "drain_s",
+    "kv.dir",
+)
 """The keys that help begins with."""
 
 PROGRAM = Program(
@@ -118,6 +140,7 @@ PROGRAM = Program(
             figures={"tokens/s": "decode_tokens_per_s", "predicted/measured": "ratio.decode_tokens_per_s", "bound by": "bottleneck_decode"},
         ),
         Verb(chat, ChatConfig, "runtime chat model=hf model.checkpoint=Llama-3.1-8B-Instruct", instead="plan", used=CHAT),
+        Verb(serve, ServeConfig, "runtime serve plan=plan.yaml host=127.0.0.1 port=8000", instead="plan", used=SERVE),
         Verb(
             bench,
             BenchConfig,

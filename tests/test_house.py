@@ -28,7 +28,7 @@ RUNTIME = (
     "runtime.recorded",
     "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools",
     "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.page", "runtime.serve.front",
-    "runtime.serve", "runtime",
+    "runtime.serve.routes", "runtime.serve", "runtime",
 )  # fmt: skip
 """The runtime's."""
 MOST_MODULES = 15

@@ -209,14 +209,14 @@ KINDS: Mapping[str, type[Any]] = MappingProxyType({
 
 def said(message: Message) -> dict[str, Any]:
     """``message`` as a JSON object; its lists are not copied."""
-    found = {"kind": type(message).__name__} | vars(message)
+    found = {"said": type(message).__name__} | vars(message)
     return found | {name: vars(found[name]) for name in _INNER if name in found}
 
 
 def heard(data: Mapping[str, Any]) -> Any:
     """The message that ``said`` made ``data`` of. ValueError for anything else."""
     rest = dict(data)
-    cls = KINDS.get(rest.pop("kind", None))
+    cls = KINDS.get(rest.pop("said", None))
     if cls is None or not rest.keys() <= {each.name for each in fields(cls)}:
         raise ValueError(f"not a message: {str(data)[:80]}")
     return cls(**rest | {name: make(rest[name]) for name, make in _INNER.items() if name in rest})

@@ -9,13 +9,14 @@ import threading
 import pytest
 
 from penstock.runtime.serve.wire.frames import LENGTH, MOST_BYTES, AsyncFrames, BadFrame, Frames
-from penstock.runtime.serve.wire.messages import Cancel, Chosen, Drain, EngineInfo, Open, Ready, Sampled, Submit, heard, said
+from penstock.runtime.serve.wire.messages import Cancel, Chosen, Drain, EngineInfo, Open, Ready, Refused, Sampled, Submit, heard, said
 
 SAID = [
     Open("plan.yaml", kv={"dir": None}),
     Submit(1, [5, 6], 3, Sampled(temperature=0.5, logit_bias={7: -1.5}), [2], grammar='{"a": "ü"}', salt="k", n=2),
     Cancel(1),
     Chosen(1, 0, [9], [(-0.25, [9, 3], [-0.25, -2.0])]),
+    Refused(1, "too_long", "no"),
     Ready(EngineInfo("m", "/c", 10, 64, {"rows": 2}, {"tokens_per_s": 1.0}, "1")),
     Drain(),
 ]
@@ -60,7 +61,7 @@ def test_what_is_no_frame_is_refused(ends: tuple[socket.socket, socket.socket], 
 
 def test_a_message_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="not a message"):
-        heard({"kind": "Submit", "id": 1, "prompt": [], "new_tokens": 1, "beams": 4})
+        heard({"said": "Submit", "id": 1, "prompt": [], "new_tokens": 1, "beams": 4})
 
 
 def test_asyncio_hears_and_says_the_same(ends: tuple[socket.socket, socket.socket]) -> None:

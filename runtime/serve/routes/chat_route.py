@@ -1,0 +1,199 @@
+"""/v1/chat/completions: the next message of a conversation, in OpenAI's dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from penstock.runtime.serve.dialects.call_ids import call_id
+from penstock.runtime.serve.dialects.chat_bodies import ChatTalk, chat_asked
+from penstock.runtime.serve.dialects.model_talk import Prepared
+from penstock.runtime.serve.dialects.reply_reader import Called, Part, Reasoned, Said
+from penstock.runtime.serve.front.api_errors import wrong
+from penstock.runtime.serve.front.asking import Asking, Piece, Wanted
+from penstock.runtime.serve.front.front_desk import Front, caller_of
+from penstock.runtime.serve.front.sse import DONE, event, streamed, whole
+from penstock.runtime.serve.front.token_texts import TokenTexts
+from penstock.runtime.serve.routes.sampling_body import SamplingBody, usage_of
+
+
+class ChatBody(ChatTalk, SamplingBody):
+    """What is asked of /v1/chat/completions."""
+
+    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    """An older name of it."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    store: Literal[False] | None = None
+    """Nothing is stored."""
+
+    def limit(self) -> int | None:
+        """Tokens of a reply, at most; None: as the context has room."""
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise wrong("max_tokens", f"{self.max_tokens} contradicts max_completion_tokens={self.max_completion_tokens}; give one of them")
+        return self.max_completion_tokens or self.max_tokens
+
+    def likeliest(self) -> int | None:
+        """Tokens told beside each one; None: no logprobs."""
+        if self.top_logprobs and not self.logprobs:
+            raise wrong("top_logprobs", "only with logprobs=true; say so, or leave it out")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def router(front: Front) -> APIRouter:
+    """The route, for one server."""
+    routes, texts = APIRouter(), TokenTexts(front.vocabulary)
+
+    @routes.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation."""
+        body.check(front)
+        limit, likeliest, stops, sampled = body.limit(), body.likeliest(), body.stops(), body.sampled(front)
+        prepared = await asyncio.to_thread(lambda: front.talk.prepare(chat_asked(body, front.talk)))
+        wanted = Wanted(
+            prompt=prepared.prompt,
+            new_tokens=limit,
+            sampling=sampled,
+            stops=stops,
+            min_tokens=body.min_tokens or 0,
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=likeliest,
+            grammar=prepared.grammar,
+            cache_salt=body.cache_salt or "",
+            n=body.n or 1,
+            decode=prepared.decode,
+        )
+        asking = front.ask(wanted, caller_of(request))
+        reply = _Reply(front.model, body, texts, prepared, asking)
+        return await (streamed(front, asking, reply.events()) if body.stream else whole(front, asking, reply.document()))
+
+    return routes
+
+
+class _Reply:
+    """One answer of n choices."""
+
+    def __init__(self, model: str, body: ChatBody, texts: TokenTexts, prepared: Prepared, asking: Asking):
+        self._body, self._texts, self._asking = body, texts, asking
+        self._readers = [prepared.reader() for _ in range(body.n or 1)]
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    async def document(self) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [_Choice(index, self._body.logprobs) for index in range(len(self._readers))]
+        async for piece in self._asking:
+            choices[piece.index].add(self._parts(piece), self._logprobs(piece), self._reason(piece))
+        return self._head | {
+            "object": "chat.completion",
+            "choices": [choice.document() for choice in choices],
+            "usage": self._usage(),
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The same in pieces. The first one of each choice says who speaks."""
+        begun: set[int] = set()
+        async for piece in self._asking:
+            if piece.index not in begun:
+                begun.add(piece.index)
+                yield self._chunk(piece.index, {"role": "assistant", "content": ""})
+            parts, logprobs, reason = self._parts(piece), self._logprobs(piece), self._reason(piece)
+            for part in parts:
+                yield self._chunk(piece.index, _delta(part), logprobs)
+                logprobs = None
+            if logprobs:
+                yield self._chunk(piece.index, {"content": ""}, logprobs)
+            if reason is not None:
+                yield self._chunk(piece.index, {}, reason=reason)
+        if self._body.with_usage:
+            yield event(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": self._usage()})
+        yield DONE
+
+    def _parts(self, piece: Piece) -> list[Part]:
+        reader = self._readers[piece.index]
+        parts = reader.add(piece.text) if piece.text else []
+        return parts if piece.finish_reason is None else [*parts, *reader.rest()]
+
+    def _reason(self, piece: Piece) -> str | None:
+        """Asked behind :meth:`_parts`."""
+        called = piece.finish_reason == "stop" and self._readers[piece.index].called
+        return "tool_calls" if called else piece.finish_reason
+
+    def _chunk(self, index: int, delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None, reason: str | None = None) -> bytes:
+        said = {
+            "index": index,
+            "delta": delta,
+            "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
+            "finish_reason": reason,
+        }
+        usage = {"usage": None} if self._body.with_usage else {}
+        return event(self._head | {"object": "chat.completion.chunk", "choices": [said]} | usage)
+
+    def _logprobs(self, piece: Piece) -> list[dict[str, Any]] | None:
+        if not self._body.logprobs:
+            return None
+        return [
+            self._token(token, logprob) | {"top_logprobs": [self._token(*one) for one in zip(top, values, strict=True)]}
+            for token, (logprob, top, values) in zip(piece.tokens, piece.logprobs or [], strict=True)
+        ]
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self._texts.text(token), "logprob": logprob, "bytes": list(self._texts.raw(token))}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._asking.usage
+        return usage_of(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+class _Choice:
+    """One message as it grows."""
+
+    def __init__(self, index: int, with_logprobs: bool | None):
+        self._index, self._said, self._reasoned, self._reason = index, "", "", "length"
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] | None = [] if with_logprobs else None
+
+    def add(self, parts: Iterable[Part], logprobs: list[dict[str, Any]] | None, reason: str | None) -> None:
+        """What one piece brings."""
+        for part in parts:
+            match part:
+                case Said(text):
+                    self._said += text
+                case Reasoned(text):
+                    self._reasoned += text
+                case Called():
+                    self._calls.append(_call(part))
+        if self._logprobs is not None:
+            self._logprobs += logprobs or []
+        self._reason = reason or self._reason
+
+    def document(self) -> dict[str, Any]:
+        """As the answer has it."""
+        message: dict[str, Any] = {"role": "assistant", "content": None if self._calls and not self._said else self._said, "refusal": None}
+        if self._reasoned:
+            message["reasoning_content"] = self._reasoned
+        if self._calls:
+            message["tool_calls"] = self._calls
+        logprobs = None if self._logprobs is None else {"content": self._logprobs, "refusal": None}
+        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": self._reason}
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    match part:
+        case Said(text):
+            return {"content": text}
+        case Reasoned(text):
+            return {"reasoning_content": text}
+        case Called(number):
+            return {"tool_calls": [{"index": number} | _call(part)]}
+
+
+def _call(part: Called) -> dict[str, Any]:
+    return {"id": call_id(), "type": "function", "function": {"name": part.name, "arguments": part.arguments}}

@@ -1,0 +1,231 @@
+"""/v1/completions: a text or token ids go on, in OpenAI's dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from penstock.runtime.serve.front.api_errors import wrong
+from penstock.runtime.serve.front.asking import Asking, Piece, PromptRow, Wanted
+from penstock.runtime.serve.front.callers import Caller
+from penstock.runtime.serve.front.front_desk import Front, caller_of
+from penstock.runtime.serve.front.sse import DONE, event, streamed, whole
+from penstock.runtime.serve.front.token_texts import TokenTexts
+from penstock.runtime.serve.routes.sampling_body import SamplingBody, usage_of
+from penstock.runtime.serve.wire.messages import TopLogprobs
+
+USUAL_TOKENS = 16
+"""Of a reply where ``max_tokens`` is not given, as OpenAI has it."""
+LONG_TEXT = 20000
+"""Characters from which on a text is read as tokens beside the event loop."""
+
+
+class CompletionBody(SamplingBody):
+    """What is asked of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    """Texts, or token ids; special tokens in a text stay text."""
+    max_tokens: int | None = Field(None, ge=0)
+    echo: bool | None = None
+    """The reply begins with the prompt; with logprobs, with those of its tokens."""
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+def router(front: Front) -> APIRouter:
+    """The route, for one server."""
+    routes, texts = APIRouter(), TokenTexts(front.vocabulary)
+
+    @routes.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continue a text."""
+        body.check(front)
+        prompts = await _prompts(front, body)
+        asked = _asked(front, body, prompts, caller_of(request))
+        reply = _Reply(front, body, texts, asked, prompts)
+        return await (streamed(front, asked, reply.events()) if body.stream else whole(front, asked, reply.document()))
+
+    return routes
+
+
+def _asked(front: Front, body: CompletionBody, prompts: Sequence[tuple[int, ...]], caller: Caller) -> list[Asking]:
+    """One request a prompt; none where one of them is refused."""
+    echoed = body.logprobs if body.echo and body.logprobs is not None else None
+    wanted = Wanted(
+        prompt=(),
+        new_tokens=USUAL_TOKENS if body.max_tokens is None else body.max_tokens,
+        sampling=body.sampled(front),
+        stops=body.stops(),
+        min_tokens=body.min_tokens or 0,
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=body.logprobs,
+        prompt_logprobs=echoed,
+        cache_salt=body.cache_salt or "",
+        n=body.n or 1,
+    )
+    asked: list[Asking] = []
+    try:
+        for prompt in prompts:
+            asked.append(front.ask(replace(wanted, prompt=prompt), caller))
+    except BaseException:
+        for asking in asked:
+            asking.close()
+        raise
+    return asked
+
+
+async def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:
+    """As token ids. ApiError for what is none, or too many."""
+    given = body.prompt
+    if not isinstance(given, str) and not given:
+        raise wrong("prompt", "an empty list; give a text, or token ids")
+    several: list[Any] = [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+    limits = front.info.limits
+    most = limits.get("rows", 1) + limits.get("queue", 0)
+    if len(several) > most:
+        raise wrong("prompt", f"{len(several)} prompts at once; this server takes {most}")
+    return [await _ids(front, one) for one in several]
+
+
+async def _ids(front: Front, prompt: str | list[int]) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        read = front.talk.plain_ids
+        return await asyncio.to_thread(read, prompt) if len(prompt) > LONG_TEXT else read(prompt)
+    vocab = front.info.vocab
+    absent = next((token for token in prompt if not 0 <= token < vocab), None)
+    if absent is not None:
+        raise wrong("prompt", f"{str(absent)[:20]} is no token; the model has 0 to {vocab - 1}")
+    return tuple(prompt)
+
+
+class _Reply:
+    """One answer: choice ``k * n + i`` is reply i to prompt k."""
+
+    def __init__(self, front: Front, body: CompletionBody, texts: TokenTexts, asked: Sequence[Asking], prompts: Sequence[tuple[int, ...]]):
+        self._front, self._body, self._texts, self._asked, self._prompts = front, body, texts, asked, prompts
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": front.model,
+        }
+        count = len(asked) * (body.n or 1)
+        self._offset = [0] * count
+        self._begun = [False] * count
+
+    async def document(self) -> dict[str, Any]:
+        """The whole answer."""
+        count = len(self._begun)
+        text, reasons = [""] * count, ["length"] * count
+        logprobs: list[dict[str, list[Any]]] = [_no_logprobs() for _ in range(count)]
+        async for choice, piece in _merged(self._asked, self._body.n or 1):
+            new, told = self._told(choice, piece)
+            text[choice] += new
+            reasons[choice] = piece.finish_reason or reasons[choice]
+            for key, values in (told or {}).items():
+                logprobs[choice][key] += values
+        choices = [
+            {
+                "index": choice,
+                "text": text[choice],
+                "logprobs": None if self._body.logprobs is None else logprobs[choice],
+                "finish_reason": reasons[choice],
+            }
+            for choice in range(count)
+        ]
+        return self._head | {"choices": choices, "usage": self._usage()}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The same in pieces."""
+        usage = {"usage": None} if self._body.with_usage else {}
+        async for choice, piece in _merged(self._asked, self._body.n or 1):
+            text, logprobs = self._told(choice, piece)
+            if text or logprobs or piece.finish_reason:
+                said = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+                yield event(self._head | {"choices": [said]} | usage)
+        if self._body.with_usage:
+            yield event(self._head | {"choices": [], "usage": self._usage()})
+        yield DONE
+
+    def _usage(self) -> dict[str, Any]:
+        each = [asking.usage for asking in self._asked]
+        return usage_of(sum(u.prompt_tokens for u in each), sum(u.cached_tokens for u in each), sum(u.completion_tokens for u in each))
+
+    def _told(self, choice: int, piece: Piece) -> tuple[str, dict[str, list[Any]] | None]:
+        """Text and logprobs of a piece, behind those of the prompt where it is echoed."""
+        wants = self._body.logprobs is not None
+        rows: list[tuple[int, float | None, list[int], list[float]]] = []
+        text = ""
+        if self._body.echo and not self._begun[choice]:
+            number = choice // (self._body.n or 1)
+            text = self._front.vocabulary.text(list(self._prompts[number]))
+            rows += _prompt_rows(self._prompts[number], self._asked[number].prompt_rows) if wants else []
+        self._begun[choice] = True
+        if wants:
+            rows += [(token, *_parts(said)) for token, said in zip(piece.tokens, piece.logprobs or [], strict=True)]
+        return text + piece.text, self._logprobs(choice, rows) if rows else None
+
+    def _logprobs(self, choice: int, rows: Sequence[tuple[int, float | None, list[int], list[float]]]) -> dict[str, list[Any]]:
+        told = _no_logprobs()
+        for token, logprob, top, top_logprobs in rows:
+            name = self._texts.text(token)
+            told["tokens"].append(name)
+            told["token_logprobs"].append(logprob)
+            likeliest = {self._texts.text(each): value for each, value in zip(reversed(top), reversed(top_logprobs), strict=True)}
+            told["top_logprobs"].append(None if logprob is None else likeliest)
+            told["text_offset"].append(self._offset[choice])
+            self._offset[choice] += len(name)
+        return told
+
+
+def _no_logprobs() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def _parts(said: TopLogprobs) -> tuple[float, list[int], list[float]]:
+    logprob, top, top_logprobs = said
+    return logprob, top, top_logprobs
+
+
+def _prompt_rows(prompt: Sequence[int], rows: Sequence[PromptRow]) -> list[tuple[int, float | None, list[int], list[float]]]:
+    """The first token of a prompt has no logprob."""
+    return [(prompt[0], None, [], []), *((token, logprob, top, values) for token, logprob, (top, values) in rows)]
+
+
+async def _merged(asked: Sequence[Asking], n: int) -> AsyncIterator[tuple[int, Piece]]:
+    """Pieces of all of ``asked`` as they come, by choice."""
+    if len(asked) == 1:
+        async for piece in asked[0]:
+            yield piece.index, piece
+        return
+    queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
+
+    async def hear(number: int, asking: Asking) -> None:
+        try:
+            async for piece in asking:
+                queue.put_nowait((number * n + piece.index, piece))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    hearing = [asyncio.create_task(hear(number, asking)) for number, asking in enumerate(asked)]
+    try:
+        left = len(asked)
+        while left:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in hearing:
+            task.cancel()

@@ -1,0 +1,104 @@
+"""`runtime serve`: what is asked is checked before anything is started."""
+
+from __future__ import annotations
+
+import ipaddress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.planner.common.bars import bar_console
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import uncollected
+from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.runtime.asked.order import check_fit
+from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.serve.serve_schema import Auth, ServeConfig
+from penstock.runtime.serve.wire.messages import Open
+from penstock.runtime.tools.solving import NoPlan, solve
+
+NEEDED = ("fastapi", "uvicorn", "h11", "prometheus_client", "llguidance")
+
+
+def serve_verb(cfg: ServeConfig) -> None:
+    """Until a signal ends it. UserError for whatever keeps it from serving."""
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if absent:
+        raise UserError(f"runtime serve needs {', '.join(absent)}, which is not installed; pip install penstock[serve]")
+    cfg.limits.check()
+    check_address(cfg)
+    if not 0 <= cfg.drain_s < 86400:
+        raise UserError(f"drain_s={cfg.drain_s}: must be 0 or more, less than a day; set it so")
+    with _planned(cfg) as (path, plan):
+        _, checkpoint = check_fit(_as_run(cfg), plan)
+        opening = Open(
+            plan=str(path),
+            checkpoint=str(checkpoint),
+            adapter=cfg.adapter,
+            kv=asdict(cfg.kv),
+            engine=asdict(cfg.engine),
+            queue=cfg.limits.queue,
+        )
+        with uncollected():
+            from penstock.runtime.serve.routes.serving import Served, serve
+        served = Served(
+            name=cfg.name or plan.model.name,
+            host=cfg.host,
+            port=cfg.port,
+            keys=None if cfg.keys is None else Path(cfg.keys).expanduser(),
+            local_only=cfg.auth is None and cfg.keys is None,
+            origins=tuple(cfg.origins),
+            drain_s=cfg.drain_s,
+            limits=cfg.limits,
+            template=cfg.template,
+        )
+        cfg.close(serve(served, plan, checkpoint, opening))
+
+
+def check_address(cfg: ServeConfig) -> None:
+    """UserError for an address that would be open to all without anybody having said so."""
+    if cfg.auth is Auth.keys and cfg.keys is None:
+        raise UserError("auth=keys: no keys are given; set keys=FILE, with one API key a line")
+    if cfg.auth is Auth.none and cfg.keys is not None:
+        raise UserError(f"auth=none and keys={cfg.keys}: one of them says that keys are wanted; leave the other out")
+    if not 0 <= cfg.port < 65536:
+        raise UserError(f"port={cfg.port}: must be 0 (any) to 65535; choose another")
+    if cfg.auth is None and cfg.keys is None and not is_local(cfg.host):
+        raise UserError(f"host={cfg.host}: others reach this address; set keys=FILE, with one API key a line, or auth=none")
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def _planned(cfg: ServeConfig) -> Iterator[tuple[Path, Plan]]:
+    """The plan as a file that stays while the server does: the motor reads it at each start."""
+    if cfg.plan is not None:
+        path = Path(cfg.plan).expanduser()
+        yield path.absolute(), read_plan(path)
+        return
+    assert cfg.hardware is not None and cfg.model is not None
+    try:
+        with bar_console().status("solving"):
+            plan = solve(SolveConfig(cfg.hardware, cfg.model, cfg.workload or WorkloadConfig(), cfg.force, calibration=cfg.calibration))
+    except NoPlan as none:
+        raise UserError(none.whole) from none
+    with tempfile.TemporaryDirectory(prefix="penstock-serve-") as scratch:
+        path = Path(scratch, "plan.yaml")
+        write_plan(plan, path)
+        yield path, plan
+
+
+def _as_run(cfg: ServeConfig) -> RunConfig:
+    """What the check of a run looks at."""
+    return RunConfig(plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, adapter=cfg.adapter, kv=cfg.kv, engine=cfg.engine)
