@@ -40,8 +40,8 @@ class PageMemory:
 
 class Tiers:
     """Pages of ``shape`` by tier. ``card`` is None without a card, and so is ``kept``, the pages in the pool, unless they are to stay: the
-    pool then lies in DRAM, whose pages are checked at each use. ``disk`` is None if pages live as long as the process. ``on_evicted`` gets a page that is evicted from
-    the pool."""
+    pool then lies in DRAM, whose pages are checked at each use. ``disk`` is None if pages live as long as the process. ``on_evicted`` gets
+    a page that is evicted from the pool."""
 
     def __init__(self, shape: PageShape, memory: PageMemory, disk: DiskPages | None, on_evicted: Callable[[Page], None]):
         self.shape, self.disk, self.device, self.pool = shape, disk, memory.device, memory.pool
