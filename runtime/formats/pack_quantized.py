@@ -10,7 +10,6 @@ from penstock.runtime.formats.coding import Parts
 from penstock.runtime.formats.kernels.on_card import whole_kernels
 from penstock.runtime.formats.whole_numbers import Layout, Zeros, codes, decode_compiled, put, stretches
 
-
 _SYMMETRIC = frozenset({"weight", "weight_scale"})
 
 
