@@ -188,7 +188,11 @@ class Formulation(LinearProgram):
         self.each_pass = units + self.experts.each_pass(p.batch)
         self.decode_t = self.amount("decode_t")
         phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms).in_units_of(self.tick_s)
-        streamed = {UnitKind.attn: self.layers - self.attn, UnitKind.ffn: self.layers - self.ffn, UnitKind.head: self.head_blocks - self.head}
+        streamed = {
+            UnitKind.attn: self.layers - self.attn,
+            UnitKind.ffn: self.layers - self.ffn,
+            UnitKind.head: self.head_blocks - self.head,
+        }
         launched = self._launched()
         self.host = HostTerms(self, p, self.layers - self.ffn, launched, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
