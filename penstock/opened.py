@@ -317,6 +317,6 @@ def _batch(plan: Plan, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]],
     return Batch(
         prompts=prompts,
         max_new_tokens=new_tokens,
-        chunk_tokens=min(plan.decisions.prefill_chunk_tokens, plan.workload.prompt_tokens),
+        chunk_tokens=min(plan.chunk_tokens(len(prompts)), plan.workload.prompt_tokens),
         stop_ids=vocabulary.stop_ids,
     )

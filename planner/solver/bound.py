@@ -44,7 +44,7 @@ def bound_s(problem: Problem) -> float:
     if hardware.gpu:
         s_per_gb = min(min(c.s_per_gb) for c in chunk_menu(hardware, model, p.force))
         copied = Price({Resource.h2d: max(0, layers + model.lm_head_bytes - stays) / GB * s_per_gb})
-    prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
+    prefill_weight, decode_weight = objective_weights(p.workload, p.batch, passes[0].chunk_tokens)
     prefill_s = min(c.phase.bill(units + copied, KvPrice(), 0).lasts() for c in passes)
     phase = decode_phase(hardware, model, p.workload, p.batch, blocks, p.forms)
     step = phase.bill(units + _shared(problem, copied) + _experts(problem, table, vram, dram), KvPrice(), 0, launched=0)

@@ -26,7 +26,7 @@ from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
-from penstock.planner.contract.prices.sizes import pages_per_sequence
+from penstock.planner.contract.prices.sizes import pool_pages
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.setting import Setting, broken
@@ -40,7 +40,7 @@ def check_request(hardware: HardwareProfile, model: ModelSpec, workload: Workloa
             f"workload.prompt_tokens={workload.prompt_tokens}, new_tokens={workload.new_tokens}, requests={workload.requests}, "
             f"batch={workload.batch}; allowed: 1 or more each (batch 0 under objective=throughput); raise the one that is less"
         )
-    if workload.batch == 0 and workload.objective is not Objective.throughput:
+    if workload.batch == 0 and workload.objective is not Objective.throughput and not workload.is_served:
         raise UserError(
             f"workload.batch=0 with workload.objective={workload.objective}; allowed: 0 lets the program choose under throughput only; "
             "set workload.batch=1 or workload.objective=throughput"
@@ -77,7 +77,7 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
     slots = max(MENUS.ring_slots[0], (force.vram_prefetch_distance or 0) + LIMITS.ring_margin) if gpu else 0
     page = force.page_tokens if force.page_tokens in LIMITS.page_tokens else LIMITS.page_tokens[0]
     batch = workload.batch or 1
-    pages = model.layers * batch * pages_per_sequence(workload, page)
+    pages = model.layers * pool_pages(workload, batch, page)
     blocks = head_blocks(model) if gpu else 1
     weights = WeightDecisions(
         CachePolicy.pinned,

@@ -22,7 +22,7 @@ from penstock.planner.solver.infeasible import why_infeasible
 from penstock.planner.solver.leftover import keep_more
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.linear import MB
-from penstock.planner.solver.terms.menu import batch_menu, form_menu, ring_menu
+from penstock.planner.solver.terms.menu import batch_menu, form_menu, ring_menu, served_chunks
 from penstock.planner.solver.terms.problem import Problem, Question
 
 
@@ -131,12 +131,15 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
 
 
 def _problems(question: Question) -> list[Problem]:
-    """One for each batch and form of residents. UserError for what can be no plan whatever the capacities."""
+    """One for each batch, prompt tokens of a server's pass, and form of residents. UserError for what can be no plan whatever is given."""
     q = question
     check_request(q.hardware, q.model, q.workload, q.force)
     policy = q.force.policy or CachePolicy.pinned
-    menu = product(batch_menu(q.workload), form_menu(q.hardware, q.model, q.force))
-    return [Problem(q.hardware, q.model, q.workload, q.force, policy, batch, forms) for batch, forms in menu]
+    forces = [q.force]
+    if q.workload.is_served:
+        forces = [q.force.but(prefill_chunk_tokens=chunk) for chunk in served_chunks(q.workload, q.force)]
+    menu = product(batch_menu(q.workload), forces, form_menu(q.hardware, q.model, q.force))
+    return [Problem(q.hardware, q.model, q.workload, force, policy, batch, forms) for batch, force, forms in menu]
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
@@ -187,7 +190,7 @@ def _least_memory(program: Formulation) -> Decisions:
     load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
     passes = pulp.lpSum(bit * (PREFERENCES.passes * c.phase.passes) for bit, c in zip(program.pass_bits, program.pass_choices, strict=True))
     links = program.each_pass.of(Resource.ssd) + program.each_pass.of(Resource.h2d)
-    links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch)[1] / best
+    links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch, program.pass_choices[0].chunk_tokens)[1] / best
     streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
     slots = PREFERENCES.headroom * program.spare_slots

@@ -13,12 +13,13 @@ from penstock.runtime.asked.schedule import batches_of, context_tokens
 
 def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: int) -> Plan:
     """The same decisions for ``count`` requests of at most ``longest`` tokens, all of which are computed. The batch shrinks to the requests
-    that there are; KV pages stay in proportion."""
+    that there are; KV pages stay in proportion. A server's plan becomes one of batches."""
     batch = min(batch, count)
     kv, old = plan.decisions.kv, plan.decisions.batch
-    pages = {name: getattr(kv, name) // old * batch for name in ("vram_pages", "dram_pages", "ssd_pages")}
-    decisions = replace(plan.decisions, batch=batch, kv=replace(kv, **pages))
-    work = replace(plan.workload, batch=batch, prompt_tokens=longest, new_tokens=new_tokens, requests=count, shared_prefix_tokens=0)
+    layer = kv.pages // plan.model.layers
+    pages = {name: getattr(kv, name) // layer * (layer // old * batch) for name in ("vram_pages", "dram_pages", "ssd_pages")}
+    decisions = replace(plan.decisions, batch=batch, prefill_chunk_tokens=plan.chunk_tokens(batch), kv=replace(kv, **pages))
+    work = replace(plan.workload.in_batches(batch, count), prompt_tokens=longest, new_tokens=new_tokens, shared_prefix_tokens=0)
     return replace(plan, workload=work, decisions=decisions, prediction=predict(plan.hardware, plan.model, work, decisions))
 
 

@@ -216,7 +216,7 @@ def test_a_moe_step_computes_only_the_experts_it_touches():
     [(Objective.latency, (3, 3 * 64)), (Objective.throughput, (2.5, 2.5 * 64)), (Objective.ttft, (1.0, 0.064))],
 )
 def test_objectives_weigh_prefill_and_decode(objective, weights):
-    assert objective_weights(work(objective=objective, requests=10), 4) == pytest.approx(weights)
+    assert objective_weights(work(objective=objective, requests=10), 4, 512) == pytest.approx(weights)
 
 
 def test_activations_grow_with_tokens_and_batch():

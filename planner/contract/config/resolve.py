@@ -115,7 +115,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
 def workload_from(cfg: WorkloadConfig) -> Workload:
     """The workload that ``cfg`` describes. Raises UserError naming the key."""
     check_bounds(cfg, "workload")
-    if cfg.batch == 0 and cfg.objective != "throughput":
+    _check_served(cfg)
+    if cfg.batch == 0 and cfg.objective != "throughput" and not cfg.clients:
         raise UserError(
             f"workload.batch=0: the batch is solved for only when workload.objective=throughput, not {cfg.objective}; set one of them"
         )
@@ -125,6 +126,15 @@ def workload_from(cfg: WorkloadConfig) -> Workload:
         )
     kept = cfg.shared_prefix_tokens if cfg.kept_tokens is None else cfg.kept_tokens
     return Workload(**{name: getattr(cfg, name) for name in Workload.__dataclass_fields__} | {"kept_tokens": kept})
+
+
+def _check_served(cfg: WorkloadConfig) -> None:
+    """UserError for keys of a server where there is none, and for KV that a server's pool cannot have."""
+    for key in ("arrivals_per_s", "length_spread"):
+        if getattr(cfg, key) and not cfg.clients:
+            raise UserError(f"workload.{key}={getattr(cfg, key)}: is of a server, and workload.clients=0 is none; set workload.clients=64")
+    if cfg.clients and cfg.kv_spill:
+        raise UserError("workload.kv_spill=true: a server's KV lies where the model computes; leave it out, or set workload.clients=0")
 
 
 def model_from(cfg: ModelConfig) -> ModelSpec:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -12,6 +13,21 @@ class Objective(StrEnum):
     latency = "latency"
     throughput = "throughput"
     ttft = "ttft"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The passes in which a server answers one request for each of its ``rows``."""
+
+    rows: int
+    parts: int
+    """Passes that one prompt takes."""
+    plain: float
+    """Passes in which rows decode and nothing else."""
+    carrying: float
+    """Passes that carry prompts, too."""
+    tokens: float
+    """Of prompts in each of these, on average."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,27 @@ class Workload:
     def is_served(self) -> bool:
         """Whether requests join and leave between passes."""
         return self.clients > 0
+
+    def in_batches(self, batch: int, requests: int) -> Workload:
+        """The same for ``requests`` that come at once, to no server."""
+        return replace(self, batch=batch, requests=requests, clients=0, arrivals_per_s=0.0, length_spread=0.0)
+
+    def together(self, batch: int) -> int:
+        """Prompts that are computed at once, of ``batch`` sequences that live: a server's come one after the other."""
+        return 1 if self.is_served else batch
+
+    def turn(self, rows: int, chunk_tokens: int) -> Turn:
+        """Of a server whose ``rows`` are all in use, with ``chunk_tokens`` of prompts a pass.
+
+        So many requests come in a turn of all rows. Each takes ``parts`` passes for its prompt; parts of several may share a pass. Passes
+        that decode follow each other at random, so of n passes n * (1 - exp(-rows * parts / n)) carry a part, and
+
+            carrying = max(n * (1 - exp(-rows * parts / n)), rows * prompt_tokens / chunk_tokens)
+        """
+        parts = -(-self.prompt_tokens // chunk_tokens)
+        most = -self.new_tokens * math.expm1(-rows * parts / self.new_tokens)
+        carrying = max(most, rows * self.prompt_tokens / chunk_tokens)
+        return Turn(rows, parts, max(0.0, self.new_tokens - carrying), carrying, rows * self.prompt_tokens / carrying)
 
     @property
     def end_tokens(self) -> int:

@@ -47,6 +47,11 @@ class Plan:
         passes = prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, self.prediction.restored_tokens)
         return {"prefill": passes * self.hardware.pass_s, "decode": self.hardware.pass_s}
 
+    def chunk_tokens(self, together: int) -> int:
+        """Prompt tokens of each of ``together`` prompts in one pass. A server's plan has memory for those of one at a time."""
+        chunk = self.decisions.prefill_chunk_tokens
+        return max(1, chunk // together) if self.workload.is_served else chunk
+
     @property
     def placement(self) -> Placement:
         return place(self.model, self.decisions.weights, self.hardware.gpu is not None)

@@ -25,6 +25,9 @@ from penstock.planner.contract.prices.stages import (
     ssd_gbps,
 )
 
+WAITED = 0.5
+"""Of a pass: until the next one begins, for a request that comes at any moment."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -38,9 +41,9 @@ class Prediction:
     """From the imports' end to the first request: filling the residents of every tier, page-locking, loading kernels. The page cache is
     taken to be cold; a run, which can look, predicts this figure anew."""
     ttft_s: float
-    """Mean over the workload's batches, of which the first finds slots full (``HeadStart``)."""
+    """Mean over the workload's batches, of which the first finds slots full (``HeadStart``). Of a server: half a pass, and the prefill."""
     prefill_s: float
-    """Of a batch behind another one."""
+    """Of a batch behind another one; a server's, of one prompt beside rows that decode."""
     decode_s_per_token: float
     """One decode step: a token for each sequence of the batch."""
     decode_tokens_per_s: float
@@ -69,12 +72,23 @@ class Prediction:
     """The share that no memory has."""
 
 
-def objective_weights(workload: Workload, batch: int) -> tuple[float, float]:
+def objective_weights(workload: Workload, batch: int, chunk_tokens: int) -> tuple[float, float]:
     """Weights of (prefill seconds, seconds of one decode step) in the objective.
 
     ``latency``: every request served, in whole batches. ``throughput``: the same for an endless stream, so batches count in
     parts. ``ttft``: the prefill, with decode to break ties.
+
+    Of a server the prefill is that of one prompt, beside rows that decode. ``throughput``: seconds of every request while all rows are in
+    use (:class:`Turn`). ``latency``: mean seconds from a client's question to the last token, where all clients ask; until a pass begins,
+    half of one is over.
     """
+    if workload.is_served and workload.objective is not Objective.ttft:
+        turn = workload.turn(batch, chunk_tokens)
+        if workload.objective is Objective.throughput:
+            share = workload.requests / batch
+            return share * turn.carrying / turn.parts, share * turn.plain
+        share = max(1.0, workload.clients / batch)
+        return share * turn.carrying / turn.parts + 1, share * turn.plain + WAITED
     if workload.objective is Objective.ttft:
         return 1.0, FIXED.ttft_decode_weight * workload.new_tokens
     if workload.objective is Objective.throughput:
@@ -103,11 +117,11 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     expert_bytes, visited = 0, 1.0
     if model.experts:
         expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
-    prefill_weight, decode_weight = objective_weights(workload, decisions.batch)
+    prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
     held = held_by(hardware, model, workload, decisions)
     return Prediction(
         load_s=load_s(hardware, model, workload, decisions),
-        ttft_s=prefill_s - (prefill_s - first_s) / waves(workload, decisions.batch),
+        ttft_s=prefill_s + (WAITED * decode_s if workload.is_served else (first_s - prefill_s) / waves(workload, decisions.batch)),
         prefill_s=prefill_s,
         decode_s_per_token=decode_s,
         decode_tokens_per_s=decisions.batch / decode_s,

@@ -13,7 +13,7 @@ from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import coded_issue_s, issue_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
@@ -108,7 +108,9 @@ def prefill_phase(
     start: int = 0,
     forms: ResidentForms = STORED,
 ) -> Phase:
-    """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence."""
+    """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence. Of a server: of one prompt, beside ``batch`` rows."""
+    if workload.is_served:
+        return _served_phase(hardware, model, workload, batch, head_blocks, chunk_tokens, start, forms)
     passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
     rows = batch * min(chunk_tokens, left)
     computed_by = model.decoded(forms.decoded)
@@ -134,6 +136,38 @@ def mixed_phase(
     lookups, coded = _lookups(hardware, model, many, 1), _coded(hardware, model, forms, 1, many)
     read, written = (earlier + mixed.before) / pool_tokens, many / pool_tokens
     return Phase(1, many, read, written, mixed.tokens / pool_tokens, rest, lookups, coded=coded)
+
+
+def _served_phase(
+    hardware: HardwareProfile,
+    model: ModelSpec,
+    workload: Workload,
+    rows: int,
+    head_blocks: int,
+    chunk_tokens: int,
+    start: int,
+    forms: ResidentForms,
+) -> Phase:
+    """Passes of one prompt, each with as many prompt tokens as such passes carry on average. Unless throughput alone counts, with all that
+    they may carry: a larger pass is then better only where it takes no longer, and nobody waits for it."""
+    passes, most = prefill_passes(workload, chunk_tokens, start), chunk_tokens
+    if workload.objective is Objective.throughput:
+        most = round(workload.turn(rows, chunk_tokens).tokens)
+    tokens = max(1, min(most, max(chunk_tokens, workload.prompt_tokens) - start))
+    context, seen = workload.prompt_tokens + workload.new_tokens / 2, (workload.prompt_tokens + start) / 2
+    mixed = MixedPass(rows, context, tokens, seen, float(start))
+    one = mixed_phase(hardware, model, mixed, rows * workload.max_tokens, head_blocks, forms)
+    coded = {kind: price * passes for kind, price in one.coded.items()}
+    return Phase(
+        passes,
+        one.rows,
+        one.kv_read * passes,
+        one.kv_back * passes,
+        one.kv_written * passes,
+        one.rest * passes,
+        one.lookups * passes,
+        coded=coded,
+    )
 
 
 def units_bytes(model: ModelSpec, head_blocks: int) -> int:

@@ -125,7 +125,7 @@ def expected(prefill: Prefill) -> tuple[int, float]:
     if not start:
         return 0, 0.0
     rates = restoring(prefill.hardware, prefill.model, kv.page_tokens, prefill.decisions.weights.ssd.queue_depth)
-    restore_s = rates.seconds({tier: n * kept.moved(batch) for tier, n in pages.items()})
+    restore_s = rates.seconds({tier: n * kept.moved(prefill.workload.together(batch)) for tier, n in pages.items()})
     return (start, restore_s) if restore_s < saved_s(prefill, start) else (0, 0.0)
 
 
@@ -142,7 +142,8 @@ def pays(prefill: Prefill, tier: Tier, pages: int) -> bool:
     if tier is Tier.vram and prefill.hardware.gpu is None:
         return False
     rates = restoring(prefill.hardware, prefill.model, page_tokens, decisions.weights.ssd.queue_depth)
-    different = min(decisions.batch, kept_set(prefill.workload, page_tokens).prefixes or decisions.batch)
+    together = prefill.workload.together(decisions.batch)
+    different = min(together, kept_set(prefill.workload, page_tokens).prefixes or together)
     return rates.seconds({tier: pages * different}) < saved_s(prefill, pages * page_tokens)
 
 

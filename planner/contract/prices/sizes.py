@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import ALIGN, align_up
@@ -40,6 +41,8 @@ class Overheads:
     """More of the same for a layer that lies in several pieces: its shard ended, or its experts are put together."""
     outside_per_layer: int = 4
     """Tensors of a decoder layer outside its two blocks, at most: the norms of Gemma. The runtime places each one in pages of its own."""
+    kv_pool_spreads: float = 2.0
+    """A server's pool is short in one moment of forty. A row then gives its pages up."""
     kv_ring_slots: int = 3
     """One layer's KV is read by attention, the next one's has arrived, a third one's is in transit."""
     kv_bounce_pages: int = 2
@@ -158,8 +161,31 @@ def pages_per_sequence(workload: Workload, page_tokens: int) -> int:
     return -(-workload.max_tokens // page_tokens)
 
 
+def pool_pages(workload: Workload, batch: int, page_tokens: int) -> int:
+    """KV pages in which ``batch`` sequences live, each of all layers.
+
+    A batch has room for all of them at their ends. A server's rows are at all stages. With means P and N of prompt and reply, and the
+    spread s of both, a row that lives has, its reply being one of those that last,
+
+        mean     = P + N * (1 + s^2) / 2
+        variance = (s * P)^2 + N^2 * ((1 + s^2)^3 / 3 - (1 + s^2)^2 / 4)
+
+    tokens. The pool has room for ``OVERHEADS.kv_pool_spreads`` standard deviations above the mean of all rows, for what pages round up
+    and the page that each row goes on with, and for one sequence of any length.
+    """
+    each = pages_per_sequence(workload, page_tokens)
+    if not workload.is_served:
+        return batch * each
+    prompt, new, wide = workload.prompt_tokens, workload.new_tokens, 1 + workload.length_spread**2
+    mean = prompt + new * wide / 2
+    variance = (wide - 1) * prompt**2 + new**2 * (wide**3 / 3 - wide**2 / 4)
+    tokens = batch * mean + OVERHEADS.kv_pool_spreads * math.sqrt(batch * variance)
+    return min(batch * each, max(each, math.ceil(tokens / page_tokens + batch * 1.5)))
+
+
 def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
-    """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included.
+    """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included. A server's
+    pass has ``chunk_tokens`` of prompts beside ``batch`` rows.
 
     The embeddings, which transformers keep alive, the residual, and the largest of three phases of a decoder layer:
 
@@ -172,7 +198,8 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     prompts has none, since every row is computed by itself.
     """
     dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes
-    chunk_tokens = min(chunk_tokens, workload.prompt_tokens)
+    served = workload.is_served
+    tokens = batch + chunk_tokens if served else min(chunk_tokens, workload.prompt_tokens)
     norm = 3 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
     qkv = model.attn_width + 2 * model.kv_width
     rotary = 2 * model.attn_width + model.kv_width
@@ -182,10 +209,10 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     ffn = 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
-    masked = chunk_tokens < workload.longest_prompt
-    mask = chunk_tokens * workload.max_tokens * (1 + dtype) if masked else 0
+    masked = served or tokens < workload.longest_prompt
+    mask = tokens * workload.max_tokens * (1 + dtype) if masked else 0
     logits = model.vocab * (dtype + f32)
-    return batch * (max(chunk_tokens * max(norm, ffn), chunk_tokens * attention + one_layer_kv + mask) + logits)
+    return workload.together(batch) * max(tokens * max(norm, ffn), tokens * attention + one_layer_kv + mask) + batch * logits
 
 
 def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:

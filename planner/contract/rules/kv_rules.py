@@ -9,7 +9,7 @@ from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.sizes import kept_file_bytes, kept_file_pages, kv_page_bytes, pages_per_sequence
+from penstock.planner.contract.prices.sizes import kept_file_bytes, kept_file_pages, kv_page_bytes, pool_pages
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
 
@@ -50,7 +50,7 @@ def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d:
                 f"set it to {-(-pages // a_layer) * a_layer}",
             )
     yield from _kv_reuse(model, d)
-    need = model.layers * d.batch * pages_per_sequence(workload, kv.page_tokens)
+    need = model.layers * pool_pages(workload, d.batch, kv.page_tokens)
     if kv.pages < need:
         yield BrokenRule(
             "KV pages for the workload",

@@ -212,7 +212,7 @@ class Formulation(LinearProgram):
             all_stream = {kind: self.head_blocks if kind is UnitKind.head else self.layers for kind in streamed}
             most = phase.bill(most_units + self.experts.most(phase.rows), most_kv, 1, all_stream)
             self._lasts(passes_t, bill, bit, most)
-        prefill_weight, decode_weight = objective_weights(p.workload, p.batch)
+        prefill_weight, decode_weight = objective_weights(p.workload, p.batch, self.pass_choices[0].chunk_tokens)
         pass_t = p.hardware.pass_s * ticks
         passes = pulp.lpSum(bit * c.phase.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
         self.whole_prefill_t, self.whole_step_t = self.prefill_t + passes * pass_t, self.decode_t + pass_t

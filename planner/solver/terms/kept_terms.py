@@ -73,9 +73,8 @@ class KeptTerms:
 
     def _times(self, most: int, ssd: tuple[Sequence[pulp.LpVariable], Sequence[SsdChoice]], ticks_per_s: float) -> None:
         """The slowest stage's seconds: each is in proportion to the pages of its tiers."""
-        program, batch = self._program, self._problem.batch
-        bits, choices = ssd
-        moved = self.set.moved(batch)
+        program, bits, choices = self._program, *ssd
+        moved = self.set.moved(self._problem.workload.together(self._problem.batch))
         one = [self._rates(c.queue_depth) for c in choices]
         ssd_s = [rates.bill({Tier.ssd: moved}).of(Resource.ssd) for rates in one]
         outside = one[0].bill({Tier.dram: moved})

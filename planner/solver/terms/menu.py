@@ -34,6 +34,8 @@ class Menus:
     in_turn_share: float = 0.85
     """Share of the drive's rate from which experts are read one after the other. Measured at 0.9 of it without a GPU: 10 to 12 % less of a
     step or a prompt."""
+    prompts_together: tuple[int, ...] = (4, 2, 1)
+    """Prompts that a server's pass has room for. More come together in one pass of a hundred while the server keeps up."""
     prefix_parts: int = 8
     """Shares of a shared prefix that may be restored, where room is not for all of it."""
     chunk_tolerance: float = 0.01
@@ -182,6 +184,17 @@ def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     ]
 
 
+def served_chunks(workload: Workload, force: Force) -> list[int]:
+    """Prompt tokens of a server's pass to try: those of one prompt, of a few, and of parts of one."""
+    if force.prefill_chunk_tokens is not None:
+        return [force.prefill_chunk_tokens]
+    prompt = workload.prompt_tokens
+    sizes = [prompt * many for many in MENUS.prompts_together]
+    while sizes[-1] >= 2 * LIMITS.chunk_min_tokens:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes
+
+
 def ring_menu(force: Force) -> list[int]:
     """Ring slots, enough for a forced prefetch distance."""
     if force.vram_slots is not None:
@@ -191,15 +204,16 @@ def ring_menu(force: Force) -> list[int]:
 
 
 def batch_menu(workload: Workload) -> list[int]:
-    """Batches to try: the workload's own; a menu when it is 0, up to the number of requests when there are several.
+    """Batches to try: the workload's own; a menu when it is 0, up to the number of a server's clients, or of requests when there are
+    several.
 
     A single request says nothing about how long the stream of requests is, so it does not bound the batch.
     """
     if workload.batch:
         return [workload.batch]
-    if workload.requests == 1:
+    if workload.requests == 1 and not workload.is_served:
         return list(MENUS.batches)
-    most = min(workload.requests, MENUS.batches[-1])
+    most = min(workload.clients or workload.requests, MENUS.batches[-1])
     return sorted({b for b in MENUS.batches if b <= most} | {most})
 
 

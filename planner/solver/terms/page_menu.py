@@ -10,7 +10,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.reuse import Restoring, restoring
-from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_page_bytes, pages_per_sequence
+from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_page_bytes, pool_pages
 from penstock.planner.contract.prices.stages import prefill_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 
@@ -31,19 +31,21 @@ class PageChoice:
 
 def page_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PageChoice]:
     """The page size. Without reuse: of those that waste least, the largest, since a layer's pages move together, so only their bytes
-    count. With it: the one whose prefixes come back soonest, what is computed again for want of a full page included."""
+    count. A server's are of a size that the SSD can keep. With reuse: the one whose prefixes come back soonest, what is computed again for
+    want of a full page included."""
     if force.page_tokens is not None:
         return [_choice(model, workload, batch, force.page_tokens)]
     if workload.kept_tokens:
         sizes = candidates(model)
         return [_choice(model, workload, batch, min(sizes, key=lambda t: PageCost.of(hardware, model, workload, t).seconds))]
     least = LIMITS.ssd_page_tokens_min if workload.kv_spill else 0
-    choices = [_choice(model, workload, batch, t) for t in LIMITS.page_tokens if t >= least]
+    sizes = candidates(model) if workload.is_served else [t for t in LIMITS.page_tokens if t >= least]
+    choices = [_choice(model, workload, batch, t) for t in sizes]
     return [min(choices, key=lambda c: (c.layer_bytes, -c.page_tokens))]
 
 
 def _choice(model: ModelSpec, workload: Workload, batch: int, page_tokens: int) -> PageChoice:
-    return PageChoice(page_tokens, batch * pages_per_sequence(workload, page_tokens), kv_page_bytes(model, page_tokens))
+    return PageChoice(page_tokens, pool_pages(workload, batch, page_tokens), kv_page_bytes(model, page_tokens))
 
 
 def candidates(model: ModelSpec) -> list[int]:

@@ -1,0 +1,81 @@
+"""Plans for a server: rows, tokens of a pass, pages of KV and placement, solved for together."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import WorkloadConfig
+from penstock.planner.contract.config.resolve import workload_from
+from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.memory_law import vram_use
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.serving.arrivals import Arrivals
+from penstock.planner.contract.serving.serve_limits import ServeLimits
+from penstock.planner.contract.serving.serving_forecast import simulate_serving
+from penstock.planner.solver.planning import answer
+from penstock.planner.solver.terms.problem import Question
+from tests.planner.small import GB, MB, machine, model, work
+
+SERVED = work(batch=0, prompt_tokens=512, new_tokens=64, clients=16, length_spread=0.5, context_tokens=2048, objective=Objective.throughput)
+ASKED = Question(machine(2 * GB, 8 * GB), model(24, 40 * MB, 120 * MB), SERVED)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return answer(ASKED)
+
+
+def rate(plan, requests=200):
+    return simulate_serving(plan, Arrivals.of(plan.workload, requests)).requests_per_s
+
+
+def test_a_servers_plan_is_no_slower_than_any_other_number_of_rows(plan):
+    found = {rows: rate(answer(replace(ASKED, workload=replace(SERVED, batch=rows)))) for rows in (1, 4, 16)}
+    assert found[1] < found[4], "further rows are nearly free where weights stream"
+    assert rate(plan) >= 0.97 * max(found.values())
+
+
+@pytest.mark.parametrize("vram", [2 * GB, 0])
+def test_the_simulator_finds_the_rate_that_the_program_predicts(vram):
+    equal = replace(SERVED, length_spread=0.0, batch=8, clients=8)
+    plan = answer(replace(ASKED, hardware=machine(vram, 8 * GB), workload=equal))
+    assert rate(plan) == pytest.approx(1 / plan.prediction.total_s, rel=0.1)
+
+
+def test_what_a_server_needs_is_within_its_memory_and_its_rules(plan):
+    limits, made = ServeLimits.of(plan), plan.decisions
+    assert broken_rules(plan.hardware, plan.model, plan.workload, made) == []
+    assert limits.rows == made.batch and limits.pass_tokens == made.batch + made.prefill_chunk_tokens
+    assert limits.capacity_tokens >= SERVED.context_tokens
+    assert limits.pages < made.batch * -(-SERVED.max_tokens // limits.page_tokens), "not all rows are as long as any may be"
+    fewer = replace(made, kv=replace(made.kv, vram_pages=made.kv.vram_pages - plan.model.layers))
+    assert [rule.name for rule in broken_rules(plan.hardware, plan.model, plan.workload, fewer)] == ["KV pages for the workload"]
+
+
+def test_longer_passes_take_more_memory_and_are_taken_where_they_are_asked_for(plan):
+    longer = answer(replace(ASKED, force=Force(prefill_chunk_tokens=2048)))
+    assert ServeLimits.of(longer).pass_tokens == longer.decisions.batch + 2048
+    use = [vram_use(p.hardware, p.model, p.workload, replace(plan.decisions, prefill_chunk_tokens=2048)) for p in (plan, longer)]
+    assert use[0]["activations"] > vram_use(plan.hardware, plan.model, plan.workload, plan.decisions)["activations"]
+
+
+def test_a_servers_plan_file_says_all_and_runs_as_batches(plan, tmp_path):
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml") == plan
+    assert plan.chunk_tokens(plan.decisions.batch) * plan.decisions.batch <= plan.decisions.prefill_chunk_tokens
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"arrivals_per_s": 2.0}, "workload.arrivals_per_s=2.0: is of a server"),
+        ({"clients": 4, "kv_spill": True}, "workload.kv_spill=true: a server's KV"),
+        ({"batch": 0}, "workload.batch=0"),
+    ],
+)
+def test_keys_that_say_nothing_together_are_refused(keys, said):
+    with pytest.raises(UserError, match=said):
+        workload_from(WorkloadConfig(name="x", **keys))
