@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from penstock.runtime.serve.dialects.wrong_request import WrongRequest
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Body(BaseModel):
@@ -16,11 +14,15 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def refuse(said: dict[str, Any], reasons: dict[str, str]) -> None:
-    """WrongRequest for the first of ``said`` that is neither null nor false, in the words of ``reasons``."""
-    for name, value in said.items():
-        if value is not None and value is not False:
-            raise WrongRequest(f"{name}: {reasons[name]}; leave it out", name, "unsupported")
+class Repeated(Body):
+    """What a client sends back as it got it: keys that it does not know may be null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, said: Any) -> Any:
+        if not isinstance(said, dict):
+            return said
+        return {key: value for key, value in said.items() if value is not None or key in cls.model_fields}
 
 
 def lines(texts: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.runtime.serve.dialects.bodies import Body, lines
+from penstock.runtime.serve.dialects.bodies import Body, Repeated, lines
 from penstock.runtime.serve.dialects.model_talk import Talk
 from penstock.runtime.serve.dialects.talk_asked import Choice, TalkAsked, Tool
 from penstock.runtime.serve.dialects.wrong_request import WrongRequest
@@ -49,7 +49,7 @@ class CalledFunction(Body):
     """An object, as JSON."""
 
 
-class MadeCall(Body):
+class MadeCall(Repeated):
     """A call that an earlier reply made."""
 
     id: str
@@ -70,7 +70,7 @@ class FromUser(Body):
     name: str | None = None
 
 
-class FromAssistant(Body):
+class FromAssistant(Repeated):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
@@ -80,8 +80,6 @@ class FromAssistant(Body):
     tool_calls: list[MadeCall] | None = None
     annotations: list[Any] | None = None
     """Sent back by clients that repeat a reply as they got it."""
-    audio: None = None
-    function_call: None = None
 
 
 class FromTool(Body):

@@ -61,6 +61,11 @@ class Talk:
         """Under which the template reads a message's reasoning."""
         return "reasoning_content" if self._tokenizer is None or self._reasoning is None else self._reasoning.key
 
+    @property
+    def reasons(self) -> bool:
+        """Whether replies mark what they reason."""
+        return self._tokenizer is not None and (self._reasoning is not None or self._own is not None)
+
     def writes(self, word: str) -> bool:
         """Whether the template has ``word``, such as the name of an option or of a role."""
         return re.search(rf"\b{re.escape(word)}\b", self._template) is not None

@@ -55,6 +55,13 @@ class Front:
         """Of a prompt and its reply together."""
         return self.info.capacity_tokens
 
+    def check_model(self, name: str) -> None:
+        """ApiError 404 for a model that is not served."""
+        if name != self.model:
+            raise ApiError(
+                404, f"The model {name[:80]!r} does not exist here; ask for {self.model!r}", param="model", code="model_not_found"
+            )
+
     def ask(self, wanted: Wanted, caller: Caller) -> Asking:
         """Send a request to the engine. ApiError where it is too long, where its key has enough under way, and while no engine is ready."""
         new_tokens = self._new_tokens(wanted)

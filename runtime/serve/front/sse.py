@@ -66,7 +66,7 @@ class EventStream(Response):
     def __init__(
         self, front: Front, asked: Sequence[Asking], events: AsyncIterator[bytes], error: Callable[[ApiError], bytes], quiet: bytes
     ):
-        self.status_code, self.background, self.body = 200, None, b""
+        self.status_code, self.background = 200, None
         self.media_type = "text/event-stream"
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._front, self._asked, self._events, self._error, self._quiet = front, asked, events, error, quiet

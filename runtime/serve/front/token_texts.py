@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from penstock.runtime.asked.prompts import Vocabulary
+from penstock.runtime.serve.wire.messages import TopLogprobs
 
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -39,6 +42,16 @@ class TokenTexts:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def logprobs(self, tokens: Sequence[int], told: Sequence[TopLogprobs]) -> list[dict[str, Any]]:
+        """Of ``tokens``, as OpenAI's conversations write them."""
+        return [
+            self._one(token, logprob) | {"top_logprobs": [self._one(*other) for other in zip(top, values, strict=True)]}
+            for token, (logprob, top, values) in zip(tokens, told, strict=True)
+        ]
+
+    def _one(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.text(token), "logprob": logprob, "bytes": list(self.raw(token))}
 
     def _read(self, token: int) -> bytes:
         if self._tokenizer is None:

@@ -139,13 +139,7 @@ class _Reply:
     def _logprobs(self, piece: Piece) -> list[dict[str, Any]] | None:
         if not self._body.logprobs:
             return None
-        return [
-            self._token(token, logprob) | {"top_logprobs": [self._token(*one) for one in zip(top, values, strict=True)]}
-            for token, (logprob, top, values) in zip(piece.tokens, piece.logprobs or [], strict=True)
-        ]
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        return {"token": self._texts.text(token), "logprob": logprob, "bytes": list(self._texts.raw(token))}
+        return self._texts.logprobs(piece.tokens, piece.logprobs or [])
 
     def _usage(self) -> dict[str, Any]:
         usage = self._asking.usage

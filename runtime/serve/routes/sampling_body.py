@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from penstock.runtime.serve.dialects.bodies import Body
-from penstock.runtime.serve.front.api_errors import ApiError, wrong
+from penstock.runtime.serve.front.api_errors import wrong
 from penstock.runtime.serve.front.front_desk import Front
 from penstock.runtime.serve.wire.messages import Sampled
 
@@ -77,12 +77,22 @@ class SamplingBody(Body):
 
     def check(self, front: Front) -> None:
         """ApiError for another model, and for keys that contradict each other."""
-        if self.model != front.model:
-            raise ApiError(
-                404, f"The model {self.model[:80]!r} does not exist here; ask for {front.model!r}", param="model", code="model_not_found"
-            )
+        front.check_model(self.model)
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "only for a stream; say stream=true, or leave it out")
+
+    def in_force(self, front: Front) -> dict[str, Any]:
+        """What holds for the reply, where a response says it."""
+        own = front.vocabulary.generation
+        greedy = not getattr(own, "do_sample", False)
+        temperature = (0.0 if greedy else getattr(own, "temperature", None)) if self.temperature is None else self.temperature
+        top_p = getattr(own, "top_p", None) if self.top_p is None else self.top_p
+        return {
+            "temperature": 1.0 if temperature is None else temperature,
+            "top_p": 1.0 if top_p is None else top_p,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+        }
 
     @property
     def with_usage(self) -> bool:

@@ -16,9 +16,9 @@ from penstock.runtime.serve.dialects.wrong_request import WrongRequest
 from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.front.front_desk import Front
 from penstock.runtime.serve.front.guard import Guard, error_response, fault
-from penstock.runtime.serve.routes import chat_route, completions_route, machine_routes
+from penstock.runtime.serve.routes import chat_route, completions_route, machine_routes, messages_route, responses_route
 
-ROUTERS = (machine_routes.router, chat_route.router, completions_route.router)
+ROUTERS = (machine_routes.router, chat_route.router, completions_route.router, responses_route.router, messages_route.router)
 
 
 def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Callable[[str], None]) -> ASGIApp:

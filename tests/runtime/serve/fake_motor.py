@@ -169,6 +169,7 @@ async def asked(
     keys: tuple[str, ...] = (),
     ready: bool = True,
     told: list[str] | None = None,
+    words: Vocabulary | None = None,
     **more: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server whose motors play ``script``; it is ready, unless told otherwise. Its Front is ``client.front``."""
@@ -177,7 +178,7 @@ async def asked(
         return FakeMotor(script)
 
     supervisor = Supervisor(start, Open("plan.yaml"), ([] if told is None else told).append)
-    words = vocabulary()
+    words = words or vocabulary()
     front = Front("model", words, Talk(words), supervisor, Keys(keys), limits or FrontLimits())
     app = serve_app(front, not keys, more.get("origins", ()), supervisor._tell)
     running = asyncio.create_task(supervisor.run())

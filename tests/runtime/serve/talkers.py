@@ -1,14 +1,14 @@
-"""A tokenizer with a token for each byte, and chat templates as models have them."""
+"""A tokenizer whose tokens are bytes, 256 ends a reply; and chat templates as models have them."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from penstock.runtime.asked.prompts import Vocabulary
+from penstock.runtime.serve.front.token_texts import byte_letters
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 ADDED = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -19,7 +19,7 @@ TAGGED = """\
 {% endif %}{%- for m in messages %}{% if m.role == 'raise' %}{{ raise_exception('no such role') }}{% endif %}<|im_start|>{{ m.role }}
 {% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
 {%- for c in m.tool_calls or [] %}
-<tool_call>
+{{ '\\n' if m.content or not loop.first }}<tool_call>
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -32,8 +32,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if
 def tokenizer(
     template: str | None, special: tuple[str, ...] = SPECIAL, added: tuple[str, ...] = ADDED, **said: Any
 ) -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_alone = Tokenizer(models.BPE(vocab={letter: k for k, letter in enumerate(alphabet)}, merges=[]))
+    bytes_alone = Tokenizer(models.BPE(vocab=byte_letters(), merges=[]))
     bytes_alone.pre_tokenizer, bytes_alone.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made = PreTrainedTokenizerFast(tokenizer_object=bytes_alone, chat_template=template, eos_token="<|im_end|>", **said)
     made.add_special_tokens({"additional_special_tokens": [AddedToken(name, normalized=False) for name in special]})
@@ -45,4 +44,4 @@ def vocabulary(
     template: str | None = TAGGED, special: tuple[str, ...] = SPECIAL, added: tuple[str, ...] = ADDED, **said: Any
 ) -> Vocabulary:
     made = tokenizer(template, special, added, **said)
-    return Vocabulary(made, frozenset({made.vocab["<|im_end|>"]}), len(made), SimpleNamespace())  # type: ignore[arg-type]
+    return Vocabulary(made, frozenset({made.vocab["<|im_end|>"]}), len(made), GenerationConfig())
