@@ -40,9 +40,11 @@ class Shares:
     long_s: float = 0.0
     """One long read, of the time for SSD reading; 0: none."""
     decode_s: float = 0.0
-    """Timing the decoders of each device, in a process that imports torch once more; 0: none."""
+    """Timing the decoders of each device and its products with coded weights, in a process that imports torch once more."""
+    decode_rows: int = 0
+    """Of a matrix that the CPU decodes meanwhile."""
     products_s: float = 0.0
-    """Timing the CPU's products beside a GPU, in another such process; 0: none."""
+    """Timing the CPU's products beside a GPU, in another such process; 0: none, and with a GPU no decoders either: plans derive them."""
 
 
 START_UP_S = 3.0
@@ -66,6 +68,7 @@ FULL = Shares(
     (1, 2, 4, 8, 16),
     12.0,
     2.0,
+    2048,
     4.0,
 )
 QUICK = Shares(
@@ -81,6 +84,8 @@ QUICK = Shares(
     1024 * _MIB,
     tuple(b * _MIB for b in (1, 4, 16)),
     (1, 4, 16),
+    decode_s=0.3,
+    decode_rows=512,
 )
 
 

@@ -158,10 +158,12 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
 
 def _measure_decoders(found: Findings, meter: Meter, shares: Shares, gpu: Gpu | None) -> None:
     """Of coded weights; where there is no time for them plans derive the rates, and nothing is said to be missing."""
-    if shares.decode_s:
+    if shares.decode_s and (gpu is None or shares.products_s):
         meter.say("decoders of coded weights")
         threads, index = int(found.number("cpu.threads")), None if gpu is None else gpu.index
-        found.attempt(DECODERS[:2] if gpu is None else DECODERS, lambda: measure_decoders(shares.decode_s, threads, index))
+        found.attempt(
+            DECODERS[:2] if gpu is None else DECODERS, lambda: measure_decoders(shares.decode_s, shares.decode_rows, threads, index)
+        )
 
 
 @contextmanager

@@ -17,11 +17,11 @@ DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S = 40.0, 25.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format."""
 
 
-def measure_decoders(seconds: float, threads: int, gpu: int | None) -> Iterator[Figure]:
-    """Rates by format, within about ``seconds`` for each device beside what importing torch takes."""
-    words = [f"seconds={seconds}", *([f"threads={threads}"] if threads else []), *([] if gpu is None else [f"gpu={gpu}"])]
+def measure_decoders(seconds: float, rows: int, threads: int, gpu: int | None) -> Iterator[Figure]:
+    """Rates by format, within about ``seconds`` for each device beside what importing torch takes. ``rows``: of matrices on the CPU."""
+    words = [f"seconds={seconds}", f"rows={rows}", *([f"threads={threads}"] if threads else []), *([] if gpu is None else [f"gpu={gpu}"])]
     told = _told("decoder_times", words, "the decoders", DECODERS_PATIENCE_S)
-    how = "each format's matrices of 4096 columns, three in turn, median"
+    how = "each format's matrices of 4096 columns in turn, median"
     yield Figure("cpu.decode", told["cpu"]["decode"], f"1e9 elements/s decoded into memory, {how}")
     yield Figure("cpu.products", told["cpu"]["products"], f"GB/s of stored bytes, products of one row, {how}")
     if gpu is not None and "cuda" in told:

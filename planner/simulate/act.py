@@ -205,14 +205,11 @@ class Simulation:
         """Every unit once; ends when the last one was computed, and what no stage explains is over: in that time nothing goes on."""
         lanes = self._lanes
         before = {track: (lane.busy_ns, lane.nbytes) for track, lane in lanes.of.items()}
-        recorded = None if each.prefill else self._recorded_feed
-        self._feed = recorded or self._ring_feed
+        self._feed = (None if each.prefill else self._recorded_feed) or self._ring_feed
         self._feed.begin_pass()
         if self._kv is not None:
             self._kv.begin_pass()
         self._settle()
-        if recorded is not None:
-            self._await(lambda _: recorded.still, None, "a recorded step")
         if each.before_ns:
             lanes.add(COMPUTE, Work(("embedding",), "embedding", 0, lambda: None), each.before_ns)
             self._until_computed("embedding")

@@ -128,7 +128,8 @@ class ResidentFeed:
 
 class RecordedFeed:
     """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left. Units of one
-    slot class are a chain: one copy after the other. Chains share the link. The next step begins once all copies of this one are over.
+    slot class are a chain: one copy after the other. Chains share the link. A step's last copies are for the next one, which waits for each
+    where it is used.
 
     Seconds of the change from the ring to recorded steps are those of copying their first units, whatever the ring has there.
     """

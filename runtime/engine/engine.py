@@ -251,7 +251,8 @@ class Engine:
         """What kept pages lie in and pass through, once a rehearsal has taken the pool."""
         at, nbytes = self.host.pages_at, self.host.options.page_room.dram_bytes
         buffers, bounce = self.kv.buffers() | self.outside.regions, self.card.bounce if self.card else None
-        return PageMemory(self.kv.pages, buffers, self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes), self.copier, bounce)
+        view, tensor = self.arena.view[at : at + nbytes], self.arena.slice(at, nbytes)
+        return PageMemory(self.kv.pages, buffers, view, tensor, self.copier, bounce, self.host.options.keep_pool)
 
     @property
     def link_target(self) -> torch.Tensor | None:

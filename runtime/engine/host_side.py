@@ -61,6 +61,8 @@ class EngineOptions:
     keep_spans: bool = False
     page_room: PageRoom = PageRoom()
     """Memory for the KV pages of prefixes."""
+    keep_pool: bool = False
+    """Pages of prefixes stay in the pool of a CPU, too, when no sequence holds them any more."""
 
 
 class HostSide:

@@ -62,7 +62,7 @@ class Choice:
         self._penalties: list[Change] | None = [*penalties] if any(penalties) else None
         self._said = [_History(prompt, device) for prompt in prompts] if self._penalties else []
         numbers = range(first, first + len(prompts)) if self._drawn else ()
-        self._generators = [torch.Generator(device).manual_seed(_seed(sampling.seed, k)) for k in numbers]
+        self._generators = [torch.Generator(device).manual_seed(seed_of(sampling.seed, k)) for k in numbers]
 
     def __call__(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         """The next token of each of the sequences ``numbers``: [rows, vocab] -> [rows]. Each counts as said."""
@@ -143,7 +143,7 @@ def _warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
         yield TypicalLogitsWarper(float(sampling.typical_p))
 
 
-def _seed(seed: int, number: int) -> int:
+def seed_of(seed: int, number: int) -> int:
     """Of sequence ``number``. The first one has the seed itself; those of neighbouring seeds have nothing in common."""
     if number == 0:
         return seed

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -64,6 +64,13 @@ class Kept(NamedTuple):
     """Seconds that opening it took."""
 
 
+class WarmsUp(Protocol):
+    """What chooses from logits."""
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Load the kernels that choosing from ``logits`` takes."""
+
+
 class Session:
     """A model with its threads, memory and files. Made by :func:`open_session`; one batch at a time, from one thread."""
 
@@ -96,7 +103,7 @@ class Session:
     def device(self) -> torch.device:
         return self.engine.device
 
-    def load(self, largest: Batch, progress: Progress = lambda *_: None, samplers: Sequence[Sampler] = ()) -> None:
+    def load(self, largest: Batch, progress: Progress = lambda *_: None, samplers: Sequence[WarmsUp] = ()) -> None:
         """Fill every place and start the stream. While weights arrive, passes of ``largest``'s shape and what ``samplers`` do with their
         logits are rehearsed."""
         self.engine.begin_loading()

@@ -10,6 +10,8 @@ from penstock.runtime.formats.coding import Parts
 from penstock.runtime.formats.kernels.on_card import whole_kernels
 from penstock.runtime.formats.whole_numbers import Layout, Zeros, codes, decode_compiled, put, stretches
 
+_SYMMETRIC = frozenset({"weight", "weight_scale"})
+
 
 @dataclass(frozen=True)
 class PackQuantized:
@@ -36,6 +38,9 @@ class PackQuantized:
         if kernels is not None and packed is not None:
             zeros = parts.get("weight_zero_point")
             kernels.decode(packed, scale, zeros, parts.get("weight_g_idx"), out, bits=self.bits)
+            return
+        if kernels is not None and plain is not None and parts.keys() <= _SYMMETRIC and _in_words(columns, scale):
+            kernels.decode(plain.view(torch.int32), scale, None, None, out, bits=8, signed=True)
             return
         if self._compiled(parts, out):
             return
@@ -74,3 +79,9 @@ class PackQuantized:
         if order is None and scale.dtype == x.dtype and width % grid.shape[1] == 0:
             return kernels.product(x, words, grid, zeros, bias, bits=self.bits, signed=packed is None)
         return None if packed is None else kernels.product_of_any(x, words, grid, zeros, order, bias, rows, bits=self.bits)
+
+
+def _in_words(columns: int, scale: torch.Tensor) -> bool:
+    """Whether bytes of so many columns are whole words of 32 bits, each of one group."""
+    groups = scale.shape[1]
+    return scale.stride(1) == 1 and columns % groups == 0 and columns // groups % 4 == 0

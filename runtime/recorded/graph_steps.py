@@ -148,6 +148,7 @@ class GraphSteps:
     def stop(self) -> None:
         """Nothing moves any more, and the memory is given back."""
         self.settle()
+        self._stream.finish()
         self._captured = None
         self._graph.close()
         if self._host is not None:

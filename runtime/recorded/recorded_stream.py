@@ -18,7 +18,7 @@ from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.store.base import TensorLayout
 
 EXACTLY = 16
-"""One pass in so many has its copies' times read one by one, which holds up the next; those between are taken to be like it."""
+"""One pass in so many has its times read one by one, which takes the host a millisecond; those between are taken to be like it."""
 
 
 class Recorder(Protocol):
@@ -34,11 +34,27 @@ class Recorder(Protocol):
     def compute_event(self) -> Event: ...
     def copy_waits(self, chain: str, event: Event) -> None: ...
     def compute_waits(self, event: Event) -> None: ...
+    def words(self, count: int) -> torch.Tensor:
+        """Zeros, int32 [count, n]: a word a row, its first number, which card and host see."""
+
+    def compute_takes(self, word: torch.Tensor) -> None:
+        """Kernels recorded next begin once ``word`` is 1, and make it 0."""
+
+    def copies_take(self, chain: str, word: torch.Tensor) -> None:
+        """The same of copies."""
+
+    def follow(self, chain: str, event: Event) -> Event:
+        """Behind a launch: what ``chain`` is given next, not recorded, begins behind ``event`` of that launch, and behind all copies of the
+        chain -> the point where it begins."""
+
+    def give(self, chain: str, word: torch.Tensor) -> Event:
+        """Behind a launch: ``word`` becomes 1 when ``chain`` has copied all that it was given -> that point."""
+
     def wait_results(self) -> None:
         """Block until the last launch's kernels are over."""
 
     def wait(self) -> None:
-        """Block until the last launch is over."""
+        """Block until the last launch is over, and what was copied behind it."""
 
     def time_of(self, point: Event) -> float: ...
 
@@ -58,6 +74,14 @@ class _Copied(NamedTuple):
     cleared: Event
     """The kernels that read the slot's last unit."""
     end: Event
+
+
+class _Next(NamedTuple):
+    """A unit that the next pass begins with, and the kernels that read its slot last in this one."""
+
+    number: int
+    chain: str
+    left: Event
 
 
 class Streamed(NamedTuple):
@@ -82,7 +106,9 @@ class RecordedStream:
     """Feeds a pass that is being recorded, and books those that are launched afterwards.
 
     A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Units of one slot class
-    are a chain of copies. Copies for the next pass are the last ones of this one.
+    are a chain of copies. Copies for the next pass are the last of their chain. They are no part of what is recorded: each launch is
+    followed by them, so that the next one need not wait for all of them, and the link does not for it. A word a unit says that it has come,
+    and one a chain that all have.
     """
 
     def __init__(
@@ -102,6 +128,16 @@ class RecordedStream:
         self._arrived: dict[int, Event] = {}
         self._computed: list[_Computed] = []
         self._copied: list[_Copied] = []
+        self._next: list[_Next] = []
+        chains = dict.fromkeys(unit.ring_class for unit in self.units)
+        self._words = recorder.words(len(self.rounds.first) + len(chains))
+        self._word: dict[int | str, torch.Tensor] = dict(zip((*self.rounds.first, *chains), self._words, strict=True))
+        """Of units that a pass begins with, and of chains."""
+        self._begun: set[str] = set()
+        """Chains of which a copy was recorded."""
+        self._before: list[_Copied] = []
+        self._behind: list[_Copied] = []
+        """Copies behind the last launch but one, which brought what the last one began with, and behind the last one."""
         self._launched = 0
         self._booked = True
         self._like = _Spent(0.0, {}, 0.0, 0.0)
@@ -117,9 +153,8 @@ class RecordedStream:
         return self._slots[name][index]
 
     def begin_pass(self) -> None:
-        self._arrived.clear()
-        self._computed.clear()
-        self._copied.clear()
+        for found in (self._arrived, self._computed, self._copied, self._next, self._begun):
+            found.clear()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         i = self._index.get(unit)
@@ -127,21 +162,27 @@ class RecordedStream:
             return {} if self._others is None else self._others.enter(unit)
         if i in self._arrived:
             self._recorder.compute_waits(self._arrived[i])
+        else:
+            self._recorder.compute_takes(self._word[i])
+            self._arrived[i] = self._recorder.compute_event()
         return parameters(self._streamed[i].tensors, self.buffer(i))
 
     def leave(self, unit: Unit) -> None:
         i = self._index.get(unit)
         if i is None:
             return
-        left, chain = self._recorder.compute_event(), unit.ring_class
-        self._computed.append(_Computed(unit, self._arrived.get(i), left))
+        left, chain, coming = self._recorder.compute_event(), unit.ring_class, self.rounds.behind(i)
+        self._computed.append(_Computed(unit, self._arrived[i], left))
+        if coming <= i:
+            self._next.append(_Next(coming, chain, left))
+            return
+        if chain not in self._begun:
+            self._begun.add(chain)
+            self._recorder.copies_take(chain, self._word[chain])
         self._recorder.copy_waits(chain, left)
-        coming = self.rounds.behind(i)
-        self._streamed[coming].copy(self.buffer(coming), partial(self._recorder.copy, chain))
-        end = self._recorder.copy_event(chain)
+        self._copy(chain, coming)
+        self._arrived[coming] = end = self._recorder.copy_event(chain)
         self._copied.append(_Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
-        if coming > i:
-            self._arrived[coming] = end
 
     def point(self) -> Event:
         """Behind the kernels recorded so far."""
@@ -154,10 +195,26 @@ class RecordedStream:
     def end_pass(self) -> None:
         """The rest of the pass, the head, is booked with the last unit."""
 
+    def all_there(self) -> None:
+        """The next launch begins when what it begins with lies in the slots, whoever brought it."""
+        self._words.fill_(1)
+        self._book_behind()
+
     def launched(self) -> None:
-        """A recorded pass was launched; the one before was booked."""
+        """A recorded pass was launched; the one before was booked. Copies for the next one follow it."""
         self._launched += 1
         self._booked = False
+        self._before, self._behind = self._behind, []
+        for i, chain, left in self._next:
+            begin = self._recorder.follow(chain, left)
+            self._copy(chain, i)
+            end = self._recorder.give(chain, self._word[i])
+            self._behind.append(_Copied(self._streamed[i].unit, self._streamed[i].nbytes, begin, end))
+        for chain in self._begun:
+            self._recorder.give(chain, self._word[chain])
+
+    def _copy(self, chain: str, i: int) -> None:
+        self._streamed[i].copy(self.buffer(i), partial(self._recorder.copy, chain))
 
     def settle(self) -> float | None:
         """Book the pass that was launched last, once its results are there -> its seconds; None where there is nothing to book."""
@@ -167,11 +224,20 @@ class RecordedStream:
         self._recorder.wait_results()
         begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
         if self._launched % self._every == 1 or self._every == 1:
-            self._recorder.wait()
-            self._like = _Spent(*self._book_compute(begun_s, over_s), self._book_copies(begun_s), over_s - begun_s)
+            self._like = _Spent(*self._book_compute(begun_s, over_s), self._book_copies([*self._before, *self._copied]), over_s - begun_s)
         else:
             self._book_alike(begun_s, over_s)
         return over_s - begun_s
+
+    def finish(self) -> None:
+        """No launch follows: book the last one, and what was copied behind it."""
+        self.settle()
+        self._book_behind()
+
+    def _book_behind(self) -> None:
+        self._recorder.wait()
+        self._book_copies(self._behind)
+        self._behind = []
 
     def _book_compute(self, begun_s: float, over_s: float) -> tuple[float, dict[str, float]]:
         """Seconds of compute, of the pass's ``over_s - begun_s``, and of waiting by what was waited for."""
@@ -190,16 +256,17 @@ class RecordedStream:
         self._ledger.add("compute", "head.0", idle_s, over_s)
         return busy_s + over_s - idle_s, waits
 
-    def _book_copies(self, begun_s: float) -> float:
-        """Seconds in which the link was busy."""
-        found = moved([(one.unit.ring_class, self._recorder.time_of(one.cleared), self._recorder.time_of(one.end)) for one in self._copied])
-        idle_s, busy_s = begun_s, 0.0
-        for (start_s, end_s), one in sorted(zip(found, self._copied, strict=True), key=lambda pair: pair[0]):
+    def _book_copies(self, copies: Sequence[_Copied]) -> float:
+        """Seconds in which the link was busy with ``copies``, which are over."""
+        times = [(one.unit.ring_class, self._recorder.time_of(one.cleared), self._recorder.time_of(one.end)) for one in copies]
+        found = list(zip(moved(times), copies, strict=True))
+        idle_s, busy_s = min((start_s for (start_s, _), _ in found), default=0.0), 0.0
+        for (start_s, end_s), one in sorted(found, key=lambda pair: pair[0]):
             self._ledger.waited("h2d", "compute", str(one.unit), idle_s, start_s)
             busy_s += max(0.0, end_s - max(start_s, idle_s))
             idle_s = max(idle_s, end_s)
-        since_s = begun_s
-        for (start_s, end_s), one in sorted(zip(found, self._copied, strict=True), key=lambda pair: pair[0][1]):
+        since_s = 0.0
+        for (start_s, end_s), one in sorted(found, key=lambda pair: pair[0][1]):
             self._ledger.add("h2d", str(one.unit), min(max(start_s, since_s), end_s), end_s, one.nbytes)
             since_s = end_s  # one span after the other, also of what was copied at the same time
         return busy_s
@@ -213,8 +280,8 @@ class RecordedStream:
         for source, waited_s in self._like.waits.items():
             self._ledger.waited("compute", source, "pass", since_s, since_s + waited_s * scale)
             since_s += waited_s * scale
-        if self._copied:
-            self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, self.nbytes)
+        if copied := [*self._before, *self._copied]:
+            self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, sum(one.nbytes for one in copied))
             self._ledger.waited("h2d", "compute", "pass", begun_s + copies_s, over_s)
 
 

@@ -21,7 +21,7 @@ class Launched(Protocol):
         """The next launch begins behind what the weights' copy stream was given."""
 
     def yield_copies(self) -> None:
-        """What the weights' copy stream is given next begins when the last launch is over."""
+        """What the weights' copy stream is given next begins when the last launch is over, and the copies behind it."""
 
 
 class SlotTurns:
@@ -56,6 +56,7 @@ class SlotTurns:
                 if lies.get(units[i]) != self._recorded.buffer(i).data_ptr():
                     self._streamed[units[i]].copy(self._recorded.buffer(i), self._device.copy)
         self._launched.hold()
+        self._recorded.all_there()
         self._taken = True
 
     def give(self) -> None:

@@ -1,9 +1,10 @@
 """How fast each format is decoded here, and multiplied as it is stored: `planner probe` runs this as a process of its own.
 
-    python -m penstock.runtime.tools.decoder_times [seconds=4]
+    python -m penstock.runtime.tools.decoder_times [seconds=4] [rows=2048]
 
-Ends with one JSON line: for ``cpu`` and, where there is a card, ``cuda``: ``decode``, format -> 1e9 elements a second into memory, and
-``products``, format -> GB/s of stored bytes by a product of one row, where a run makes such products unasked.
+``rows`` of each matrix on the CPU. Takes up to 256 MiB of DRAM. Ends with one JSON line: for ``cpu`` and, where there is a card,
+``cuda``: ``decode``, format -> 1e9 elements a second into memory, and ``products``, format -> GB/s of stored bytes by a product of one
+row, where a run makes such products unasked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import MappingProxyType
 
 import torch
 
+from penstock.planner.common.host_memory import last_level_cache_bytes
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
@@ -30,7 +32,10 @@ COLUMNS = 4096
 ROWS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 14336})
 """On a card an FFN matrix of an 8B model; on a CPU, where its seconds are in proportion, a part of one."""
 ROTATED = 3
-"""Matrices that take turns, so that no cache holds the next one."""
+"""Matrices that take turns on a card, so that no cache holds the next one."""
+ALIGNED = 64
+RANDOM_BYTES, MOST_BYTES = 8 << 20, 256 << 20
+"""What matrices of a CPU are made of: so many random bytes, over and over; at most so many, where a larger cache holds them."""
 LEAST = 2
 AT_ONCE: Mapping[str, int] = MappingProxyType({"cpu": 1, "cuda": 8})
 """Calls that are timed together: those of a card are short beside waiting for it."""
@@ -87,6 +92,22 @@ def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     return torch.randint(0, 120, (count,), dtype=torch.uint8, device=device).view(dtype).view(shape)
 
 
+def stretch_of_random() -> torch.Tensor:
+    """More than the last cache of this machine holds, of the bytes that :func:`parts_of` has."""
+    count = min(MOST_BYTES, 2 * last_level_cache_bytes()) // RANDOM_BYTES
+    return torch.randint(0, 120, (RANDOM_BYTES,), dtype=torch.uint8).repeat(max(2, count))
+
+
+def rotated(shapes: Shapes, memory: torch.Tensor) -> list[Parts]:
+    """Matrices as :func:`parts_of` makes them, whose largest parts lie one behind the other in ``memory``; of the others all have one."""
+    first = parts_of(shapes, memory.device)
+    leaf = max(first, key=lambda leaf: first[leaf].nbytes)
+    size = first[leaf].nbytes
+    step = -(-size // ALIGNED) * ALIGNED
+    places = range(0, memory.nbytes - size + 1, step)
+    return [{**first, leaf: memory[at : at + size].view(first[leaf].dtype).view(first[leaf].shape)} for at in places]
+
+
 def seconds_of(work: Callable[[Parts], object], matrices: Sequence[Parts], device: torch.device, share_s: float) -> float:
     """Of ``work`` with one of ``matrices``, the next at every call: the median of at least ``LEAST``."""
     work(matrices[-1])
@@ -114,21 +135,22 @@ def _multiplying(device: torch.device) -> Iterator[Callable[[str], Coding]]:
     if device.type == "cuda" or products_unbuilt() is not None:
         yield CODINGS.__getitem__
         return
-    with HostPool(torch.get_num_threads()) as pool:
+    with HostPool(torch.get_num_threads(), joined=True) as pool:
         yield lambda name: OnHost(CODINGS[name], name, pool)
 
 
-def rates(device: torch.device, seconds: float) -> dict[str, dict[str, float]]:
-    """Both rates of every format that runs, within about ``seconds``."""
+def rates(device: torch.device, seconds: float, rows: int) -> dict[str, dict[str, float]]:
+    """Both rates of every format that runs, of matrices with so many ``rows``, within about ``seconds``."""
     found: dict[str, dict[str, float]] = {"decode": {}, "products": {}}
-    rows = ROWS[device.type]
+    memory = stretch_of_random() if device.type == "cpu" else None
     out = torch.empty(rows, COLUMNS, dtype=torch.bfloat16, device=device)
     token = torch.ones(1, COLUMNS, dtype=torch.bfloat16, device=device)
     known = samples(rows)
     share_s = seconds / len(known) / 2
     with torch.inference_mode(), _multiplying(device) as multiplied:
         for name, shapes in known.items():
-            coding, matrices = multiplied(name), [parts_of(shapes, device) for _ in range(ROTATED)]
+            coding = multiplied(name)
+            matrices = [parts_of(shapes, device) for _ in range(ROTATED)] if memory is None else rotated(shapes, memory)
             decode_s = seconds_of(partial(coding.decode, out=out), matrices, device, share_s)
             found["decode"][name] = round(rows * COLUMNS / 1e9 / decode_s, 3)
             form = KNOWN_FORMATS[name]
@@ -144,9 +166,9 @@ def main() -> None:
     seconds = float(given.get("seconds", "4"))
     if "threads" in given:
         torch.set_num_threads(int(given["threads"]))
-    told = {"cpu": rates(torch.device("cpu"), seconds)}
+    told = {"cpu": rates(torch.device("cpu"), seconds, int(given.get("rows", ROWS["cpu"])))}
     if torch.cuda.is_available():
-        told["cuda"] = rates(torch.device("cuda", int(given.get("gpu", "0"))), seconds)
+        told["cuda"] = rates(torch.device("cuda", int(given.get("gpu", "0"))), seconds, ROWS["cuda"])
     print(json.dumps(told))
 
 

@@ -9,6 +9,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.workload import Objective
+from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s, objective_weights, predict
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.memory_law import dram_use, used_bytes, vram_use
@@ -24,6 +25,7 @@ from penstock.planner.contract.prices.stages import (
     weight_pass_s,
     weight_read_s,
 )
+from penstock.planner.simulate.act import Simulation
 from penstock.planner.solver.program import solve
 from penstock.planner.solver.terms.menu import chunk_menu
 from tests.planner.small import GB, MB, gpu, machine, model, work
@@ -105,6 +107,17 @@ def test_a_prefill_in_passes_streams_the_weights_once_each():
     halves = predict(hardware, m, work(), replace(decisions, prefill_chunk_tokens=256))
     assert halves.prefill_stages["h2d"] == pytest.approx(2 * once.prefill_stages["h2d"])
     assert halves.decode_s_per_token == once.decode_s_per_token
+
+
+def test_a_prompt_waits_for_the_blocks_of_an_lm_head_that_streams():
+    """One of five blocks, of a prompt whose compute takes longer than all copies: acted out, it waits as the closed form says."""
+    hardware, m, w = machine(vram=2 * GB), model(16, table=560 * MB), work(prompt_tokens=2048, new_tokens=2)
+    found, streams = (planned(hardware, m, w, **force) for force in ({}, {"resident_head": 0}))
+    assert found[0].weights.vram.resident_units.head == found[0].weights.head_blocks == 5
+    assert streams[1].prefill_s > 1.1 * streams[1].prefill_stages["card"] > 1.1 * streams[1].prefill_stages["h2d"]
+    for decisions, predicted in (found, streams):
+        simulated = Simulation(Plan(hardware, m, w, decisions, predicted)).run().record.prefill_ns[-1] / 1e9
+        assert predicted.prefill_s == pytest.approx(simulated, rel=0.05)
 
 
 def test_copies_run_at_the_rate_of_the_smaller_of_unit_and_chunk():

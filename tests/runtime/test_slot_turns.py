@@ -39,6 +39,24 @@ class PlayedGraph:
         return time.perf_counter()
 
     def copy_waits(self, chain: str, event: float) -> None: ...
+    def words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, 1, dtype=torch.int32)
+
+    def compute_takes(self, word: torch.Tensor) -> None:
+        assert int(word) == 1, "compute would wait for a copy that nobody makes"
+        word.zero_()
+
+    def copies_take(self, chain: str, word: torch.Tensor) -> None:
+        self.compute_takes(word)
+
+    def follow(self, chain: str, event: float) -> float:
+        return self.copy_event(chain)
+
+    def give(self, chain: str, word: torch.Tensor) -> float:
+        assert int(word) == 0, "compute did not wait for this unit's last copy"
+        word.fill_(1)
+        return self.copy_event(chain)
+
     def compute_event(self) -> float:
         return time.perf_counter()
 
@@ -119,6 +137,7 @@ def test_passes_of_both_sorts_find_their_units(seed: int) -> None:
     with rig.started():
         for _ in range(12):
             choose.choice([rig.launched_singly, rig.launched_as_a_whole])()
+        rig.recorded.finish()
     copied = rig.ledger.totals().get("h2d")
     assert (copied.bytes if copied else 0) == rig.recorded_passes * rig.recorded.nbytes
 
@@ -131,58 +150,74 @@ def test_without_streamed_units_there_is_nothing_to_take() -> None:
 
 
 class LoggedLanes:
-    """Copies that arrive at once, in the order in which they are queued."""
+    """Copies that arrive at once. Says which unit each brings, and the unit that was left last."""
 
-    def __init__(self, log: list[str]):
-        self._log, self.of = log, {H2D: Lane(H2D)}
+    def __init__(self, log: list[tuple[str, str]]):
+        self._log, self.of, self.left = log, {H2D: Lane(H2D)}, ""
 
     def add(self, track: str, work: Work, length_ns: int) -> None:
-        self._log.append(f"copy {work.name}")
+        self._log.append((work.name, self.left))
         work.done()
 
 
 class LoggedGraph(PlayedGraph):
-    """Says which unit each copy brings, by its bytes."""
+    """Says which unit each copy brings, by its bytes, and the unit that was left where it begins."""
 
-    def __init__(self, units: list[Unit], log: list[str]):
-        self._units, self._log = units, log
+    def __init__(self, units: list[Unit], log: list[tuple[str, str]]):
+        self._units, self._log, self.left = units, log, ""
+
+    def compute_event(self) -> str:
+        return self.left
+
+    def copy_waits(self, chain: str, event: str) -> None:
+        self._behind = event
+
+    def follow(self, chain: str, event: str) -> float:
+        self._behind = event
+        return self.copy_event(chain)
 
     def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._log.append(f"copy {self._units[int(src[0]) - 1]}")
+        self._log.append((str(self._units[int(src[0]) - 1]), self._behind))
         dst.copy_(src)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_simulated_step_copies_what_a_recorded_one_does_when_it_does(seed: int) -> None:
-    """Units that the CPU computes stand between those that stream, and take part in neither."""
+    """In each chain the same units come in the same order, each behind the same unit. Units that the CPU computes stand between those
+    that stream, and take part in neither."""
     choose = random.Random(seed)
     kinds = [choose.choice("af") for _ in range(choose.randint(1, 12))]
     units = [Unit({"a": "attn", "f": "ffn"}[kind], i) for i, kind in enumerate(kinds)]
     on_cpu = {unit for unit in units if unit.kind == "ffn" and choose.random() < 0.4}
     slots = {"attn": choose.randint(1, 4), "ffn": choose.randint(1, 4)}
     streamed = [unit for unit in units if unit not in on_cpu]
-    simulated: list[str] = []
-    recorded: list[str] = []
-    feed = RecordedFeed(streamed, slots, lambda unit: (1, NBYTES), cast(Lanes, LoggedLanes(simulated)))
+    simulated: list[tuple[str, str]] = []
+    recorded: list[tuple[str, str]] = []
+    lanes = LoggedLanes(simulated)
+    feed = RecordedFeed(streamed, slots, lambda unit: (1, NBYTES), cast(Lanes, lanes))
     feed.begin_pass()
     simulated.clear()  # what fills the slots at first is nobody's step
     dram, graph = Still(units), LoggedGraph(units, recorded)
     buffers = {n: [torch.zeros(NBYTES, dtype=torch.uint8) for _ in range(k)] for n, k in slots.items()}
     piece = (Segment(0, 0, NBYTES),)
     stream = RecordedStream([Streamed(u, dram.bytes[u], piece, ()) for u in streamed], buffers, graph, Ledger())
+    stream.all_there()
     for _ in range(2):
         feed.begin_pass()
         stream.begin_pass()
         for unit in units:
-            for log in (simulated, recorded):
-                log.append(f"compute {unit}")
             assert feed.ready(unit)
             feed.enter(unit)
             stream.enter(unit)
+            lanes.left = graph.left = str(unit)
             feed.leave(unit)
             stream.leave(unit)
         stream.end_pass()
-    assert simulated == recorded
+        stream.launched()
+    for kind in ("attn", "ffn"):
+        chains = [[(came, left) for came, left in log if came.startswith(kind)] for log in (simulated, recorded)]
+        assert chains[0] == chains[1]
+    assert len(simulated) == len(recorded) == 2 * len(streamed)
 
 
 class TimedGraph(PlayedGraph):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import ResidentForms
 from penstock.planner.contract.decided.placement import head_block_bytes
 from penstock.planner.contract.decided.recording import can_record
@@ -58,6 +59,8 @@ class Phase:
     """Launching kernel after kernel, where no step is recorded: what it takes beyond a recorded one."""
     coded: Mapping[UnitKind, Price] = field(default_factory=dict)
     """Of a kind whose units stay decoded: multiplying in all passes by one that comes as it is stored, beyond by one that stays."""
+    head: Price = NOTHING
+    """Waiting in all passes for one block of the LM head that streams, when all layers are computed."""
 
     def bill(self, each_pass: Price, kv: KvPrice, far: Amount, streamed: Mapping[UnitKind, Amount] = _NONE, launched: Amount = 1) -> Price:
         """``each_pass``: all units and missed experts once. ``kv``: all that lies outside the device. ``far``: 1 where embedding rows are
@@ -66,13 +69,14 @@ class Phase:
         Linear in all five, so it holds for numbers as for the program's variables."""
         moved = each_pass * self.passes + kv.read * self.kv_read + kv.back * self.kv_back + kv.written * self.kv_written
         coded = total(price * streamed.get(kind, 0) for kind, price in self.coded.items())
-        return moved + self.rest + self.lookups * far + self.launches * launched + coded
+        head = self.head * streamed.get(UnitKind.head, 0)
+        return moved + self.rest + self.lookups * far + self.launches * launched + coded + head
 
     def in_units_of(self, seconds: float) -> Phase:
         """The same with so many seconds as the unit of time."""
         coded = {kind: price * (1 / seconds) for kind, price in self.coded.items()}
-        rest, lookups, launches = (price * (1 / seconds) for price in (self.rest, self.lookups, self.launches))
-        return replace(self, rest=rest, lookups=lookups, launches=launches, coded=coded)
+        rest, lookups, launches, head = (price * (1 / seconds) for price in (self.rest, self.lookups, self.launches, self.head))
+        return replace(self, rest=rest, lookups=lookups, launches=launches, coded=coded, head=head)
 
 
 def decode_phase(
@@ -90,7 +94,8 @@ def decode_phase(
     coded = _coded(hardware, model, forms, 1, batch, issues=not records)
     issued_s = _issued_s(hardware, model, issue_s(hardware, model if records else computed_by, batch))
     launches = Price({computing_of(hardware): max(0.0, launched_s - compute_s)}, issued=issued_s)
-    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, launches, coded)
+    head = _head(hardware, model, head_blocks)
+    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, launches, coded, head)
 
 
 def prefill_phase(
@@ -115,7 +120,8 @@ def prefill_phase(
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
     coded = _coded(hardware, model, forms, passes, rows)
-    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded=coded)
+    head = _head(hardware, model, head_blocks) * passes
+    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded=coded, head=head)
 
 
 def mixed_phase(
@@ -185,6 +191,15 @@ def _rest(hardware: HardwareProfile, model: ModelSpec, head_blocks: int, passes:
 def _issued_s(hardware: HardwareProfile, model: ModelSpec, seconds: float) -> float:
     """:attr:`Price.issued`. What experts wait for has a law of its own, ``penstock.planner.contract.prices.routed``."""
     return seconds if hardware.gpu and model.experts is None else 0.0
+
+
+def _head(hardware: HardwareProfile, model: ModelSpec, head_blocks: int) -> Price:
+    """What one of the LM head's blocks that streams adds to a pass: nothing is left to compute beside its copy. One of all blocks comes in
+    time, while the last layers are computed."""
+    gpu = hardware.gpu
+    if gpu is None:
+        return NOTHING
+    return Price(behind=head_block_bytes(model, head_blocks) / gpu.h2d.peak / GB * (head_blocks - 1) / head_blocks)
 
 
 def _coded(

@@ -66,14 +66,17 @@ class Price:
     """Taken for the whole run."""
     issued: Amount = 0
     """Seconds in which the interpreter launches kernels, part of the card's: what copies to the card are queued beside."""
+    behind: Amount = 0
+    """Seconds of copies for which the card waits when all else is computed: those of the LM head."""
 
     def __add__(self, other: Price) -> Price:
-        return Price(_sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes), self.issued + other.issued)
+        seconds, nbytes = _sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes)
+        return Price(seconds, nbytes, self.issued + other.issued, self.behind + other.behind)
 
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
         seconds, nbytes = {r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()}
-        return Price(seconds, nbytes, self.issued * count if self.issues else 0)
+        return Price(seconds, nbytes, self.issued * count if self.issues else 0, self.behind * count if self.waits else 0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -89,14 +92,21 @@ class Price:
         """Whether anything is launched."""
         return not isinstance(self.issued, int | float) or self.issued > 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether anything is :attr:`behind`."""
+        return not isinstance(self.behind, int | float) or self.behind > 0
+
     def least(self) -> Iterator[Amount]:
         """Seconds that the work takes at least: those of each resource, and of its chains.
 
         Resources work side by side. The card and the CPU follow each other, since each layer needs what the one before it computed.
-        Launching kernels and queueing copies share the interpreter.
+        Launching kernels and queueing copies share the interpreter. The LM head comes behind the last layer.
         """
         yield from (self.of(resource) for resource in Resource)
         yield self.in_turn
+        if self.waits:
+            yield self.of(Resource.card) + self.behind
         if Resource.card in self.seconds and Resource.cpu in self.seconds:
             yield self.of(Resource.card) + self.of(Resource.cpu)
 

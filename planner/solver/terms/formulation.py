@@ -188,7 +188,11 @@ class Formulation(LinearProgram):
         self.each_pass = units + self.experts.each_pass(p.batch)
         self.decode_t = self.amount("decode_t")
         phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms).in_units_of(self.tick_s)
-        streamed = {UnitKind.attn: self.layers - self.attn, UnitKind.ffn: self.layers - self.ffn}
+        streamed = {
+            UnitKind.attn: self.layers - self.attn,
+            UnitKind.ffn: self.layers - self.ffn,
+            UnitKind.head: self.head_blocks - self.head,
+        }
         launched = self._launched()
         self.host = HostTerms(self, p, self.layers - self.ffn, launched, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
@@ -205,7 +209,8 @@ class Formulation(LinearProgram):
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
             phase = choice.phase.in_units_of(self.tick_s)
             bill = phase.bill(units + self.experts.each_pass(phase.rows), kv, far, streamed)
-            most = phase.bill(most_units + self.experts.most(phase.rows), most_kv, 1, dict.fromkeys(streamed, self.layers))
+            all_stream = {kind: self.head_blocks if kind is UnitKind.head else self.layers for kind in streamed}
+            most = phase.bill(most_units + self.experts.most(phase.rows), most_kv, 1, all_stream)
             self._lasts(passes_t, bill, bit, most)
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch, self.pass_choices[0].chunk_tokens)
         pass_t = p.hardware.pass_s * ticks

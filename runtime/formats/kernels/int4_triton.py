@@ -57,7 +57,7 @@ def _decode(
 @triton.jit
 def _decode_words(
     words, scales, zeros, out, rows, width, group_words, w_row, s_row, z_row, z_group,
-    BITS: tl.constexpr, ZEROS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+    BITS: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """The same of words that hold adjacent columns, in groups of whole words: each is read once, and each scale once a word."""
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -66,6 +66,8 @@ def _decode_words(
     mask: tl.constexpr = (1 << BITS) - 1
     valid = (row < rows)[:, None] & (word < width)[None, :]
     held = tl.load(words + row[:, None] * w_row + word[None, :], valid, 0)
+    if SIGNED:
+        held = held ^ -2139062144
     member = word // group_words
     scale = tl.load(scales + row[:, None] * s_row + member[None, :], valid, 0.0).to(tl.float32)
     less = tl.full([ROWS, WORDS], 1 << (BITS - 1), tl.float32)
@@ -245,12 +247,13 @@ class WholeKernels:
 
     def decode(
         self, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, order: torch.Tensor | None, out: torch.Tensor, *,
-        bits: int, by_rows: bool = False, awq: bool = False, less_one: bool = False,
+        bits: int, by_rows: bool = False, awq: bool = False, less_one: bool = False, signed: bool = False,
     ) -> None:  # fmt: skip
         """Decode into ``out`` [rows, columns]: bit for bit what ``whole_numbers.put`` gives.
 
         Views: ``words`` [rows, columns], of which one dimension is shorter as words hold several numbers of it: rows if ``by_rows``.
-        ``scales`` [rows, groups], ``zeros`` [rows * bits / 32, groups], ``order``: each column's group.
+        ``scales`` [rows, groups], ``zeros`` [rows * bits / 32, groups], ``order``: each column's group. ``signed``: words of signed bytes
+        that hold adjacent columns, in groups of whole words.
         """
         (rows, columns), groups = out.shape, scales.shape[1]
         words_are_columns = not by_rows and order is None and not less_one and words.stride(1) == scales.stride(1) == 1
@@ -258,7 +261,7 @@ class WholeKernels:
             held, stride = (scales, (0, 0)) if zeros is None else (zeros, zeros.stride())
             self._decode_words((triton.cdiv(words.shape[1], 64), triton.cdiv(rows, 8)),
                 words, scales, held, out, rows, words.shape[1], columns // groups * bits // 32, words.stride(0), scales.stride(0), *stride,
-                BITS=bits, ZEROS=zeros is not None, ROWS=8, WORDS=64, num_warps=4,
+                BITS=bits, SIGNED=signed, ZEROS=zeros is not None, ROWS=8, WORDS=64, num_warps=4,
             )  # fmt: skip
             return
         tile, steps = (64, 64) if by_rows else (32, 128), (0, 0) if zeros is None else zeros.stride()

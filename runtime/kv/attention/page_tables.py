@@ -12,7 +12,7 @@ from penstock.runtime.kv.attention.row_groups import Loose
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 from penstock.runtime.model.rows import Step
 
-Put = Callable[[list[int]], torch.Tensor]
+Put = Callable[[Sequence[int]], torch.Tensor]
 """Brings numbers to the device, as int64."""
 
 

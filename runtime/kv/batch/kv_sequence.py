@@ -20,11 +20,13 @@ class KvSequence:
     cached: int = 0
     """Tokens whose K and V lie in ``pages``."""
     pages: list[int] = field(default_factory=list)
+    salt: str = ""
+    """Sequences of one salt alone share pages."""
 
     @classmethod
-    def of(cls, number: int, prompt: Sequence[int]) -> KvSequence:
+    def of(cls, number: int, prompt: Sequence[int], salt: str = "") -> KvSequence:
         """Nothing of it is computed yet."""
-        return cls(number, list(prompt), len(prompt))
+        return cls(number, list(prompt), len(prompt), salt=salt)
 
     @property
     def left(self) -> int:

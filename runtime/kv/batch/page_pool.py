@@ -17,12 +17,19 @@ class PagePool:
         self.on_short: Callable[[int], None] = lambda missing: None
         """Asked to release so many pages, if it can, when fewer are free than are to be taken."""
         self._references = [0] * slots
-        self._free = slots
+        self._kept = [0] * slots
+        """Of these, those of :meth:`keep`."""
+        self._free = self._available = slots
 
     @property
     def free(self) -> int:
         """Pages that nobody holds."""
         return self._free
+
+    @property
+    def available(self) -> int:
+        """Pages that nobody computes with: those that are free, and those that are only kept, which ``on_short`` releases."""
+        return self._available
 
     def references(self, page: int) -> int:
         """How many hold ``page``."""
@@ -39,6 +46,7 @@ class PagePool:
         for page in pages:
             self._references[page] = 1
         self._free -= count
+        self._available -= count
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
@@ -46,15 +54,35 @@ class PagePool:
         for page in pages:
             if not self._references[page]:
                 raise RuntimeError(f"page {page} of KV is free and cannot be shared")
-            self._references[page] += 1
+            self._add(page, 1, 0)
 
     def release(self, pages: Iterable[int]) -> None:
         """Give one reference of each page back."""
         for page in pages:
-            if not self._references[page]:
+            if self._references[page] == self._kept[page]:
                 raise RuntimeError(f"page {page} of KV was released twice")
-            self._references[page] -= 1
-            self._free += not self._references[page]
+            self._add(page, -1, 0)
+
+    def keep(self, pages: Iterable[int]) -> None:
+        """Hold pages that somebody holds already, until room is short: ``on_short`` lets go of them."""
+        for page in pages:
+            if not self._references[page]:
+                raise RuntimeError(f"page {page} of KV is free and cannot be kept")
+            self._add(page, 1, 1)
+
+    def let_go(self, pages: Iterable[int]) -> None:
+        """Undo one :meth:`keep` of each page."""
+        for page in pages:
+            if not self._kept[page]:
+                raise RuntimeError(f"page {page} of KV is not kept")
+            self._add(page, -1, -1)
+
+    def _add(self, page: int, references: int, kept: int) -> None:
+        self._available -= self._references[page] == self._kept[page]
+        self._references[page] += references
+        self._kept[page] += kept
+        self._available += self._references[page] == self._kept[page]
+        self._free += not self._references[page]
 
     def _adjacent(self, count: int, after: int | None) -> tuple[int, ...]:
         holes = [list(run) for held, run in groupby(range(self.slots), lambda page: self._references[page] > 0) if not held]

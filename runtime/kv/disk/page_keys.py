@@ -6,6 +6,7 @@ who chooses prompts freely could build two prefixes of one key. So users who mus
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,12 @@ def namespace(model: Mapping[str, Any], weights: str, dtype: str, page_tokens: i
     """
     parts = [FORMAT, model, weights, dtype, page_tokens, layout]
     return xxhash.xxh3_128_digest(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode())
+
+
+def salted(namespace: bytes, salt: str) -> bytes:
+    """The namespace within ``namespace`` of those who share ``salt``; nobody can tell it who does not know that. The namespace itself
+    without one."""
+    return hashlib.blake2b(salt.encode(), key=namespace, digest_size=KEY_BYTES).digest() if salt else namespace
 
 
 def page_keys(namespace: bytes, tokens: Sequence[int] | np.ndarray, page_tokens: int) -> list[bytes]:

@@ -62,7 +62,7 @@ class Capture:
     def add(self, page: Page) -> None:
         """Copy this out, too; the first are the first to go."""
         if page.key not in self._todo:
-            self._tiers.pool.share([page.slot])
+            self._tiers.pool.keep([page.slot])
             self._todo[page.key] = page
 
     def advance(self) -> None:
@@ -113,7 +113,7 @@ class Capture:
         """The last ``count`` pages that are not in transit are lost, all without one -> how many. What comes first is of use to more
         prompts. Waits for what is in transit; where all are given up no slot of the pool is held afterwards."""
         pages = list(self._todo.values())[max(0, len(self._todo) - count) if count is not None else 0 :]
-        self._tiers.pool.release(page.slot for page in pages)
+        self._tiers.pool.let_go(page.slot for page in pages)
         for page in pages:
             del self._todo[page.key]
         self._wait()
@@ -126,7 +126,7 @@ class Capture:
         taken = self._slots.take(page.key, self._leave)
         if taken is not None:
             self._totals.demoted += 1
-            self._tiers.pool.share([page.slot])
+            self._tiers.pool.keep([page.slot])
             self._depart([page], [taken.slot])
             if self._tiers.slots.any_on_host:
                 self._wait()
@@ -150,7 +150,7 @@ class Capture:
         while self._todo and len(pages) < count:
             page = next(iter(self._todo.values()))
             if page.key in self._slots:
-                self._tiers.pool.release([page.slot])
+                self._tiers.pool.let_go([page.slot])
             else:
                 taken = self._slots.take(page.key, leave)
                 if taken is None:
@@ -166,7 +166,7 @@ class Capture:
         if self._tiers.card is not None:
             over = self._tiers.card.send(held, [self._tiers.dram.tensor(slot) for slot in slots])
         if not self._tiers.slots.any_on_host:
-            self._tiers.pool.release(held)
+            self._tiers.pool.let_go(held)
             held = []
         self._arriving.append(_Arriving(self._threads.submit(self._arrive, pages, slots, over), held))
 
@@ -209,4 +209,4 @@ class Capture:
         try:
             future.result()
         finally:
-            self._tiers.pool.release(held)
+            self._tiers.pool.let_go(held)

@@ -34,12 +34,14 @@ class PageMemory:
     """The card that ``bounce`` lies on, for ``CardPages``."""
     bounce: torch.Tensor | None = None
     """What pages pass through on the card: [pages, bytes]."""
+    stays: bool = False
+    """Without a card: whether pages stay in the pool when no sequence holds them any more. On a card they do."""
 
 
 class Tiers:
-    """Pages of ``shape`` by tier. ``kept``, the pages in the pool, and ``card`` are None without a card: the pool then lies in DRAM, whose
-    pages are checked at each use. ``disk`` is None if pages live as long as the process. ``on_evicted`` gets a page that is evicted from
-    the pool."""
+    """Pages of ``shape`` by tier. ``card`` is None without a card, and so is ``kept``, the pages in the pool, unless they are to stay: the
+    pool then lies in DRAM, whose pages are checked at each use. ``disk`` is None if pages live as long as the process. ``on_evicted`` gets
+    a page that is evicted from the pool."""
 
     def __init__(self, shape: PageShape, memory: PageMemory, disk: DiskPages | None, on_evicted: Callable[[Page], None]):
         self.shape, self.disk, self.device, self.pool = shape, disk, memory.device, memory.pool
@@ -47,7 +49,7 @@ class Tiers:
         device = memory.device
         self.slots = SlotBytes(shape, memory.buffers, device.holds if device is not None else lambda held: False)
         self.card = None if device is None or memory.bounce is None else CardPages(device, memory.bounce, self.slots)
-        self.kept = None if device is None else PoolPages(memory.pool, on_evicted)
+        self.kept = None if device is None and not memory.stays else PoolPages(memory.pool, on_evicted)
 
     def nearest(self, key: bytes) -> Tier | None:
         """Where the page is restored from, which counts as a use in VRAM and DRAM."""

@@ -37,7 +37,7 @@ class PoolPages:
     def add(self, page: Page) -> None:
         """Keep a page that somebody holds; one that is kept already stays where it is."""
         if page.key not in self._pages:
-            self._pool.share([page.slot])
+            self._pool.keep([page.slot])
             self._pages[page.key] = page
 
     def evict(self, count: int) -> int:
@@ -56,4 +56,4 @@ class PoolPages:
     def _drop(self, pages: Iterable[Page]) -> None:
         for page in pages:
             del self._pages[page.key]
-            self._pool.release([page.slot])
+            self._pool.let_go([page.slot])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.disk_pages import DiskPages, Warn, to_stderr
-from penstock.runtime.kv.disk.page_keys import page_keys
+from penstock.runtime.kv.disk.page_keys import page_keys, salted
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.pages.capture import Capture
 from penstock.runtime.kv.pages.find import choose, look_up
@@ -77,7 +77,7 @@ class Prefix:
         self._restore = Restore(self._tiers, self._readers, ahead, self._aside, self._totals, warn)
         self._capture = Capture(self._tiers, ahead, self._aside, self._totals, settle)
         self._heads: list[_Head] = []
-        self._moved: Mapping[bytes, Tier] = {}
+        self._moved: dict[bytes, Tier] = {}
         self._pool.on_short = self._make_room
 
     def restore(self, sequences: Sequence[KvSequence]) -> None:
@@ -88,17 +88,22 @@ class Prefix:
         their slots itself. The checking cores would compute meanwhile. Layers that stream would be copied for the next pass with pages that
         may be taken back.
         """
-        begun = time.perf_counter()
         self._restore.confirm()  # of a batch that was broken off
+        self._heads, self._moved = [], {}
+        self.restore_more(sequences)
+
+    def restore_more(self, sequences: Sequence[KvSequence]) -> None:
+        """``restore`` for sequences that join others, which were restored and are not confirmed yet: one ``confirm`` is for all."""
+        begun = time.perf_counter()
         self._restore.release()
         prompts = [sequence.tokens for sequence in sequences]
-        keys = [page_keys(self._namespace, prompt, self._tokens) for prompt in prompts]
+        keys = [self._keys(sequence, len(sequence.tokens)) for sequence in sequences]
         found = look_up(self._tiers, prompts, keys)
         wanted, with_s, all_s = choose(found, self._worth, list(map(len, prompts)), self._tokens)
         if self._tiers.slots.any_on_host:
             self._settle()
-        slots, self._moved = self._restore.bring(wanted, found.tiers)
-        self._heads = []
+        slots, moved = self._restore.bring(wanted, found.tiers)
+        self._moved = moved | self._moved
         if self._totals.declined_s is None and wanted != found.keys:
             self._totals.declined_s = (with_s, all_s)
         for sequence, there, own in zip(sequences, found.keys, wanted, strict=True):
@@ -122,14 +127,14 @@ class Prefix:
             self._totals.request(head.sequence.prompt_tokens, found, parts, declined=head.declined)
         self._totals.moved(self._moved.values())
         self._totals.restore_s += time.perf_counter() - begun
-        self._heads = []
+        self._heads, self._moved = [], {}
 
     def keep(self, sequences: Sequence[KvSequence]) -> None:
         """Remember the full pages of what ``sequences`` have cached; ``advance`` and ``finish`` copy out what is neither in the pool,
         where a card keeps it, nor in DRAM. A page that the disk alone has was computed because that was faster than reading it, so it is
         worth room in DRAM. After ``confirm`` of the batch, any number of times."""
         new: dict[bytes, Page] = {}
-        keys = [page_keys(self._namespace, s.tokens[: s.cached], self._tokens) for s in sequences]
+        keys = [self._keys(s, s.cached) for s in sequences]
         slots = {key: slot for own, s in zip(keys, sequences, strict=True) for key, slot in zip(own, s.pages, strict=False)}
         for key, parent in in_order(keys):
             if not self._tiers.is_in_memory(key):
@@ -217,6 +222,10 @@ class Prefix:
             "vram_pages": self._planned,
             "dram_pages": self._tiers.dram.slots.count,
         }
+
+    def _keys(self, sequence: KvSequence, tokens: int) -> list[bytes]:
+        """Of the full pages of its first ``tokens``."""
+        return page_keys(salted(self._namespace, sequence.salt), sequence.tokens[:tokens], self._tokens)
 
     def _cut(self, bad: set[bytes]) -> None:
         for i, (sequence, keys, given, declined) in enumerate(self._heads):

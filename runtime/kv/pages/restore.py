@@ -51,7 +51,9 @@ class Restore:
         moved: dict[bytes, Tier] = {}
         for key, parent in pages:  # before any slot is taken, since that may push pages out
             there = None if kept is None or where[key] is not Tier.vram else kept.find(key)
-            if there is not None:
+            if key in self._pages:  # brought a moment ago
+                moved[key] = Tier.vram
+            elif there is not None:
                 moved[key] = Tier.vram
                 self._pages[key] = Page(key, parent, there)
                 pool.share([there])

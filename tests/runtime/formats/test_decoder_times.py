@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.runtime_rates import measure_decoders
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.formats.codings import CODINGS
-from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, rates, samples
+from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, rates, rotated, samples
 
 ROWS = 128
 
@@ -29,14 +30,22 @@ def test_a_sample_has_the_bytes_of_its_format_and_is_decoded(name: str) -> None:
     assert not out.isnan().any()
 
 
+def test_matrices_that_take_turns_share_no_bytes_of_their_largest_part() -> None:
+    memory = torch.arange(1 << 20).to(torch.uint8)
+    matrices = rotated(samples(ROWS)["INT4-128"], memory)
+    places = sorted(matrix["weight_packed"].data_ptr() - memory.data_ptr() for matrix in matrices)
+    size = matrices[0]["weight_packed"].nbytes
+    assert len(places) == memory.nbytes // size > 1 and all(b - a >= size for a, b in pairwise(places))
+    assert places[-1] + size <= memory.nbytes and len({matrix["weight_scale"].data_ptr() for matrix in matrices}) == 1
+
+
 def test_every_format_that_runs_is_timed_or_one_of_its_family() -> None:
     families = {name.partition("-")[0] for name in samples(ROWS)}
     assert {name.partition("-")[0].replace("GPTQ8", "GPTQ4") for name in CODINGS if KNOWN_FORMATS[name].needs_scratch} <= families
 
 
-def test_the_rates_of_a_cpu_are_of_decoding_and_of_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.tools.decoder_times.ROWS", {"cpu": ROWS})
-    found = rates(torch.device("cpu"), 0.0)
+def test_the_rates_of_a_cpu_are_of_decoding_and_of_its_own_products() -> None:
+    found = rates(torch.device("cpu"), 0.0, ROWS)
     assert found["decode"].keys() == samples(ROWS).keys() and min(found["decode"].values()) >= 0
     assert found["products"].keys() == {name for name in samples(ROWS) if KNOWN_FORMATS[name].host_rows and products_unbuilt() is None}
 
@@ -55,15 +64,15 @@ def said(monkeypatch: pytest.MonkeyPatch, status: int, out: str, err: str = "") 
 def test_a_probe_has_the_figures_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"cpu": {"decode": {"FP8": 1.0}, "products": {"FP8": 9.0}}, "cuda": {"decode": {"FP8": 900.0}, "products": {"FP8": 2000.0}}}
     commands = said(monkeypatch, 0, "a warning\n" + json.dumps(told) + "\n")
-    figures = {figure.path: figure.value for figure in measure_decoders(2.0, 8, 1)}
+    figures = {figure.path: figure.value for figure in measure_decoders(2.0, 512, 8, 1)}
     assert figures == {
         "cpu.decode": {"FP8": 1.0},
         "cpu.products": {"FP8": 9.0},
         "gpu.decode": {"FP8": 900.0},
         "gpu.products": {"FP8": 2000.0},
     }
-    assert commands[0][-3:] == ["seconds=2.0", "threads=8", "gpu=1"]
-    assert [figure.path for figure in measure_decoders(2.0, 0, None)] == ["cpu.decode", "cpu.products"]
+    assert commands[0][-4:] == ["seconds=2.0", "rows=512", "threads=8", "gpu=1"]
+    assert [figure.path for figure in measure_decoders(2.0, 512, 0, None)] == ["cpu.decode", "cpu.products"]
     said(monkeypatch, 1, "", "Traceback\nImportError: no torch\n")
     with pytest.raises(CannotMeasure, match="ImportError: no torch"):
-        list(measure_decoders(2.0, 8, None))
+        list(measure_decoders(2.0, 512, 8, None))

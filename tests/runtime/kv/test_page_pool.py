@@ -22,7 +22,7 @@ class Pages(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool, self.held = PagePool(SLOTS, PAGE), [0] * SLOTS
+        self.pool, self.held, self.kept = PagePool(SLOTS, PAGE), [0] * SLOTS, [0] * SLOTS
 
     @rule(count=st.integers(0, SLOTS + 1))
     def take(self, count: int) -> None:
@@ -48,15 +48,36 @@ class Pages(RuleBasedStateMachine):
 
     @rule(page=st.integers(0, SLOTS - 1))
     def release(self, page: int) -> None:
-        if self.held[page]:
+        if self.held[page] > self.kept[page]:
             self.pool.release([page])
             self.held[page] -= 1
         else:
             with pytest.raises(RuntimeError, match=f"page {page} of KV was released twice"):
                 self.pool.release([page])
 
+    @rule(page=st.integers(0, SLOTS - 1))
+    def keep(self, page: int) -> None:
+        if self.held[page]:
+            self.pool.keep([page])
+            self.held[page] += 1
+            self.kept[page] += 1
+        else:
+            with pytest.raises(RuntimeError, match=f"page {page} of KV is free"):
+                self.pool.keep([page])
+
+    @rule(page=st.integers(0, SLOTS - 1))
+    def let_go(self, page: int) -> None:
+        if self.kept[page]:
+            self.pool.let_go([page])
+            self.held[page] -= 1
+            self.kept[page] -= 1
+        else:
+            with pytest.raises(RuntimeError, match=f"page {page} of KV is not kept"):
+                self.pool.let_go([page])
+
     @invariant()
     def counts_agree(self) -> None:
+        assert self.pool.available == sum(held == kept for held, kept in zip(self.held, self.kept, strict=True))
         assert [self.pool.references(page) for page in range(SLOTS)] == self.held
         assert self.pool.free == self.held.count(0)
 

@@ -1,0 +1,110 @@
+"""The motor process: ``python -m penstock.runtime.serve.motor.motor FD``, where FD is its end of a socket to the front.
+
+It is told a plan, loads it, serves until it is drained, and ends within 5 seconds of the front. Status 0 after a drain, 2 for what only the
+user can mend, 1 for everything else.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import uncollected
+from penstock.planner.common.strictly import build
+from penstock.planner.common.threads import wait_asleep
+from penstock.planner.contract.plan.planfile import read_plan
+from penstock.runtime.asked.order import check_fit
+from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
+from penstock.runtime.asked.run_schema import EngineConfig, ReuseConfig, RunConfig
+from penstock.runtime.memory.groundwork import Groundwork
+from penstock.runtime.memory.kernels import keep_few_kernels
+from penstock.runtime.serve.motor.inbox import Gone, Inbox
+from penstock.runtime.serve.wire.frames import Frames
+from penstock.runtime.serve.wire.messages import Drain, Failed, Loading, Open, Stopped, said
+
+TOLD_S = 0.2
+"""Seconds between two messages of one phase of loading."""
+
+
+def main() -> int:
+    """Serve on the socket that the first argument names -> the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's: the front drains
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        frames = Frames(sock)
+        inbox = Inbox(frames)
+        try:
+            asked = inbox.next(None)
+            if not isinstance(asked, Open):
+                return 0 if isinstance(asked, Gone | Drain) else 1
+            return serve(asked, frames, inbox)
+        except UserError as error:
+            return _failed(frames, str(error), remedied=True)
+        except OSError as error:
+            return _failed(frames, f"{type(error).__name__}: {error}", remedied=False)
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            return _failed(frames, f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}", remedied=False)
+
+
+def _failed(frames: Frames, line: str, remedied: bool) -> int:
+    print(f"motor: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        frames.send(said(Failed(line, remedied)))
+    return 2 if remedied else 1
+
+
+class Told:
+    """Says of each phase of loading how far it is, not more often than the front can use. Leaves loading where the front has gone."""
+
+    def __init__(self, frames: Frames):
+        self._frames = frames
+        self._last: tuple[str, float] = "", 0.0
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if phase != self._last[0] or now - self._last[1] >= TOLD_S or done >= total:
+            self._last = phase, now
+            self._frames.send(said(Loading(phase, done, total)))
+
+
+def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
+    """Load what is ``asked`` and serve it until the front drains or goes. UserError where it cannot be served; what a pass raises."""
+    tell = Told(frames)
+    tell("plan", 0, 1)
+    cfg = RunConfig(
+        plan=asked.plan,
+        checkpoint=asked.checkpoint,
+        adapter=asked.adapter,
+        kv=build(ReuseConfig, asked.kv, "kv"),
+        engine=build(EngineConfig, asked.engine, "engine"),
+    )
+    plan, checkpoint = check_fit(cfg, read_plan(Path(asked.plan).expanduser()))
+    reuse = fitted(cfg.kv, plan)
+    if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
+        wait_asleep()
+    with Groundwork.of(plan, unplanned_dram_bytes(reuse, plan)) as ground:
+        tell("imports", 0, 1)
+        ground.open_card()
+        with uncollected():
+            from penstock.runtime.serve.motor.served import Served
+        with Served(replace(cfg, kv=reuse), plan, checkpoint, ground, asked, tell) as served:
+            over = served.run(frames, inbox)
+            if over:
+                frames.send(said(Stopped(served.report())))
+    return 0 if over else 1
+
+
+if __name__ == "__main__":
+    keep_few_kernels()
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(status)

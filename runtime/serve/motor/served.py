@@ -1,0 +1,140 @@
+"""A session opened to serve: what its plan says of rows and passes, loaded and rehearsed, and the loop over it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import transformers
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.serving.serve_limits import ServeLimits
+from penstock.planner.contract.serving.serve_scheduler import Scheduler
+from penstock.runtime.asked.order import capacity_tokens
+from penstock.runtime.asked.prompts import read_vocabulary
+from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.engine.generate import Batch, Progress
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.memory.ground import Ground
+from penstock.runtime.serve.motor.grammars import Grammars
+from penstock.runtime.serve.motor.inbox import Inbox
+from penstock.runtime.serve.motor.logprobs import block_rows, wanted_rows
+from penstock.runtime.serve.motor.pool_prefix import PoolPrefix
+from penstock.runtime.serve.motor.row_sampling import RowSampler
+from penstock.runtime.serve.motor.serve_sequences import ServeSequences
+from penstock.runtime.serve.motor.serving_loop import ServeLaw, ServingLoop
+from penstock.runtime.serve.motor.vitals import Vitals, tiers
+from penstock.runtime.serve.wire.frames import Frames
+from penstock.runtime.serve.wire.messages import EngineInfo, Open, Ready, said
+
+QUEUE = 256
+"""Requests that wait at most, where nobody says how many."""
+
+
+def limits_of(plan: Plan, queue: int | None) -> ServeLimits:
+    """What ``plan`` takes on at once."""
+    kv, made = plan.decisions.kv, plan.decisions
+    chunk = min(made.prefill_chunk_tokens, plan.workload.prompt_tokens)
+    return ServeLimits(made.batch, made.batch * chunk, kv.page_tokens, kv.pages // plan.model.layers, queue or QUEUE)
+
+
+class Served:
+    """``with`` it the model is loaded; ``ground`` is given back with it."""
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        plan: Plan,
+        checkpoint: Path,
+        ground: Ground,
+        asked: Open,
+        tell: Progress = lambda *_: None,
+    ):
+        self._cfg, self._plan, self._checkpoint, self._ground, self._asked, self._tell = cfg, plan, checkpoint, ground, asked, tell
+        self._stack = ExitStack()
+        self.session: Session
+
+    def __enter__(self) -> Served:
+        with ExitStack() as stack:
+            transformers.utils.logging.disable_progress_bar()
+            self._vocabulary = read_vocabulary(self._checkpoint, self._plan.model.vocab)
+            options = EngineOptions(**vars(self._cfg.engine), keep_pool=True, tell=_to_stderr)
+            plan, checkpoint, ground = self._plan, self._checkpoint, self._ground
+            opened = open_session(plan, checkpoint, ground, options, self._cfg.kv, mark=lambda phase: self._tell(phase, 1, 1))
+            self.session = session = stack.enter_context(opened)
+            session.load(self._largest, self._tell, [RowSampler(session.engine.stepper.put)])
+            for line in (session.pageable, session.launched, session.slow_pages):
+                if line is not None:
+                    _to_stderr(line)
+            self._grammars = None
+            if self._asked.grammars and self._vocabulary.tokenizer is not None:
+                self._grammars = Grammars(self._vocabulary.tokenizer, session.plan.model.vocab, sorted(self._vocabulary.stop_ids))
+                stack.enter_context(closing(self._grammars))
+            self._vitals = Vitals(session, lambda shape: None)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def run(self, frames: Frames, inbox: Inbox) -> bool:
+        """Serve until the front drains: True; or has gone: False."""
+        frames.send(said(Ready(self.info)))
+        session, stepper, plan = self.session, self.session.engine.stepper, self.session.plan
+        shares = session.prefix or (PoolPrefix(stepper.pool.pages) if stepper.goes_back else None)
+        sequences = ServeSequences(stepper, shares)
+        law = ServeLaw(plan.model.vocab, self.capacity_tokens, wanted_rows(plan, self._limits.pass_tokens), block_rows(plan))
+        scheduler = Scheduler(self._limits, sequences)
+        generation = self._vocabulary.generation
+        loop = ServingLoop(session.step, stepper.put, scheduler, sequences, generation, self._grammars, law, inbox, frames, self._vitals)
+        over = loop.run()
+        if over:
+            session.flush(self._tell)
+        return over
+
+    def report(self) -> dict[str, Any]:
+        """Of all that was served."""
+        return self._vitals.report()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What a front is told of it."""
+        plan, made = self.session.plan, self.session.plan.prediction
+        predicted: dict[str, Any] = {
+            "decode_s_per_token": made.decode_s_per_token,
+            "tokens_per_s": made.decode_tokens_per_s,
+            "ttft_s": made.ttft_s,
+            "binds": str(made.bottleneck_decode),
+            "tiers": tiers(plan),
+        }
+        limits = asdict(self._limits)
+        return EngineInfo(
+            plan.model.name, str(self._checkpoint), plan.model.vocab, self.capacity_tokens, limits, predicted, version("penstock")
+        )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of a prompt and its reply: what activations are counted for, what the pool holds, what the model is made for."""
+        plan = self._plan
+        counted = max(plan.workload.max_tokens, capacity_tokens(plan))
+        return min(n for n in (counted, self._limits.capacity_tokens, plan.model.max_tokens) if n)
+
+    @property
+    def _limits(self) -> ServeLimits:
+        return limits_of(self._plan, self._asked.queue)
+
+    @property
+    def _largest(self) -> Batch:
+        plan = self._plan
+        tokens = plan.workload.prompt_tokens
+        return Batch([(0,) * tokens] * plan.decisions.batch, 1, min(plan.decisions.prefill_chunk_tokens, tokens))
+
+
+def _to_stderr(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,289 @@
+"""The loop of a motor: what was asked joins, a pass is computed for all rows at once, and each hears its token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import GenerationConfig
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.serving.serve_scheduler import Scheduler, ServeStep, Share
+from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest
+from penstock.runtime.kv.attention.page_tables import Put
+from penstock.runtime.model.rows import Row, Step
+from penstock.runtime.serve.motor.grammars import Grammars, Matcher
+from penstock.runtime.serve.motor.inbox import Gone, Inbox
+from penstock.runtime.serve.motor.logprobs import cut_step, of_prompt
+from penstock.runtime.serve.motor.replies import Replies, Reply, check_submit, sampling_for
+from penstock.runtime.serve.motor.row_sampling import RowSampler
+from penstock.runtime.serve.motor.serve_sequences import ServeSequences
+from penstock.runtime.serve.motor.vitals import PassShape, Vitals
+from penstock.runtime.serve.wire.frames import Frames
+from penstock.runtime.serve.wire.messages import Cancel, Drain, Message, PromptLogprobs, Refused, Submit, Vital, said
+
+COPYING_S = 0.02
+"""Seconds between two looks at pages that are to be copied out while nobody asks anything."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A request whose grammar was compiled, or what is wrong with it."""
+
+    submit: Submit
+    grammar: Matcher | UserError
+
+
+@dataclass(frozen=True)
+class ServeLaw:
+    """What requests and passes are held to."""
+
+    vocab: int
+    capacity_tokens: int
+    """Of a prompt and its reply."""
+    wanted_rows: int
+    """Logits that one pass gives, at most."""
+    block_rows: int
+    """Of these, that are taken to float32 at once."""
+
+
+class Steps(Protocol):
+    """``Session.step``."""
+
+    def __call__(self, step: Step) -> torch.Tensor: ...
+
+
+class ServingLoop:
+    """One request's error ends that request. What a pass raises ends the loop: the pool is then as nobody knows."""
+
+    def __init__(
+        self,
+        step: Steps,
+        put: Put,
+        scheduler: Scheduler,
+        sequences: ServeSequences,
+        generation: GenerationConfig,
+        grammars: Grammars | None,
+        law: ServeLaw,
+        inbox: Inbox,
+        frames: Frames,
+        vitals: Vitals,
+    ):
+        self._step, self._put, self._scheduler, self._sequences = step, put, scheduler, sequences
+        self._generation, self._grammars, self._law = generation, grammars, law
+        self._inbox, self._frames, self._vitals = inbox, frames, vitals
+        self._sampler, self._replies = RowSampler(put), Replies()
+        self._compiling: set[int] = set()
+        """Requests whose grammars are."""
+        self._draining = False
+        self._idle_from = time.perf_counter()
+
+    def run(self) -> bool:
+        """Until it was drained: True; or until the front has gone: False."""
+        while True:
+            if not self._hear():
+                return False
+            if self._draining and not self._replies and not self._compiling:
+                return True
+            step = self._scheduler.next_step()
+            self._vitals.totals.given_up += len(step.given_up)
+            if step.rows:
+                self._compute(step)
+            self._sequences.advance()
+            if self._vitals.due:
+                self._tell([Vital(self._vital())])
+
+    def _hear(self) -> bool:
+        """All that was said, waiting for it where there is nothing to do. False: the front has gone."""
+        wait_s = 0.0
+        if not self._replies and not (self._draining and not self._compiling):
+            wait_s = COPYING_S if self._sequences.pending else 1.0
+        while (message := self._inbox.next(wait_s)) is not None:
+            if wait_s:
+                self._idle_from = time.perf_counter()
+            wait_s = 0.0
+            if isinstance(message, Gone):
+                return False
+            self._obey(message)
+        return True
+
+    def _obey(self, message: Any) -> None:
+        if isinstance(message, Submit):
+            self._take(message)
+        elif isinstance(message, Compiled):
+            self._compiled(message)
+        elif isinstance(message, Cancel):
+            self._cancel(message)
+        elif isinstance(message, Drain):
+            self._draining = True
+        else:
+            raise RuntimeError(f"the front said {type(message).__name__}")
+
+    def _take(self, submit: Submit) -> None:
+        try:
+            check_submit(submit, self._law.vocab, self._law.capacity_tokens)
+        except UserError as error:
+            kind, _, line = str(error).partition(": ")
+            return self._refuse(submit, kind, line)
+        if self._draining:
+            return self._refuse(submit, "draining", "the server is ending")
+        if submit.grammar is None:
+            return self._begin(submit, None)
+        if self._grammars is None:
+            return self._refuse(submit, "bad_grammar", "grammars are not served")
+        self._compiling.add(submit.id)
+        self._grammars.compile(submit.grammar, lambda grammar: self._inbox.put(Compiled(submit, grammar)))
+
+    def _compiled(self, compiled: Compiled) -> None:
+        submit, grammar = compiled.submit, compiled.grammar
+        if submit.id not in self._compiling:
+            return  # nobody waits for it any more
+        self._compiling.discard(submit.id)
+        if isinstance(grammar, UserError):
+            return self._refuse(submit, "bad_grammar", str(grammar))
+        self._begin(submit, grammar)
+
+    def _begin(self, submit: Submit, matcher: Matcher | None) -> None:
+        try:
+            sampling = sampling_for(submit.sampling, self._generation)
+        except UserError as error:
+            return self._refuse(submit, "bad_sampling", str(error))
+        if self._scheduler.waiting + submit.n > self._scheduler.limits.queue + max(0, self._scheduler.limits.rows - self._scheduler.living):
+            return self._refuse(submit, "queue_full", f"{self._scheduler.waiting} requests wait already")
+        replies = self._replies.begin(submit, sampling, self._put, matcher)
+        for reply in replies:
+            self._sequences.begin(reply.number, submit.prompt, submit.salt, alone=reply.scores)
+            after = replies[0].number if reply.index else None
+            try:
+                self._scheduler.add(ServeRequest(reply.number, len(submit.prompt), max(1, submit.new_tokens), after))
+            except (QueueFull, ValueError) as error:
+                for each in replies:
+                    self._leave(each, each.index <= reply.index)
+                return self._refuse(submit, "queue_full" if isinstance(error, QueueFull) else "too_long", str(error))
+        self._vitals.totals.requests += 1
+
+    def _refuse(self, submit: Submit, kind: str, line: str) -> None:
+        self._vitals.totals.refused += 1
+        self._tell([Refused(submit.id, kind, line)])
+
+    def _cancel(self, cancel: Cancel) -> None:
+        if cancel.id in self._compiling:
+            self._compiling.discard(cancel.id)
+            return
+        for reply in list(self._replies.of(cancel.id, cancel.index)):
+            self._tell([reply.over("abort")])
+            self._leave(reply)
+
+    def _leave(self, reply: Reply, begun: bool = True) -> None:
+        """It is over, whatever became of it; ``begun``: its sequence is here."""
+        self._scheduler.abort(reply.number)
+        self._replies.end(reply)
+        if begun:
+            self._sequences.end(reply.number)
+
+    def _compute(self, step: ServeStep) -> None:
+        """One step, of one pass unless prompts want more logits than fit."""
+        begun = time.perf_counter()
+        shares = step.rows
+        shape = _shape(shares)
+        told: list[Message] = []
+        for share in shares:
+            reply = self._replies[share.number]
+            began = None if reply.began else reply.told_of(share.start)
+            if began is not None:
+                told.append(began)
+        logits, numbers = self._logits(shares, told)
+        void = self._sequences.confirm()
+        for number, cached in void.items():
+            self._scheduler.recomputed(number, cached)
+        if void:
+            kept = [k for k, number in enumerate(numbers) if number not in void]
+            logits, numbers = logits[kept], [numbers[k] for k in kept]
+        picked = self._sampler.choose(logits, [self._replies[number].choice for number in numbers]) if numbers else []
+        over: list[int] = []
+        for number, pick in zip(numbers, picked, strict=True):
+            reply = self._replies[number]
+            said_, last = reply.goes_on(pick)
+            told += said_
+            if pick.token is None:
+                self._sequences.spoil(number)
+                self._vitals.totals.errors += 1
+            elif not last or pick.token not in reply.submit.stop_ids:
+                self._sequences.said(number, pick.token)
+                self._vitals.totals.tokens += 1
+            if last:
+                over.append(number)
+        self._tell(told)
+        now = time.perf_counter()
+        self._vitals.passed(shape, now - begun, begun - self._idle_from)
+        self._idle_from = now
+        for share in shares:
+            if share.kind == "prompt" and share.wanted and share.number not in void and share.number not in over:
+                self._sequences.keep(share.number)
+        for number in self._scheduler.finished(over):
+            self._replies.end(self._replies[number])
+            self._sequences.end(number)
+        self._vitals.totals.restored_tokens = self._sequences.restored_tokens
+
+    def _logits(self, shares: Sequence[Share], told: list[Message]) -> tuple[torch.Tensor, list[int]]:
+        """Compute ``shares`` -> logits of the tokens that come next [numbers, vocab], and whose they are. ``told`` gets the logprobs of
+        prompts."""
+        scoring = {k: self._replies[share.number] for k, share in enumerate(shares) if share.kind == "prompt" and self._scores(share)}
+        counts = [(share.count, self._wanted(share) if k in scoring else int(share.wanted)) for k, share in enumerate(shares)]
+        passes = cut_step(counts, self._law.wanted_rows) if scoring else [[(k, *row) for k, row in enumerate(counts)]]
+        done, last = [0] * len(shares), dict[int, torch.Tensor]()
+        for cut in passes:
+            rows = [self._sequences.row(shares[k], done[k], count, wanted) for k, count, wanted in cut]
+            logits = self._step(Step(tuple(rows)))
+            self._sequences.computed(rows)
+            if not scoring:
+                return logits, [share.number for share in shares if share.wanted]
+            parts = logits.split([row.wanted for row in rows])
+            for (k, count, _), row, own in zip(cut, rows, parts, strict=True):
+                done[k] += count
+                if k in scoring:
+                    told += self._score(scoring[k], row, own)
+                if shares[k].wanted and done[k] == shares[k].count:
+                    last[k] = own[-1:].clone()
+        order = sorted(last)
+        found = torch.cat([last[k] for k in order]) if order else torch.empty(0)
+        return found, [shares[k].number for k in order]
+
+    def _scores(self, share: Share) -> bool:
+        reply = self._replies[share.number]
+        return reply.scores and share.start + share.count >= reply.scored
+
+    def _wanted(self, share: Share) -> int:
+        """Last tokens of ``share`` whose logits tell the prompt's next ones."""
+        first = max(share.start, self._replies[share.number].scored - 1)
+        return share.start + share.count - first
+
+    def _score(self, reply: Reply, row: Row, logits: torch.Tensor) -> list[Message]:
+        """``logits`` of the last tokens of ``row`` tell the tokens of the prompt behind them."""
+        prompt, first = reply.submit.prompt, row.end - row.wanted + 1
+        tokens = prompt[first : row.end + 1]
+        if not tokens:
+            return []
+        found = of_prompt(logits[: len(tokens)], self._put(tokens), reply.submit.prompt_logprobs or 0, self._law.block_rows)
+        reply.scored = first + len(tokens)
+        rows = [(token, own, (ids, values)) for token, (own, ids, values) in zip(tokens, found, strict=True)]
+        return [PromptLogprobs(reply.submit.id, rows)]
+
+    def _tell(self, messages: Sequence[Message]) -> None:
+        self._frames.send(*map(said, messages))
+
+    def _vital(self) -> dict[str, Any]:
+        total = self._scheduler.limits.pages
+        free, kept = self._sequences.free, self._sequences.kept
+        return self._vitals.take(self._scheduler.living, self._scheduler.waiting, {"total": total, "used": total - free, "kept": kept})
+
+
+def _shape(shares: Sequence[Share]) -> PassShape:
+    decode = [share.start for share in shares if share.kind == "decode"]
+    prompts = [share for share in shares if share.kind == "prompt"]
+    tokens = sum(share.count for share in prompts)
+    before = sum(share.count * (share.start + share.count / 2) for share in prompts) / tokens if tokens else 0.0
+    return PassShape(len(decode), sum(decode) / len(decode) if decode else 0.0, tokens, before)
