@@ -98,6 +98,15 @@ class Served:
             session.flush(self._tell)
         return over
 
+    def text(self, ids: list[int]) -> str:
+        """What ``ids`` say."""
+        return self._vocabulary.text(ids)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that the checkpoint's replies end with."""
+        return self._vocabulary.stop_ids
+
     def report(self) -> dict[str, Any]:
         """Of all that was served."""
         return self._vitals.report()
