@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 import torch
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.host_memory import usable_cores
 from penstock.planner.common.threads import best_cores, most_threads
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import CAttend, Level, machine_level, products_library
@@ -158,10 +159,16 @@ class HostPool:
         self.close()
 
 
-def pool_here(threads: int) -> HostPool:
+def pool_here(threads: int, tell: Callable[[str], None] = lambda line: None) -> HostPool:
     """The pool that a plan has ``threads`` for; of fewer where this process has fewer cores than the plan's machine: threads that spin must
-    not wait for each other's core."""
-    return HostPool(min(threads, most_threads()))
+    not wait for each other's core. ``tell`` gets the line that says so."""
+    here = min(threads, most_threads())
+    if here < threads:
+        tell(
+            f"{here} of {threads} threads: the CPU's units were planned for more cores than the {usable_cores()} that this process may use;"
+            " raise the container's quota or the affinity, or run `planner probe` within them and plan anew"
+        )
+    return HostPool(here)
 
 
 def _rows_of_both(ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> int:

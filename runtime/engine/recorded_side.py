@@ -136,7 +136,7 @@ class RecordedSide:
     def _host_steps(self) -> HostSteps:
         """The CPU's units, and the threads that compute them."""
         placement, host = self._host.placement, self._host
-        pool = pool_here(host.options.host_threads)
+        pool = pool_here(host.options.host_threads, host.options.tell)
         self._stack.callback(pool.close)
         layers, units = decoder_layers(self._fed.model), []
         for unit in placement.host_units:

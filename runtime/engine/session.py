@@ -287,7 +287,7 @@ def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOp
     decided, ssd = plan.decisions, plan.decisions.weights.ssd
     share, split = None, host_split(plan.hardware, plan.model, decided.experts, decided.batch)
     if split is not None and plan.hardware.host is not None:
-        share = CpuShare(split, plan.hardware.host.threads, decided.batch, plan.model.hidden)
+        share = CpuShare(split, plan.hardware.host.threads, decided.batch, plan.model.hidden, options.tell)
     experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers, share)
     rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
     return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +34,8 @@ class CpuShare:
     rows: int
     """Of a step, at most."""
     hidden: int
+    tell: Callable[[str], None] = lambda line: None
+    """Gets lines for the user."""
 
 
 @dataclass(frozen=True)

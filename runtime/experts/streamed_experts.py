@@ -81,7 +81,7 @@ class Experts:
             return units[layer].of(expert, views.of((layer, expert), slot, buffer))
 
         shape = share.rows, room.experts.top_k, share.hidden
-        return BesideCard(share.split, room.experts.expert_bytes, pool_here(share.threads), unit_of, shape, device, card)
+        return BesideCard(share.split, room.experts.expert_bytes, pool_here(share.threads, share.tell), unit_of, shape, device, card)
 
     def fills(self) -> list[Fill]:
         """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""

@@ -153,10 +153,14 @@ def test_what_holds_torch_back_holds_products_back(said: str, most: Level, monke
 
 
 def test_a_plan_of_a_larger_machine_gets_the_threads_that_are_here() -> None:
-    with pool_here(256) as made:
+    """And the user is told that they are fewer, where they are."""
+    told: list[str] = []
+    with pool_here(256, told.append) as made:
         assert made.threads == most_threads()
-    with pool_here(1) as made:
+    assert len(told) == 1 and told[0].startswith(f"{most_threads()} of 256 threads: ")
+    with pool_here(1, told.append) as made:
         assert made.threads == 1
+    assert len(told) == 1
 
 
 def test_a_caller_that_joins_gets_the_same_bits_and_starts_nothing(pool: HostPool) -> None:
