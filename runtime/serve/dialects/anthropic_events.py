@@ -25,6 +25,8 @@ class AnthropicReply:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": {},
         }
         self._open = False
@@ -41,12 +43,12 @@ class AnthropicReply:
             if isinstance(part, Called):
                 yield from self._call(part)
                 continue
-            kind, key = ("thinking", "thinking") if isinstance(part, Reasoned) else ("text", "text")
+            kind = "thinking" if isinstance(part, Reasoned) else "text"
             if not self._open or self.message["content"][-1]["type"] != kind:
                 yield from self._close()
-                yield from self._begin({"type": kind, key: ""} | ({"signature": ""} if kind == "thinking" else {}))
-            self.message["content"][-1][key] += part.text
-            yield self._delta({"type": f"{kind}_delta", key: part.text})
+                yield from self._begin({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {"citations": None}))
+            self.message["content"][-1][kind] += part.text
+            yield self._delta({"type": f"{kind}_delta", kind: part.text})
 
     def end(self, reason: str, stop: str | None, usage: Mapping[str, Any]) -> Iterator[Event]:
         """``reason`` is Anthropic's, ``stop`` the sequence that ended it."""
@@ -54,6 +56,11 @@ class AnthropicReply:
         self.message |= {"stop_reason": reason, "stop_sequence": stop, "usage": dict(usage)}
         yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stop}, "usage": dict(usage)}
         yield {"type": "message_stop"}
+
+    @property
+    def reasons(self) -> bool:
+        """Whether what grows is reasoning."""
+        return self._open and self.message["content"][-1]["type"] == "thinking"
 
     def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
         self.message["content"].append(block)
@@ -63,7 +70,7 @@ class AnthropicReply:
     def _close(self) -> Iterator[Event]:
         if not self._open:
             return
-        if self.message["content"][-1]["type"] == "thinking":
+        if self.reasons:
             # Clients expect one; nothing is signed here, and none is asked for when a block comes back.
             yield self._delta({"type": "signature_delta", "signature": ""})
         self._open = False
@@ -71,7 +78,7 @@ class AnthropicReply:
 
     def _call(self, part: Called) -> Iterator[Event]:
         yield from self._close()
-        yield from self._begin({"type": "tool_use", "id": call_id("toolu"), "name": part.name, "input": {}})
+        yield from self._begin({"type": "tool_use", "id": call_id("toolu"), "name": part.name, "input": {}, "caller": {"type": "direct"}})
         yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
         self.message["content"][-1]["input"] = json.loads(part.arguments)
         yield from self._close()
@@ -84,12 +91,16 @@ class AnthropicReply:
         return len(self.message["content"]) - 1
 
 
-def anthropic_usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def anthropic_usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int, reasoning_tokens: int) -> dict[str, Any]:
     """As Anthropic writes it: input tokens are those that were not cached."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached_tokens,
+        "cache_creation": None,
         "output_tokens": completion_tokens,
+        "output_tokens_details": {"thinking_tokens": reasoning_tokens},
+        "server_tool_use": None,
+        "inference_geo": None,
         "service_tier": "standard",
     }

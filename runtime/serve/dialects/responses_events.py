@@ -69,7 +69,8 @@ class ResponsesReply:
             "status": "in_progress",
             "content": [],
         }
-        item.update({"summary": []} if kind == "reasoning" else {"role": "assistant"})
+        own: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+        item |= own
         self.response["output"].append(item)
         self._open = item
         yield self._event("response.output_item.added", output_index=self._at, item=_copy(item))

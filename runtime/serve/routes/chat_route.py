@@ -170,7 +170,12 @@ class _Choice:
 
     def document(self) -> dict[str, Any]:
         """As the answer has it."""
-        message: dict[str, Any] = {"role": "assistant", "content": None if self._calls and not self._said else self._said, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self._calls and not self._said else self._said,
+            "refusal": None,
+            "annotations": [],
+        }
         if self._reasoned:
             message["reasoning_content"] = self._reasoned
         if self._calls:

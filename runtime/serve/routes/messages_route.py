@@ -67,6 +67,7 @@ class _Reply:
 
     def __init__(self, reply: AnthropicReply, prepared: Prepared, asking: Asking, at_length: str):
         self._reply, self._reader, self._asking, self._at_length = reply, prepared.reader(), asking, at_length
+        self._reasoning_tokens = 0
 
     async def document(self) -> dict[str, Any]:
         """The whole message."""
@@ -92,12 +93,13 @@ class _Reply:
                 reason = self._at_length if piece.finish_reason == "length" else ended
             for said in self._reply.add(parts):
                 yield said
+            self._reasoning_tokens += len(piece.tokens) if self._reply.reasons else 0
         for said in self._reply.end(reason, stop, self._usage()):
             yield said
 
     def _usage(self) -> dict[str, Any]:
         usage = self._asking.usage
-        return anthropic_usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        return anthropic_usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, self._reasoning_tokens)
 
 
 def _failed(error: ApiError) -> bytes:
