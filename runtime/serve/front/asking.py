@@ -110,6 +110,7 @@ class Asking:
         self._heard_at: dict[int, float] = {}
         self._asked_at = time.monotonic()
         self._ready: Message | ApiError | None = None
+        self._gone: ApiError | None = None
         self._closed = False
         self._timer = asyncio.get_running_loop().call_later(limit_s, self._late)
 
@@ -132,7 +133,7 @@ class Asking:
     async def _pieces(self) -> AsyncIterator[Piece]:
         while self._living:
             message, self._ready = self._ready if self._ready is not None else await self.mail.get(), None
-            self._check(message)
+            self._check(self._gone or message)
             piece = self._heard(message)
             if piece is not None:
                 yield piece
@@ -181,6 +182,11 @@ class Asking:
 
     def _late(self) -> None:
         self.mail.put_nowait(ApiError(504, f"not answered within {self._limit_s:g} s; ask for fewer tokens, or later", code="timeout"))
+
+    def give_up(self, error: ApiError) -> None:
+        """Iterating raises ``error`` now, whatever has been heard before."""
+        self._gone = error
+        self.mail.put_nowait(error)
 
     def close(self) -> None:
         """Nobody waits for this any more."""

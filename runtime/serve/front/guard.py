@@ -24,6 +24,9 @@ ANTHROPIC = "/v1/messages"
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a character beyond 16 bits, as JSON escapes it."""
 
+CLOSED = "two_lengths"
+"""An error behind which nothing of its connection is read: a proxy in front may have read another request there."""
+
 
 class Guard:
     """ASGI around ``app``. ``local_only``: other names of this machine are refused, so that no web page reaches a server without keys by
@@ -48,6 +51,8 @@ class Guard:
 
         try:
             headers = Headers(scope=scope)
+            if "content-length" in headers and "transfer-encoding" in headers:
+                raise ApiError(400, "two lengths of one body: Content-Length and Transfer-Encoding; send one", code=CLOSED)
             self._check_host(headers)
             scope.setdefault("state", {})["caller"] = self._caller(scope["path"], headers)
             if scope["method"] in ("POST", "PUT", "PATCH"):
@@ -119,7 +124,7 @@ def fault() -> ApiError:
 def error_response(path: str, error: ApiError) -> Response:
     """The documented error object. Where not all of the body was read the connection ends with it."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    if error.status in (408, 413, 499):
+    if error.status in (408, 413, 499) or error.code == CLOSED:
         headers["connection"] = "close"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -95,6 +95,11 @@ class Connection(H11Protocol):
         elif self._headers_due is None and not self.transport.is_closing():
             self._expect_headers()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.silent and self._headers_due is None and self.conn.trailing_data[0] and not self.transport.is_closing():
+            self._expect_headers()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.leave(self)
         self._forget_headers()

@@ -146,7 +146,7 @@ async def _watch(receive: Receive, asked: Sequence[Asking]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     for asking in asked:
-        asking.mail.put_nowait(ApiError(499, "the client has gone", code="client_gone"))
+        asking.give_up(ApiError(499, "the client has gone", code="client_gone"))
 
 
 def _never(make: Awaitable[Any]) -> None:

@@ -63,6 +63,8 @@ class Script:
 
     reply: Callable[[Submit], list[int]] = lambda submit: list(b"hello")
     """Tokens of each reply; the stop id among them ends it."""
+    load: asyncio.Event | None = None
+    """Motors wait for it before they are ready."""
     begin: asyncio.Event | None = None
     """Requests wait for it before they begin."""
     go_on: asyncio.Event | None = None
@@ -103,6 +105,8 @@ class FakeMotor:
                 message = heard(data)
                 if isinstance(message, Open):
                     await self._open(frames)
+                    if self._script.failed is not None:
+                        return
                 elif isinstance(message, Submit):
                     self._script.submitted.append(message)
                     living.add(asyncio.create_task(self._answer(frames, message)))
@@ -123,6 +127,8 @@ class FakeMotor:
         if self._script.failed is not None:
             await frames.send(said(self._script.failed))
             return
+        if self._script.load is not None:
+            await self._script.load.wait()
         info = EngineInfo("model", "/c", 257, CAPACITY, {"rows": 4, "queue": 60}, {"tokens_per_s": 3.5}, "1")
         await frames.send(said(Ready(info)), said(Vital({"rows": 1, "busy_s": 2.0, "binds": "link", "tiers": {"vram": {"kv": 7}}})))
 

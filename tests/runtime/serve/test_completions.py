@@ -299,8 +299,6 @@ def test_an_engine_that_only_the_user_can_help_is_not_started_again() -> None:
 
     async def ask(client: httpx.AsyncClient) -> Any:
         supervisor = client.front.supervisor  # type: ignore[attr-defined]
-        script.motors or await asyncio.sleep(0.01)
-        script.motors[0]._theirs.shutdown(2)
         while supervisor.state != "stopped":
             await asyncio.sleep(0.001)
         return str(supervisor.refused), script.started
@@ -310,14 +308,17 @@ def test_an_engine_that_only_the_user_can_help_is_not_started_again() -> None:
 
 
 def test_before_it_is_loaded_a_server_says_how_far_it_is() -> None:
+    script = Script(load=asyncio.Event())
+
     async def ask(client: httpx.AsyncClient) -> Any:
         supervisor = client.front.supervisor  # type: ignore[attr-defined]
         while supervisor.progress is None:
             await asyncio.sleep(0.001)
         replies = [await client.get(path) for path in ("/health", "/ready")] + [await post(prompt="a")(client)]
+        script.load.set()  # type: ignore[union-attr]
         return [reply.status_code for reply in replies], replies[1].json()
 
-    statuses, ready = play(Script(failed=Failed("later", False)), ask, ready=False)
+    statuses, ready = play(script, ask, ready=False)
     assert statuses == [200, 503, 503]
     assert ready == {"status": "loading", "progress": {"phase": "weights", "done": 1, "total": 2}}
 

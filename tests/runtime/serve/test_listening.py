@@ -1,0 +1,251 @@
+"""Connections of a real socket: those that say nothing, too much or read nothing, and the end of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from penstock.planner.common.errors import UserError
+from penstock.runtime.serve.front.callers import Keys
+from penstock.runtime.serve.front.front_limits import FrontLimits
+from penstock.runtime.serve.front.listening import bound
+from penstock.runtime.serve.routes.serving import Served, serve_on
+from penstock.runtime.serve.wire.messages import Failed, Open
+from tests.runtime.serve.fake_motor import FakeMotor, Script, vocabulary
+
+ASKED = json.dumps({"model": "model", "prompt": "a", "stream": True, "max_tokens": 400}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+REQUEST = POST + b"content-length: %d\r\n\r\n" % len(ASKED) + ASKED
+
+
+@dataclass
+class Served_:
+    """A server that a test talks to."""
+
+    port: int
+    task: asyncio.Task[dict[str, Any]]
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def said(self, sent: bytes, close: bool = False) -> bytes:
+        """What comes back until the connection ends."""
+        reader, writer = await self.connect()
+        with contextlib.suppress(ConnectionError):
+            writer.write(sent)
+            if close:
+                writer.write_eof()
+            answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := await reader.read(65536):
+                answer += part
+        writer.close()
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def serving(script: Script, drain_s: float = 10.0, **limits: Any) -> AsyncIterator[Served_]:
+    async def start() -> FakeMotor:
+        return FakeMotor(script)
+
+    sock = bound("127.0.0.1", 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    served = Served("model", limits=FrontLimits(**limits), drain_s=drain_s)
+    task = asyncio.create_task(serve_on(sock, served, vocabulary(), Keys(()), Open("plan.yaml"), start))
+    one = Served_(sock.getsockname()[1], task)
+    try:
+        with contextlib.suppress(ConnectionError):
+            while b" 200 " not in await one.said(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"):
+                await asyncio.sleep(0.01)
+        yield one
+    finally:
+        for event in (script.begin, script.go_on):
+            if event is not None:
+                event.set()
+        if not task.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        with contextlib.suppress(UserError):
+            await task
+
+
+def run(scenario: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario, 60))
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nhost:", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET "])
+def test_a_connection_whose_headers_do_not_come_is_closed(begun: bytes) -> None:
+    async def scenario() -> bytes:
+        async with serving(Script(), headers_s=0.2) as one:
+            return await one.said(begun)
+
+    answer = run(scenario())
+    assert b" 408 " in answer and answer.count(b"HTTP/1.1 200") == begun.count(b"/health")
+
+
+def test_a_body_that_does_not_come_is_a_408() -> None:
+    async def scenario() -> bytes:
+        async with serving(Script(), body_s=0.2) as one:
+            return await one.said(POST + b"content-length: 100\r\n\r\n{")
+
+    answer = run(scenario())
+    assert b" 408 " in answer and b'"type":"invalid_request_error"' in answer
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\nx: " + b"a" * 1_000_000, b"GET / HTTP/1.1\r\nhost: a\r\nhost : b\r\n\r\n",
+     POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+     POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
+     POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n"],
+    ids=["tls", "headers", "space", "lengths", "smuggled", "chunk"],
+)  # fmt: skip
+def test_what_is_no_request_is_refused_and_nothing_behind_it_is_read(sent: bytes) -> None:
+    async def scenario() -> tuple[bytes, bytes]:
+        async with serving(Script()) as one:
+            return await one.said(sent), await one.said(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+
+    answer, later = run(scenario())
+    assert not answer or (answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"content-length") == 1)
+    assert later.startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_that_say_nothing_make_way_for_one_that_asks() -> None:
+    async def scenario() -> tuple[bytes, int]:
+        async with serving(Script(), connections_per_address=8) as one:
+            silent = [await one.connect() for _ in range(40)]
+            answer = await one.said(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            closed = 0
+            for reader, writer in silent:
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    closed += await asyncio.wait_for(reader.read(), 0.01) == b""
+                writer.close()
+            return answer, closed
+
+    answer, closed = run(scenario())
+    assert answer.startswith(b"HTTP/1.1 200 ") and closed >= 20
+
+
+def test_a_new_connection_is_refused_where_all_others_ask() -> None:
+    script = Script(begin=asyncio.Event())
+
+    async def scenario() -> bytes:
+        async with serving(script, connections_per_address=2) as one:
+            asking = [asyncio.create_task(one.said(REQUEST, close=False)) for _ in range(2)]
+            while len(script.submitted) < 2:
+                await asyncio.sleep(0.001)
+            refused = await one.said(b"GET /health HTTP/1.1\r\n")
+            for task in asking:
+                task.cancel()
+            return refused
+
+    assert b" 503 " in run(scenario())
+
+
+def test_a_client_that_never_reads_is_cut_off() -> None:
+    script = Script(reply=lambda submit: [65] * 100_000)
+
+    async def scenario() -> None:
+        async with serving(script, stalled_s=0.2) as one:
+            many = json.dumps({"model": "model", "prompt": "a", "stream": True, "n": 16, "max_tokens": 200, "logprobs": 2}).encode()
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", one.port))
+                sock.sendall(POST + b"content-length: %d\r\n\r\n" % len(many) + many)
+                while not script.submitted or b"\npenstock_connections 1.0" not in await one.said(METRICS):
+                    await asyncio.sleep(0.05)
+            assert b"\npenstock_open_requests 0.0" in await one.said(METRICS)
+
+    run(scenario())
+
+
+def test_a_client_that_goes_is_not_answered_any_more() -> None:
+    script = Script(go_on=asyncio.Event())
+
+    async def scenario() -> None:
+        async with serving(script) as one:
+            reader, writer = await one.connect()
+            writer.write(REQUEST)
+            await reader.readuntil(b"data: ")
+            writer.close()
+            while not script.cancelled:
+                await asyncio.sleep(0.001)
+
+    run(scenario())
+
+
+def test_a_quiet_stream_sends_comments() -> None:
+    script = Script(go_on=asyncio.Event())
+
+    async def scenario() -> bytes:
+        async with serving(script, quiet_s=0.05) as one:
+            asking = asyncio.create_task(one.said(REQUEST.replace(b"localhost\r\n", b"localhost\r\nconnection: close\r\n")))
+            await asyncio.sleep(0.3)
+            script.go_on.set()  # type: ignore[union-attr]
+            return await asking
+
+    answer = run(scenario())
+    assert b": still at work\n\n" in answer and b"data: [DONE]\n\n" in answer
+
+
+def test_a_signal_lets_replies_end_and_takes_nothing_new() -> None:
+    script = Script(go_on=asyncio.Event())
+
+    async def scenario() -> tuple[bytes, dict[str, Any]]:
+        async with serving(script) as one:
+            asking = asyncio.create_task(one.said(REQUEST))
+            while not script.submitted:
+                await asyncio.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            with pytest.raises(ConnectionError):
+                await one.said(b"GET /health HTTP/1.1\r\n\r\n")
+            script.go_on.set()  # type: ignore[union-attr]
+            return await asking, await one.task
+
+    answer, report = run(scenario())
+    assert b'"text":"o"' in answer and b"data: [DONE]\n\n" in answer
+    assert report == {"tokens": 5}
+
+
+def test_what_has_not_ended_when_the_drain_is_over_gets_an_error_event() -> None:
+    script = Script(go_on=asyncio.Event())
+
+    async def scenario() -> bytes:
+        async with serving(script, drain_s=0.2) as one:
+            asking = asyncio.create_task(one.said(REQUEST))
+            while not script.submitted:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+            return await asking
+
+    answer = run(scenario())
+    assert b'"code":"draining"' in answer and b"data: [DONE]\n\n" in answer
+
+
+def test_a_server_whose_engine_only_the_user_can_help_ends_with_its_words() -> None:
+    script = Script(failed=Failed("needs more memory", True))
+
+    async def scenario() -> None:
+        async with serving(script) as one:
+            with pytest.raises(UserError, match="needs more memory"):
+                await one.task
+
+    run(scenario())
+
+
+def test_an_address_that_cannot_be_is_refused_in_a_line() -> None:
+    with bound("127.0.0.1", 0) as sock, pytest.raises(UserError, match="choose another port"):
+        bound("127.0.0.1", sock.getsockname()[1])
+    with pytest.raises(UserError, match="host="):
+        bound("no.such.host.invalid", 0)
