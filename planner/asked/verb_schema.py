@@ -9,7 +9,7 @@ from typing import Annotated
 from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
-from penstock.planner.common.outside.bounds import TOKENS
+from penstock.planner.common.outside.bounds import RATE, TOKENS, Bounds
 from penstock.planner.contract.config.config_schema import (
     CalibrationUse,
     ForceConfig,
@@ -178,6 +178,28 @@ class DemoConfig:
 
 
 @dataclass
+class PlayedConfig:
+    """Requests that come to a server. A plan of `workload=serve` is played so; another one where clients, arrivals or load are given."""
+
+    requests: Annotated[int, TOKENS] = 2000
+    """How many are played."""
+    clients: Annotated[int | None, TOKENS] = None
+    """Clients who each ask again as soon as they are answered; null: the plan's."""
+    arrivals_per_s: Annotated[float | None, RATE] = None
+    """Requests that come in a second, at random; null: the plan's, or as often as clients ask."""
+    load: Annotated[float | None, Bounds(1e-3, 10)] = None
+    """The same as a share of the planned load, which is the highest rate that the plan sustains."""
+    prompt_tokens: Annotated[int | None, TOKENS] = None
+    """Mean tokens of a prompt; null: the plan's."""
+    new_tokens: Annotated[int | None, TOKENS] = None
+    """Mean tokens of a reply; null: the plan's."""
+    length_spread: Annotated[float | None, Bounds(0, 10)] = None
+    """Standard deviation of both over their means; null: the plan's."""
+    seed: int = 0
+    """Of moments and lengths: the same seed, the same requests."""
+
+
+@dataclass
 class SimulateConfig(Closing):
     """`planner simulate`"""
 
@@ -192,6 +214,7 @@ class SimulateConfig(Closing):
     """At the last layers, prefetch the first ones for the next pass."""
     routings: str | None = None
     """Recorded routings for a plan of a MoE model; null: experts are drawn, as often used again as the plan expects."""
+    serve: PlayedConfig = field(default_factory=PlayedConfig)
     trace: str | None = None
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
     out: str | None = None

@@ -28,6 +28,7 @@ from penstock.planner.simulate.bend import check_bent
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.routers import DrawnRouters, RecordedRouters, Routers
 from penstock.planner.simulate.simulate_table import print_told
+from penstock.planner.verbs.play_serving import is_played, play_serving
 from penstock.planner.verbs.simulation_length import Hint, check_length
 
 
@@ -38,6 +39,9 @@ def simulate_verb(cfg: SimulateConfig) -> None:
         check_form(Path(cfg.trace))
     plan, force = _asked(cfg)
     changed = _forced(plan, force, cfg.rules)
+    if is_played(cfg.serve, plan):
+        play_serving(cfg, changed)
+        return
     routers = _routers(cfg, plan)
     options = Options(cfg.wrap_around, keep_spans=cfg.trace is not None)
     for one in (changed, plan):

@@ -70,7 +70,7 @@ class Force:
         made = self._put(replace(made, weights=replace(made.weights, **self._followers(decisions, made))))
         if self.page_tokens is None:
             return made
-        return self._put(replace(made, kv=_repaged(decisions.kv, layers * decisions.batch, self.page_tokens)))
+        return self._put(replace(made, kv=_repaged(decisions.kv, layers, decisions.batch, self.page_tokens)))
 
     def apply_to_experts(self, experts: ExpertSlots) -> ExpertSlots:
         """``experts`` with the fixed decisions in place."""
@@ -100,11 +100,15 @@ class Force:
         return decisions
 
 
-def _repaged(kv: KvPages, rows: int, page_tokens: int) -> KvPages:
-    """The same tokens in pages of another size, rounded up for each of ``rows``: the sequences of a layer, over all layers. Kept pages are
-    rounded down."""
-    each = max(1, -(-kv.pages // rows))
-    pages = -(-each * kv.page_tokens // page_tokens)
+def _repaged(kv: KvPages, layers: int, batch: int, page_tokens: int) -> KvPages:
+    """The same tokens in pages of another size, rounded up for each sequence of each layer. Where sequences of all lengths share a layer's
+    pages, each may leave more of a larger page empty, and go on with another one. Kept pages are rounded down."""
+    each = max(1, -(-kv.pages // layers))
+    if each % batch == 0:
+        each //= batch
+        pages = -(-each * kv.page_tokens // page_tokens)
+    else:
+        pages = -(-each * kv.page_tokens // page_tokens) + (2 * batch if page_tokens > kv.page_tokens else 0)
     kept_vram, kept_dram = (n * kv.page_tokens // page_tokens for n in (kv.reuse.vram_pages, kv.reuse.dram_pages))
     vram, dram, ssd = (-(-n // each) * pages for n in (kv.vram_pages, kv.dram_pages, kv.ssd_pages))
     return KvPages(page_tokens, vram, dram, ssd, KvReuse(kept_vram, kept_dram, kv.reuse.ssd_bytes))

@@ -1,9 +1,11 @@
 """Plans for a server: rows, tokens of a pass, pages of KV and placement, solved for together."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
+from penstock.planner.asked.verb_schema import PlayedConfig, SimulateConfig
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import WorkloadConfig
 from penstock.planner.contract.config.resolve import workload_from
@@ -17,6 +19,7 @@ from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serving_forecast import simulate_serving
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.terms.problem import Question
+from penstock.planner.verbs.simulate_verb import simulate_verb
 from tests.planner.small import GB, MB, machine, model, work
 
 SERVED = work(batch=0, prompt_tokens=512, new_tokens=64, clients=16, length_spread=0.5, context_tokens=2048, objective=Objective.throughput)
@@ -62,6 +65,13 @@ def test_longer_passes_take_more_memory_and_are_taken_where_they_are_asked_for(p
     assert use[0]["activations"] > vram_use(plan.hardware, plan.model, plan.workload, plan.decisions)["activations"]
 
 
+@pytest.mark.parametrize("page_tokens", [16, 64, 256, 512])
+def test_the_pool_is_as_large_in_pages_of_another_size(plan, page_tokens):
+    repaged = Force(page_tokens=page_tokens).apply(plan.decisions, plan.model.layers)
+    roomy = replace(plan.hardware, vram_bytes=plan.hardware.vram_bytes * 2)
+    assert broken_rules(roomy, plan.model, plan.workload, repaged) == []
+
+
 def test_a_servers_plan_file_says_all_and_runs_as_batches(plan, tmp_path):
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
@@ -79,3 +89,22 @@ def test_a_servers_plan_file_says_all_and_runs_as_batches(plan, tmp_path):
 def test_keys_that_say_nothing_together_are_refused(keys, said):
     with pytest.raises(UserError, match=said):
         workload_from(WorkloadConfig(name="x", **keys))
+
+
+def played(plan, tmp_path, capsys, **keys):
+    write_plan(plan, tmp_path / "plan.yaml")
+    simulate_verb(SimulateConfig(plan=str(tmp_path / "plan.yaml"), serve=PlayedConfig(requests=150, **keys), json=True))
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_planner_simulate_plays_requests_to_a_servers_plan(plan, tmp_path, capsys):
+    told = played(plan, tmp_path, capsys)
+    assert told["limits"] == asdict(ServeLimits.of(plan)) and told["arrivals"]["clients"] == SERVED.clients
+    assert told["asked"]["requests_per_s"] == pytest.approx(rate(plan, 150), rel=1e-4)
+    calm, busy = told["at_load"]["0.3"], told["at_load"]["0.9"]
+    assert calm["ttft_s"]["p99"] <= busy["ttft_s"]["p99"]
+    assert played(plan, tmp_path, capsys, load=0.3)["asked"] == calm
+    with pytest.raises(UserError, match="serve.prompt_tokens=.*: the plan holds KV for"):
+        played(plan, tmp_path, capsys, prompt_tokens=10**6)
+    with pytest.raises(UserError, match="serve.clients=2, serve.load=0.5: say one"):
+        played(plan, tmp_path, capsys, clients=2, load=0.5)
