@@ -1,0 +1,374 @@
+"""An endpoint in which every further row is nearly free: the table of issue 21, each case beside its limit or its prediction.
+
+    python bench/serve.py work=/dev/shm/penstock out=serve-rows.json cases=rows vram=6GiB       # one case a command, each within 8 minutes
+    python bench/serve.py work=/dev/shm/penstock out=serve-load.json cases=crowd,idle vram=12GiB
+    python bench/serve.py work=bench-work cases=rows,crowd,light,ninety,closed,idle,turns model=demo layers=4 prompt=64 new=16 quick=true
+
+`rows`: 1 to 32 rows as a fixed batch and in the server, seconds a step over max(bytes streamed / link, compute). `crowd`: 32 clients over
+that fixed batch. `light`: TTFT at 30 and 60 % of the planned load, in passes. `ninety`: at 90 %, beside the simulator. `closed`: 1, 8, 32
+and 64 clients, throughput beside the simulator. `idle`: the engine between steps, and a token's way to the socket. `turns`: second turns of
+16 conversations of 4k tokens. `llama`: 16 clients, beside llama.cpp's server (`llama_server=PATH`, `gguf=FILE`), the best of three thread
+counts.
+
+`model`, `layers`, `vram`, `prompt`, `new`, `clients` change the work; `seconds` is about how long each load lasts. The checkpoint is made
+once under `work`, and the machine is probed once; `quick=true` leaves the CPU's products out of the probe. What a limit is made of is
+measured by the process that runs the fixed batch (bench/worker.py). Planned load is the highest Poisson rate that the simulator sustains,
+and it plays the very arrivals that the clients send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.cases import Row, chosen, run_cases  # noqa: E402
+from bench.clients import COMPLETIONS, Figures, arriving, body_of, closed_loop, model_name, token_prompt  # noqa: E402
+from bench.hybrid import ALONE, HANG_S, Hybrid, profile_of  # noqa: E402
+from bench.keys import given_of  # noqa: E402
+from bench.link import Bench, machine  # noqa: E402
+from bench.serve_rig import Server, grown, histogram_share  # noqa: E402
+from bench.sse import Address, Reply, ask  # noqa: E402
+from bench.worker import Worker  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.planner.common.measures import parse_bytes  # noqa: E402
+from penstock.planner.contract.plan.plan import Plan  # noqa: E402
+from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
+from penstock.planner.contract.serving.arrivals import Arrivals, Lengths  # noqa: E402
+from penstock.planner.contract.serving.serving_forecast import ServingForecast, planned_load, simulate_serving  # noqa: E402
+
+KEYS = (
+    "work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "prompt", "new", "clients", "seconds", "quick", "form",
+    "llama_server", "gguf", "ngl", "peer_threads",
+)  # fmt: skip
+CASES = ("rows", "crowd", "light", "ninety", "closed", "idle", "turns", "llama")
+COUNTS = (1, 2, 4, 8, 16, 32)
+CLOSED = (1, 8, 32, 64)
+SETTLED = 0.25
+"""As in the simulator: what lies between the first and the last quarter of the answers."""
+MOST_STEP, LEAST_SHARE, MOST_P50, MOST_P99, NEAR_TTFT, NEAR_RATE = "<= 1.03", ">= 0.92", "<= 2.2", "<= 4", "<= 1.25", "<= 0.1"
+LLAMA_ROWS = 16
+TURNS, TURN_TOKENS, TURN_NEW, TAIL_TOKENS = 16, 4096, 32, 64
+
+
+class Serving:
+    """The cases over one checkpoint; ``given`` are the command's keys."""
+
+    def __init__(self, bench: Bench, worker: Worker, profile: Mapping[str, Any], given: Mapping[str, str]):
+        self.bench, self.given = bench, given
+        self.hybrid = Hybrid(bench, worker, profile, given)
+        self.prompt, self.new = int(given.get("prompt", "512")), int(given.get("new", "128"))
+        self.clients, self.seconds = int(given.get("clients", "32")), float(given.get("seconds", "60"))
+
+    @cached_property
+    def checkpoint(self) -> Path:
+        return self.hybrid.checkpoint(self.given.get("form", "bf16"))
+
+    # ---- plans and servers
+
+    def plan(self, name: str, clients: int, prompt: int, new: int, *keys: str) -> Path:
+        """A server's plan, solved once for all commands over the same directory."""
+        vram = self.given.get("vram", "6GiB")
+        path = self.bench.work / f"serve-{name}-{clients}-{prompt}-{new}-{vram}.yaml"
+        if not path.exists():
+            budget = [f"hardware.vram_bytes={vram}"] if self.hybrid.card else []
+            asked = {"clients": clients, "prompt_tokens": prompt, "new_tokens": new, "queue": 4 * max(CLOSED)}
+            given = ["hardware=local", "model=hf", f"model.checkpoint={self.checkpoint}", "workload=serve", f"out={path}", *budget]
+            self.bench.call("planner", "solve", *given, *(f"workload.{key}={value}" for key, value in asked.items()), *keys)
+        return path
+
+    @cached_property
+    def path(self) -> Path:
+        return self.plan("rows", self.clients, self.prompt, self.new)
+
+    @cached_property
+    def served(self) -> Plan:
+        return read_plan(self.path)
+
+    @contextmanager
+    def server(self, path: Path) -> Iterator[tuple[Server, str]]:
+        """It, loaded and warm, and its model's name."""
+        log = self.bench.work / f"{path.stem}.log"
+        with Server(log, f"plan={path}", env=self.bench.env) as server:
+            name = asyncio.run(model_name(server.address))
+            self.load(server, name, 2, 2)
+            yield server, name
+        if server.report:
+            print(f"  the server's own: {json.dumps(server.report)[:300]}", file=sys.stderr, flush=True)
+
+    def bodies(self, name: str, count: int, new: int | None = None, seed: str = "") -> list[dict[str, Any]]:
+        vocab = self.served.model.vocab
+        prompts = (token_prompt(self.prompt, vocab, f"{seed} {k}") for k in range(count))
+        return [body_of(COMPLETIONS, prompt, new or self.new, name) for prompt in prompts]
+
+    def load(self, server: Server, name: str, clients: int, count: int, new: int | None = None, seed: str = "warm") -> list[Reply]:
+        """A closed loop's replies. SystemExit where one failed."""
+        return whole(asyncio.run(closed_loop(server.address, COMPLETIONS, self.bodies(name, count, new, seed), clients)), server)
+
+    # ---- rows
+
+    def row(
+        self, case: str, what: str, result: float, limit: float, unit: str, target: str, predicted: float | None = None, **more: float
+    ) -> Row:
+        said = self.served.prediction
+        ratio = more.get("ratio", result / limit if limit else 0.0)
+        return Row(case, what, result, limit, unit, ratio, target, predicted, said.vram_bytes / 1e9, said.dram_bytes / 1e9)
+
+    # ---- cases
+
+    def rows(self) -> Iterator[Row]:
+        """Seconds a step: a fixed batch by its own plan, then the server by one plan for all counts."""
+        counts = [count for count in COUNTS if count <= self.clients]
+        limits: dict[int, float] = {}
+        link = 0.0
+        for count in counts:
+            plan = self.hybrid.solve(f"rows-{count}", self.checkpoint, *ALONE, prompt=self.prompt, batch=count)
+            step_s = median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(2))
+            link = link or self.hybrid.rates(plan).link_gbps
+            limits[count] = self.hybrid.resident_s(self.checkpoint, count)
+            yield self._step_row("fixed batch", count, step_s, plan, link, limits[count], plan.prediction.decode_s_per_token)
+        with self.server(self.path) as (server, name):
+            for count in counts:
+                replies = self.load(server, name, count, count, max(8, self.hybrid.steps), f"rows {count}")
+                step_s = decode_gap(replies, count)
+                predicted = simulate_serving(self.served, self.arrivals(count, clients=count, new=max(8, self.hybrid.steps))).between_s.p50
+                yield self._step_row("server", count, step_s, self.served, link, limits[count], predicted)
+
+    def _step_row(self, who: str, count: int, step_s: float, plan: Plan, link: float, resident_s: float, predicted_s: float) -> Row:
+        copied_gb = sum(plan.placement.unit_bytes(unit) for unit in plan.placement.step_units) / 1e9
+        streamed_s = copied_gb / link if link else 0.0
+        what = f"{copied_gb:.2f} GB streamed, {streamed_s * 1e3:.1f} ms; compute {resident_s * 1e3:.1f} ms"
+        limit = max(streamed_s, resident_s)
+        return self.row(f"{count} rows, {who}", what, step_s, limit, "s", MOST_STEP, predicted_s / step_s)
+
+    def crowd(self) -> Iterator[Row]:
+        """Tokens a second of clients that come and go, over those of as many rows that stay."""
+        plan = self.hybrid.solve(f"rows-{self.clients}", self.checkpoint, *ALONE, prompt=self.prompt, batch=self.clients)
+        step_s = median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(2))
+        with self.server(self.path) as (server, name):
+            replies = self.load(server, name, self.clients, 4 * self.clients, seed="crowd")
+        forecast = simulate_serving(self.served, self.arrivals(4 * self.clients, clients=self.clients))
+        found = settled(replies)
+        yield self.row(
+            f"{self.clients} clients", "over the fixed batch", found, self.clients / step_s, "tok/s", LEAST_SHARE,
+            forecast.tokens_per_s / found,
+        )  # fmt: skip
+
+    def arrivals(self, requests: int, per_s: float = 0.0, clients: int = 1, new: int | None = None) -> Arrivals:
+        return Arrivals(Lengths(self.prompt, new or self.new), requests, per_s, clients, 1)
+
+    def light(self) -> Iterator[Row]:
+        for share in (0.3, 0.6):
+            found, _, what = self._poisson(share)
+            pass_s = found.gap_s.p50
+            for name, seconds, most in (("p50", found.ttft_s.p50, MOST_P50), ("p99", found.ttft_s.p99, MOST_P99)):
+                yield self.row(f"TTFT {name} at {share:.0%}", f"in passes; {what}", seconds, pass_s, "s", most)
+
+    def ninety(self) -> Iterator[Row]:
+        found, forecast, what = self._poisson(0.9)
+        pairs = (("p50", found.ttft_s.p50, forecast.ttft_s.p50), ("p99", found.ttft_s.p99, forecast.ttft_s.p99))
+        for name, measured, predicted in pairs:
+            off = max(measured / predicted, predicted / measured)
+            yield self.row(f"TTFT {name} at 90%", what, measured, predicted, "s", NEAR_TTFT, predicted / measured, ratio=off)
+
+    def _poisson(self, share: float) -> tuple[Figures, ServingForecast, str]:
+        """Measured and simulated at so much of the planned load."""
+        rate = share * planned_load(self.served, self.arrivals(8 * self.clients))
+        arrivals = self.arrivals(min(2000, max(40, round(rate * self.seconds))), rate)
+        forecast = simulate_serving(self.served, arrivals)
+        with self.server(self.path) as (server, name):
+            bodies = self.bodies(name, arrivals.requests, seed=f"poisson {share}")
+            replies = whole(asyncio.run(arriving(server.address, COMPLETIONS, bodies, list(arrivals.moments()))), server)
+        return Figures.of(replies), forecast, f"{arrivals.requests} requests, {rate:.3g} a second"
+
+    def closed(self) -> Iterator[Row]:
+        with self.server(self.path) as (server, name):
+            for clients in CLOSED:
+                each = simulate_serving(self.served, self.arrivals(4 * clients, clients=clients))
+                count = max(4, 3 * clients, round(each.requests_per_s * self.seconds))
+                forecast = simulate_serving(self.served, self.arrivals(count, clients=clients))
+                found = settled(self.load(server, name, clients, count, seed=f"closed {clients}"))
+                off = abs(forecast.tokens_per_s / found - 1)
+                what, near = f"{count} requests, throughput beside the simulator's", forecast.tokens_per_s / found
+                yield self.row(f"{clients} clients", what, found, forecast.tokens_per_s, "tok/s", NEAR_RATE, near, ratio=off)
+
+    def idle(self) -> Iterator[Row]:
+        with self.server(self.path) as (server, name):
+            before = server.metrics()
+            self.load(server, name, self.clients, 2 * self.clients, seed="idle")
+            after = server.metrics()
+        idle_s, busy_s = (grown(before, after, f"penstock_engine_{kind}_seconds_total") for kind in ("idle", "busy"))
+        what = f"{self.clients} streams"
+        yield self.row("engine idle between steps", what, idle_s, idle_s + busy_s, "s", "<= 0.01")
+        way_s = histogram_share(before, after, "penstock_token_to_socket_seconds", 0.99)
+        if way_s is None:
+            raise SystemExit("penstock_token_to_socket_seconds: nothing was counted")
+        yield self.row("token to socket, p99", what, way_s, 0.002, "s", "<= 1")
+
+    def turns(self) -> Iterator[Row]:
+        """Each second turn is alone with rows that decode meanwhile, so that its own restore is seen."""
+        tokens = min(TURN_TOKENS, self.prompt * 8)
+        kept = TURNS * (tokens + TURN_NEW)
+        path = self.plan("turns", 4, tokens + TAIL_TOKENS, self.new, f"workload.kept_tokens={kept}")
+        plan, vocab = read_plan(path), self.served.model.vocab
+        firsts = [token_prompt(tokens, vocab, f"turn {k}") for k in range(TURNS)]
+        link = self.hybrid.rates(plan).link_gbps or self.hybrid.rates(plan).read_gbps
+        with self.server(path) as (server, name):
+            asked = [body_of(COMPLETIONS, prompt, TURN_NEW, name) for prompt in firsts]
+            whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, 2)), server)
+            alone, beside, seconds = asyncio.run(self._second_turns(server.address, name, firsts))
+        pass_s = median(gaps([alone]))
+        restored = median(reply.cached_tokens for reply in seconds)
+        limit = restored * plan.model.kv_bytes_per_token / link / 1e9 + 1.5 * pass_s
+        what = f"{restored:.0f} of {tokens + TAIL_TOKENS} tokens restored, median of {TURNS}"
+        yield self.row("second turn, TTFT", what, median(r.ttft_s for r in seconds), limit, "s", "<= 1.15")
+        yield self.row("other rows' steps meanwhile", "over steps before", median(gaps([beside])), pass_s, "s", "<= 1.05")
+
+    async def _second_turns(self, address: Address, name: str, firsts: Sequence[list[int]]) -> tuple[Reply, Reply, list[Reply]]:
+        """A row that decodes alone, one that decodes beside the second turns, and these."""
+        vocab = self.served.model.vocab
+
+        def row(seed: str) -> dict[str, Any]:
+            return body_of(COMPLETIONS, token_prompt(self.prompt, vocab, seed), self.new, name)
+
+        alone = await ask(address, COMPLETIONS, row("alone"))
+        beside, seconds = Reply(0.0), list[Reply]()
+        other = asyncio.create_task(ask(address, COMPLETIONS, row("beside 0")))
+        for k, first in enumerate(firsts):
+            seconds.append(
+                await ask(address, COMPLETIONS, body_of(COMPLETIONS, first + token_prompt(TAIL_TOKENS, vocab, f"tail {k}"), 4, name))
+            )
+            if other.done():
+                beside.times_s += other.result().times_s
+                other = asyncio.create_task(ask(address, COMPLETIONS, row(f"beside {k + 1}")))
+        beside.times_s += (await other).times_s
+        return alone, beside, seconds
+
+    def llama(self) -> Iterator[Row]:
+        """Both with the same VRAM, as much of llama.cpp's model in it as fits."""
+        program, gguf = self.given.get("llama_server"), self.given.get("gguf")
+        if not program or not gguf:
+            raise SystemExit("cases=llama: give llama_server=PATH and gguf=FILE, the same geometry in the same format")
+        cores = self.hybrid.cores
+        threads = self.given.get("peer_threads", f"{max(1, cores // 4)},{max(1, cores // 2)},{cores}").split(",")
+        theirs = {count: self._llama_rate(program, gguf, count) for count in dict.fromkeys(threads)}
+        best = max(theirs, key=theirs.__getitem__)
+        with self.server(self.path) as (server, name):
+            mine = settled(self.load(server, name, LLAMA_ROWS, 4 * LLAMA_ROWS, seed="llama"))
+        what = f"{LLAMA_ROWS} clients; {best} threads, -ngl {self._llama_layers()}: " + ", ".join(
+            f"{k}: {v:.3g}" for k, v in theirs.items()
+        )
+        yield self.row("over llama.cpp's server", what, mine, theirs[best], "tok/s", ">= 1.3")
+
+    def _llama_layers(self) -> str:
+        """Of the model, that fit into the VRAM beside KV of all rows and a GiB of scratch and context."""
+        if "ngl" in self.given:
+            return self.given["ngl"]
+        model, kv_tokens = self.served.model, LLAMA_ROWS * (self.prompt + self.new)
+        layer = model.weight_bytes / model.layers + kv_tokens * model.kv_bytes_per_token / model.layers
+        return str(max(0, int(((parse_bytes(self.given.get("vram", "6GiB")) or 0) - (1 << 30)) // layer)))
+
+    def _llama_rate(self, program: str, gguf: str, threads: str) -> float:
+        room = LLAMA_ROWS * (self.prompt + self.new + 32)
+        with socket_port() as port:
+            command = [program, "-m", gguf, "-np", str(LLAMA_ROWS), "-cb", "-c", str(room), "-t", threads, "-ngl", self._llama_layers()]
+            command += ["--port", str(port), "--host", "127.0.0.1", "--no-webui"]
+        log = self.bench.work / f"llama-server-{threads}.log"
+        with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+            try:
+                address = Address("127.0.0.1", port)
+                asyncio.run(answered(address, process, log))
+                bodies = self.bodies("any", 4 * LLAMA_ROWS, seed="llama")
+                asyncio.run(closed_loop(address, COMPLETIONS, bodies[:2], 2))
+                replies = asyncio.run(closed_loop(address, COMPLETIONS, bodies, LLAMA_ROWS))
+            finally:
+                process.kill()
+        failed = Figures.of(replies).errors
+        if failed:
+            raise SystemExit(f"{program}: {failed[0]}")
+        return settled(replies)
+
+
+def whole(replies: list[Reply], server: Server) -> list[Reply]:
+    """``replies``, none of which failed. SystemExit otherwise."""
+    figures = Figures.of(replies)
+    if figures.failed:
+        raise SystemExit(f"{figures.failed} of {figures.requests} requests failed: {', '.join(figures.errors)}; {server.words[-500:]}")
+    return replies
+
+
+def gaps(replies: Sequence[Reply]) -> list[float]:
+    return [b - a for reply in replies for a, b in zip(reply.times_s, reply.times_s[1:], strict=False)]
+
+
+def decode_gap(replies: Sequence[Reply], rows: int) -> float:
+    """The median from one token to the next while all ``rows`` decode, none of them behind its prompt."""
+    since, until = max(reply.times_s[0] for reply in replies), min(reply.times_s[-1] for reply in replies)
+    found = [b - a for reply in replies for a, b in zip(reply.times_s, reply.times_s[1:], strict=False) if since <= a and b <= until]
+    if not found:
+        raise SystemExit(f"{rows} rows never decoded together: steps={len(replies[0].times_s)} is too few")
+    return median(found)
+
+
+def settled(replies: Sequence[Reply]) -> float:
+    """Tokens a second between the first and the last quarter of the answers, as the simulator counts them."""
+    ended = sorted(reply.ended_s for reply in replies)
+    first, last = int(SETTLED * len(ended)), len(ended) - 1 - int(SETTLED * len(ended))
+    since, until = ended[first], ended[last]
+    if until <= since:
+        since, until = min(reply.begun_s for reply in replies), ended[-1]
+    inside = sum(reply.tokens * sum(since < t <= until for t in reply.times_s) / len(reply.times_s) for reply in replies)
+    return inside / (until - since)
+
+
+@contextmanager
+def socket_port() -> Iterator[int]:
+    """A port that was free a moment ago."""
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]
+
+
+async def answered(address: Address, process: subprocess.Popen[bytes], log: Path, within_s: int = 240) -> None:
+    """Until a server that is not ours takes requests."""
+    from bench.sse import fetch
+
+    for _ in range(within_s * 5):
+        if process.poll() is not None:
+            raise SystemExit(f"it ended: {log.read_text(errors='replace')[-800:]}")
+        try:
+            if (await fetch(address, "/health"))[0] == 200:
+                return
+        except (OSError, EOFError):
+            pass
+        await asyncio.sleep(0.2)
+    raise SystemExit(f"not ready after {within_s} s: {log.read_text(errors='replace')[-800:]}")
+
+
+def main() -> None:
+    try:
+        given = given_of(sys.argv[1:], KEYS)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    bench = Bench(Path(given.get("work", "bench-work")).resolve())
+    profile = profile_of(bench, given.get("quick", "false"))
+    with closing(Worker(HANG_S)) as worker:
+        one = Serving(bench, worker, profile, given)
+        methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
+        run_cases(chosen(given.get("cases", "rows"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
+
+
+if __name__ == "__main__":
+    main()
