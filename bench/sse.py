@@ -59,6 +59,8 @@ class Reply:
     whole: bool = False
     """The reply came to an end of its own: a finish reason and, of a stream, its last event; or an error object."""
     ended_s: float = 0.0
+    document: dict[str, Any] | None = None
+    """Of a reply that was no stream."""
 
     @property
     def ttft_s(self) -> float:
@@ -150,7 +152,8 @@ async def receive(reader: asyncio.StreamReader, reply: Reply) -> None:
     body = read_body(reader, reply.head)
     if not reply.head.get("content-type", "").startswith("text/event-stream"):
         whole = b"".join([data async for data in body])
-        reply.take(json.loads(whole) if whole else {}, time.perf_counter())
+        reply.document = json.loads(whole) if whole else {}
+        reply.take(reply.document, time.perf_counter())
         reply.whole = True
         return
     async for data in events(body):
