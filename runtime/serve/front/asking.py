@@ -155,7 +155,7 @@ class Asking:
         now, text = time.monotonic(), self._texts[message.index]
         self._told.tokens(len(message.tokens), now - self._heard_at.get(message.index, self._asked_at), message.index not in self._heard_at)
         self._heard_at[message.index] = now
-        self.at = getattr(message, "at", None)
+        self.at = message.at
         self.usage = replace(self.usage, completion_tokens=self.usage.completion_tokens + len(message.tokens))
         new = text.add(message.tokens)
         if text.stop is not None:

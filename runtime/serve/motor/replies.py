@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +52,9 @@ class Reply:
             return [self.over("length")], True
         if not submit.ignore_eos and token in submit.stop_ids:
             return [self.over("stop", token)], True
-        said: list[Message] = [Chosen(submit.id, self.index, [token], None if picked.logprobs is None else [picked.logprobs])]
+        said: list[Message] = [
+            Chosen(submit.id, self.index, [token], None if picked.logprobs is None else [picked.logprobs], time.monotonic())
+        ]
         if self.choice.matcher is not None and self.choice.matcher.over:
             return [*said, self.over("stop")], True
         full = self.choice.said >= submit.new_tokens

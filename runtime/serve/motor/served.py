@@ -13,6 +13,7 @@ from typing import Any
 import transformers
 
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serve_scheduler import Scheduler
 from penstock.runtime.asked.order import capacity_tokens
@@ -76,7 +77,7 @@ class Served:
             if self._asked.grammars and self._vocabulary.tokenizer is not None:
                 self._grammars = Grammars(self._vocabulary.tokenizer, session.plan.model.vocab, sorted(self._vocabulary.stop_ids))
                 stack.enter_context(closing(self._grammars))
-            self._vitals = Vitals(session, lambda shape: None)
+            self._vitals = Vitals(session, self._limits, PassPrices(session.plan).seconds)
             self._stack = stack.pop_all()
         return self
 

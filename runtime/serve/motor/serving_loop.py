@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.serving.serve_scheduler import Scheduler, ServeStep, Share
+from penstock.planner.contract.serving.serving_forecast import mixed_of
 from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.model.rows import Row, Step
@@ -21,7 +22,7 @@ from penstock.runtime.serve.motor.logprobs import cut_step, of_prompt
 from penstock.runtime.serve.motor.replies import Replies, Reply, check_submit, sampling_for
 from penstock.runtime.serve.motor.row_sampling import RowSampler
 from penstock.runtime.serve.motor.serve_sequences import ServeSequences
-from penstock.runtime.serve.motor.vitals import PassShape, Vitals
+from penstock.runtime.serve.motor.vitals import Vitals
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import Cancel, Drain, Message, PromptLogprobs, Refused, Submit, Vital, said
 
@@ -188,7 +189,7 @@ class ServingLoop:
         """One step, of one pass unless prompts want more logits than fit."""
         begun = time.perf_counter()
         shares = step.rows
-        shape = _shape(shares)
+        shape = mixed_of(step)
         told: list[Message] = []
         for share in shares:
             reply = self._replies[share.number]
@@ -276,14 +277,5 @@ class ServingLoop:
         self._frames.send(*map(said, messages))
 
     def _vital(self) -> dict[str, Any]:
-        total = self._scheduler.limits.pages
-        free, kept = self._sequences.free, self._sequences.kept
-        return self._vitals.take(self._scheduler.living, self._scheduler.waiting, {"total": total, "used": total - free, "kept": kept})
-
-
-def _shape(shares: Sequence[Share]) -> PassShape:
-    decode = [share.start for share in shares if share.kind == "decode"]
-    prompts = [share for share in shares if share.kind == "prompt"]
-    tokens = sum(share.count for share in prompts)
-    before = sum(share.count * (share.start + share.count / 2) for share in prompts) / tokens if tokens else 0.0
-    return PassShape(len(decode), sum(decode) / len(decode) if decode else 0.0, tokens, before)
+        used = self._scheduler.limits.pages - self._sequences.free
+        return self._vitals.take(self._scheduler.living, self._scheduler.waiting, used, self._sequences.kept)

@@ -1,14 +1,15 @@
 """What a motor tells of itself while it works, and at its end: predicted beside measured.
 
-Keys of ``Vital.stats``:
+Keys of ``Vital.stats``; one that is not known is left out:
 
-* ``rows``, ``waiting``; ``pages`` with ``total``, ``used``, ``kept``;
-* ``tokens_per_s`` (of replies) and ``prompt_tokens_per_s`` since the last vital;
-* ``pass``: of the last one ``rows``, ``context``, ``prompt_tokens``, ``before``, ``seconds`` and ``predicted_s``; null where none was;
-* ``idle_share``: of the seconds since the last vital in which there was work, those between passes;
-* ``binds``: the stage that was busy longest; ``busy``: stage -> share of the seconds;
-* ``tiers``: tier -> ``bytes`` planned and ``limit_bytes``;
-* ``totals``: the fields of ``Totals``.
+* ``rows``, ``rows_limit``, ``waiting``, ``queue_limit``: now; ``pages``, ``pages_used``, ``pages_kept``, ``page_tokens``: of the pool;
+* of the last pass ``pass_tokens``, ``prompt_tokens``, ``decode_rows``, ``pass_s``, ``predicted_pass_s``; ``pass_tokens_limit``;
+* since the last vital ``tokens_per_s`` (of replies), ``predicted_tokens_per_s`` (of passes like the last), ``prompt_tokens_per_s``;
+  ``idle_share``: of the seconds in which there was work, those between passes; ``busy``: stage -> share of the seconds; ``binds``: the
+  stage that was busy longest;
+* since the start ``requests``, ``passes``, ``generated_tokens``, ``prompt_tokens_total`` (computed), ``restored_tokens``, ``preempted``
+  (rows), ``idle_s``, ``busy_s``;
+* ``tiers``: tier -> ``capacity`` and bytes by item, as the plan has them.
 """
 
 from __future__ import annotations
@@ -19,22 +20,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.memory_law import dram_use, ssd_use, vram_use
+from penstock.planner.contract.prices.stages import MixedPass
+from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.runtime.engine.session import Session
 
 EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class PassShape:
-    """What one pass carried."""
-
-    rows: int
-    """That decode."""
-    context: float
-    """Their tokens, on average."""
-    prompt_tokens: int
-    before: float
-    """Tokens that a prompt token follows, on average."""
 
 
 @dataclass
@@ -73,46 +64,61 @@ class _Since:
 class Vitals:
     """``predicted_s`` says how long a pass takes by the plan; asked once a vital, since it may cost milliseconds."""
 
-    def __init__(self, session: Session, predicted_s: Callable[[PassShape], float | None]):
-        self._session, self._predicted_s = session, predicted_s
+    def __init__(self, session: Session, limits: ServeLimits, predicted_s: Callable[[MixedPass], float]):
+        self._session, self._limits, self._predicted_s = session, limits, predicted_s
+        self._tiers = tiers(session.plan)
         self.totals = Totals()
-        self._last: tuple[PassShape, float] | None = None
+        self._last: tuple[MixedPass, float] | None = None
         self._since = _Since(busy=self._busy())
         self._begun = time.perf_counter()
         self._work_s = 0.0
 
-    def passed(self, shape: PassShape, seconds: float, idle_s: float) -> None:
+    def passed(self, shape: MixedPass, seconds: float, idle_s: float) -> None:
         """A pass is over, that began ``idle_s`` after the last one or after work came."""
         self._last = shape, seconds
         self.totals.passes += 1
         self.totals.pass_s += seconds
         self.totals.idle_s += idle_s
-        self.totals.prompt_tokens += shape.prompt_tokens
+        self.totals.prompt_tokens += shape.tokens
 
     @property
     def due(self) -> bool:
         """Whether a second has gone by."""
         return time.perf_counter() - self._since.at_s >= EVERY_S
 
-    def take(self, rows: int, waiting: int, pages: Mapping[str, int]) -> dict[str, Any]:
+    def take(self, rows: int, waiting: int, pages_used: int, pages_kept: int) -> dict[str, Any]:
         """What happened since the last one."""
-        before, now = self._since, _Since(totals=Totals(**vars(self.totals)), busy=self._busy())
+        before, now, limits = self._since, _Since(totals=Totals(**vars(self.totals)), busy=self._busy()), self._limits
         self._since = now
         seconds = now.at_s - before.at_s
         pass_s, idle_s = now.totals.pass_s - before.totals.pass_s, now.totals.idle_s - before.totals.idle_s
         busy = {stage: max(0.0, s - before.busy.get(stage, 0.0)) / seconds for stage, s in now.busy.items()} if seconds else {}
+        totals = now.totals
         return {
             "rows": rows,
+            "rows_limit": limits.rows,
             "waiting": waiting,
-            "pages": dict(pages),
-            "tokens_per_s": (now.totals.tokens - before.totals.tokens) / seconds if seconds else 0.0,
-            "prompt_tokens_per_s": (now.totals.prompt_tokens - before.totals.prompt_tokens) / seconds if seconds else 0.0,
-            "pass": self._compared() if now.totals.passes > before.totals.passes else None,
+            "queue_limit": limits.queue,
+            "pages": limits.pages,
+            "pages_used": pages_used,
+            "pages_kept": pages_kept,
+            "page_tokens": limits.page_tokens,
+            "pass_tokens_limit": limits.pass_tokens,
+            "tokens_per_s": (totals.tokens - before.totals.tokens) / seconds if seconds else 0.0,
+            "prompt_tokens_per_s": (totals.prompt_tokens - before.totals.prompt_tokens) / seconds if seconds else 0.0,
             "idle_share": idle_s / (pass_s + idle_s) if pass_s + idle_s else 0.0,
-            "binds": max(busy, key=busy.__getitem__) if any(busy.values()) else None,
             "busy": busy,
-            "tiers": tiers(self._session.plan),
-            "totals": asdict(now.totals),
+            "requests": totals.requests,
+            "passes": totals.passes,
+            "generated_tokens": totals.tokens,
+            "prompt_tokens_total": totals.prompt_tokens,
+            "restored_tokens": totals.restored_tokens,
+            "preempted": totals.given_up,
+            "idle_s": totals.idle_s,
+            "busy_s": totals.pass_s,
+            "tiers": self._tiers,
+            **({"binds": max(busy, key=busy.__getitem__)} if any(busy.values()) else {}),
+            **(self._last_pass() if totals.passes > before.totals.passes else {}),
         }
 
     def report(self) -> dict[str, Any]:
@@ -142,22 +148,30 @@ class Vitals:
     def _busy(self) -> dict[str, float]:
         return {stage: busy_s for stage, (_, busy_s) in self._session.engine.stage_totals().items()}
 
-    def _compared(self) -> dict[str, Any] | None:
+    def _last_pass(self) -> dict[str, Any]:
         if self._last is None:
-            return None
+            return {}
         shape, seconds = self._last
         predicted = self._predicted_s(shape)
-        if predicted is not None:
-            self.totals.compared += 1
-            self.totals.compared_s += seconds
-            self.totals.compared_predicted_s += predicted
-        return asdict(shape) | {"seconds": seconds, "predicted_s": predicted}
+        self.totals.compared += 1
+        self.totals.compared_s += seconds
+        self.totals.compared_predicted_s += predicted
+        return {
+            "pass_tokens": shape.all_tokens,
+            "prompt_tokens": shape.tokens,
+            "decode_rows": shape.rows,
+            "pass_s": seconds,
+            "predicted_pass_s": predicted,
+            "predicted_tokens_per_s": shape.rows / predicted,
+        }
 
 
 def tiers(plan: Plan) -> dict[str, dict[str, int]]:
-    """Tier -> bytes that the plan takes, and the machine's."""
-    made, machine = plan.prediction, plan.hardware
-    found = {"dram": (made.dram_bytes, machine.dram_bytes), "ssd": (made.ssd_bytes, machine.ssd_bytes)}
-    if machine.gpu is not None:
-        found = {"vram": (made.vram_bytes, machine.vram_bytes)} | found
-    return {tier: {"bytes": taken, "limit_bytes": limit} for tier, (taken, limit) in found.items()}
+    """Tier -> the machine's ``capacity``, and bytes that the plan takes, by item."""
+    asked = plan.hardware, plan.model, plan.workload, plan.decisions
+    found = {
+        "vram": (plan.hardware.vram_bytes, vram_use(*asked)),
+        "dram": (plan.hardware.dram_bytes, dram_use(*asked)),
+        "ssd": (plan.hardware.ssd_bytes, ssd_use(*asked)),
+    }
+    return {tier: {"capacity": capacity} | {item: n for item, n in use.items() if n} for tier, (capacity, use) in found.items() if use}

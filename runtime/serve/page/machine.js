@@ -9,7 +9,13 @@ const KEPT = 120;
 const LEAST = 20;
 const [WIDE, HIGH] = [300, 72];
 const MANY = 64;
-const COLOURS = new Set(["weights", "kv", "kept", "staging", "experts"]);
+const PARTS = {
+  weights: ["weights", "residents", "layer_cache", "embedding_head", "embedding", "norms"],
+  experts: ["experts"],
+  kv: ["kv"],
+  kept: ["kv_reuse", "kept"],
+  staging: ["staging", "ring", "kv_ring", "kv_staging", "kv_bounce"],
+};
 const BOUND = { link: "bound by the link", compute: "bound by compute", ssd: "bound by the SSD", cpu: "bound by the CPU", bus: "bound by the DRAM bus" };
 
 const put = (id, text) => {
@@ -123,7 +129,8 @@ export class Machine {
 
   tiers(v) {
     const names = new Set();
-    const drawn = Object.entries(v.tiers ?? {}).map(([tier, { capacity, ...parts }]) => {
+    const drawn = Object.entries(v.tiers ?? {}).map(([tier, { capacity, ...items }]) => {
+      const parts = grouped(items);
       const held = Object.values(parts).reduce((sum, n) => sum + n, 0);
       const whole = capacity || held;
       const made = document.createElement("div");
@@ -155,11 +162,19 @@ export class Machine {
         const item = document.createElement("li");
         const mark = document.createElement("i");
         mark.style.background = colour(name);
-        item.append(mark, name === "kv" ? "KV" : name === "kept" ? "kept prefixes" : name);
+        item.append(mark, NAMES[name] ?? name);
         return item;
       }),
     );
   }
 }
 
-const colour = (name) => `var(--${COLOURS.has(name) ? name : "other"})`;
+const NAMES = { kv: "KV", kept: "kept prefixes", staging: "in transit" };
+const colour = (name) => `var(--${name})`;
+
+/** A plan's items as the few parts that are drawn, in their order. */
+function grouped(items) {
+  const parts = Object.fromEntries([...Object.keys(PARTS), "other"].map((part) => [part, 0]));
+  for (const [item, size] of Object.entries(items)) parts[Object.keys(PARTS).find((part) => PARTS[part].includes(item)) ?? "other"] += size;
+  return parts;
+}

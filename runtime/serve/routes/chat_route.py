@@ -133,7 +133,7 @@ class _Reply:
             "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
             "finish_reason": reason,
         }
-        usage = {"usage": None} if self._body.with_usage else {}
+        usage = self._body.usage_so_far(self._usage)
         return event(self._head | {"object": "chat.completion.chunk", "choices": [said]} | usage)
 
     def _logprobs(self, piece: Piece) -> list[dict[str, Any]] | None:

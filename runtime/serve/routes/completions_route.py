@@ -144,12 +144,11 @@ class _Reply:
 
     async def events(self) -> AsyncIterator[bytes]:
         """The same in pieces."""
-        usage = {"usage": None} if self._body.with_usage else {}
         async for choice, piece in _merged(self._asked, self._body.n or 1):
             text, logprobs = self._told(choice, piece)
             if text or logprobs or piece.finish_reason:
                 said = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-                yield event(self._head | {"choices": [said]} | usage)
+                yield event(self._head | {"choices": [said]} | self._body.usage_so_far(self._usage))
         if self._body.with_usage:
             yield event(self._head | {"choices": [], "usage": self._usage()})
         yield DONE

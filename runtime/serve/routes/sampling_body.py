@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -22,6 +23,8 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     """One more event before the last, with the usage."""
+    continuous_usage_stats: bool | None = None
+    """Each event with a choice has the usage so far, too."""
     include_obfuscation: bool | None = None
     """Taken, and nothing is obfuscated."""
 
@@ -98,6 +101,12 @@ class SamplingBody(Body):
     def with_usage(self) -> bool:
         """Whether a stream says its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def usage_so_far(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What an event with a choice says of ``usage``, where a stream says it at all."""
+        if not self.with_usage or self.stream_options is None:
+            return {}
+        return {"usage": usage() if self.stream_options.continuous_usage_stats else None}
 
 
 def _token(token: str, front: Front) -> int:

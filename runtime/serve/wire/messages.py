@@ -158,6 +158,8 @@ class Chosen:
     index: int
     tokens: list[int]
     logprobs: list[TopLogprobs] | None = None
+    at: float | None = None
+    """When they were known, by ``time.monotonic``, which all processes of a host share."""
 
 
 @dataclass(frozen=True)

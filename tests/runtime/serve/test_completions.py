@@ -76,6 +76,10 @@ def test_a_stream_says_the_same_as_a_document_and_its_usage_where_that_is_asked(
     assert "".join(c["text"] for event in said for c in event["choices"]) == "hello"
     assert said[-1]["choices"] == [] and said[-1]["usage"]["completion_tokens"] == 5
     assert all(event["usage"] is None for event in said[:-1])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    said = events(play(Script(), post(prompt="ab", stream=True, stream_options=options)))
+    told = [event["usage"]["completion_tokens"] for event in said]
+    assert told == sorted(told) and told[0] < 5 == told[-1]
     assert [c["finish_reason"] for event in said for c in event["choices"]][-1] == "length"
 
 
