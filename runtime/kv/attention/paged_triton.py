@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.runtime.formats.kernels.launching import Launcher
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 
@@ -151,6 +152,7 @@ class TritonKernel:
 
     def __init__(self, processors: int):
         self._processors = processors
+        self._attend, self._merge, self._write = Launcher(_attend), Launcher(_merge), Launcher(_write)
 
     def takes(self, query: torch.Tensor, shape: TokenShape) -> bool:
         (heads, dim), (value_heads, value_dim) = shape.keys, shape.values
@@ -170,7 +172,7 @@ class TritonKernel:
             parts = torch.empty(len(query) * query.shape[1] * splits * value_dim, dtype=torch.float32, device=query.device)
             stats = torch.empty(len(query) * query.shape[1] * splits * 2, dtype=torch.float32, device=query.device)
         sinks, slopes = (out if given is None else given for given in (traits.sinks, traits.slopes))
-        _attend[(blocks, rows, heads * splits)](
+        self._attend((blocks, rows, heads * splits),
             query, keys, values, out, parts, stats, tables.firsts, tables.starts, tables.counts, tables.pages, sinks, slopes,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
             tables.pages.stride(0), tables.page_tokens, traits.window or 0, splits, group, traits.scaling, traits.softcap or 0.0,
@@ -179,7 +181,7 @@ class TritonKernel:
             SLOPES=traits.slopes is not None, WHOLE=splits == 1, num_warps=4, num_stages=2,
         )  # fmt: skip
         if splits > 1:
-            _merge[(rows, query.shape[1], tables.most_tokens)](
+            self._merge((rows, query.shape[1], tables.most_tokens),
                 parts, stats, out, tables.firsts, tables.counts, sinks, splits, query.shape[1], *out.stride()[:2],
                 VALUE_DIM=value_dim, VALUES_WIDE=value_wide, SINKS=traits.sinks is not None,
             )  # fmt: skip
@@ -190,7 +192,7 @@ class TritonKernel:
         alike = keys.dtype == values.dtype == new_keys.dtype == new_values.dtype and new_values.shape[1] == heads
         if not alike or any(one.stride(-1) != 1 for one in (*held, *new)):
             return False
-        _write[(tokens, heads)](
+        self._write((tokens, heads),
             new_keys, new_values, keys, values, slots, *new_keys.stride()[1:3], *new_values.stride()[1:3],
             *keys.stride()[:2], *values.stride()[:2], KEY_DIM=dim, VALUE_DIM=value_dim,
             KEYS_WIDE=triton.next_power_of_2(dim), VALUES_WIDE=triton.next_power_of_2(value_dim), num_warps=1,
