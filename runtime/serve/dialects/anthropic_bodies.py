@@ -91,11 +91,20 @@ class AnthropicNamed(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Body):
-    type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(None, ge=1024)
+class ThinkingEnabled(Body):
+    type: Literal["enabled"]
+    budget_tokens: int = Field(ge=1024)
     """What to aim at, where the model's template can say so."""
     display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(Body):
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingDisabled(Body):
+    type: Literal["disabled"]
 
 
 class OutputFormat(Body):
@@ -120,7 +129,7 @@ class AnthropicTalk(Body):
     system: str | list[TextBlock] | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=128)] | None = None
     tool_choice: Annotated[AnthropicChoice | AnthropicNamed, Field(discriminator="type")] | None = None
-    thinking: Thinking | None = None
+    thinking: Annotated[ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled, Field(discriminator="type")] | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -167,14 +176,13 @@ def anthropic_asked(body: AnthropicTalk, talk: Talk) -> TalkAsked:
 def _thinking(body: AnthropicTalk, talk: Talk) -> dict[str, Any]:
     """A model thinks only where it is asked to, as far as its template can say so."""
     asked, effort = body.thinking, None if body.output_config is None else body.output_config.effort
-    if asked is None or asked.type == "disabled":
+    if asked is None or isinstance(asked, ThinkingDisabled):
         return effort_options("none", talk)
     if not talk.reasons:
         raise WrongRequest("thinking: this model's replies mark no reasoning; leave it out, or say type='disabled'", "thinking")
-    if asked.type == "enabled" and asked.budget_tokens is None:
-        raise WrongRequest("thinking.budget_tokens: it is required", "thinking.budget_tokens")
-    budget = {"thinking_budget": asked.budget_tokens} if asked.budget_tokens is not None and talk.writes("thinking_budget") else {}
-    return effort_options(effort or "medium", talk) | budget
+    if isinstance(asked, ThinkingEnabled) and talk.writes("thinking_budget"):
+        return effort_options(effort or "medium", talk) | {"thinking_budget": asked.budget_tokens}
+    return effort_options(effort or "medium", talk)
 
 
 def _messages(message: AnthropicMessage, talk: Talk, where: str) -> list[dict[str, Any]]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, WithJsonSchema, model_validator
 
 
 class Body(BaseModel):
     """An object of JSON whose keys are these and no others, of these types and no others."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Refused = Annotated[Any, WithJsonSchema({"type": "null"})]
+"""A key that servers elsewhere know, and this one refuses in words, where it is not null."""
+RefusedTrue = Annotated[bool | None, WithJsonSchema({"enum": [False, None]})]
+"""The same, where it is not false."""
 
 
 class Repeated(Body):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from penstock.runtime.serve.dialects.bodies import Body, Repeated, lines
+from penstock.runtime.serve.dialects.bodies import Body, Refused, RefusedTrue, Repeated, lines
 from penstock.runtime.serve.dialects.chat_bodies import (
     AnyJson,
     Effort,
@@ -169,11 +169,11 @@ class ResponsesTalk(Body):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
-    store: bool | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: Any = None
+    store: RefusedTrue = None
+    background: RefusedTrue = None
+    previous_response_id: Refused = None
+    conversation: Refused = None
+    prompt: Refused = None
 
     @property
     def likeliest(self) -> int | None:

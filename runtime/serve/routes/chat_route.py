@@ -6,12 +6,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from penstock.runtime.serve.dialects.bodies import RefusedTrue
 from penstock.runtime.serve.dialects.call_ids import call_id
 from penstock.runtime.serve.dialects.chat_bodies import ChatTalk, chat_asked
 from penstock.runtime.serve.dialects.model_talk import Prepared
@@ -32,8 +33,7 @@ class ChatBody(ChatTalk, SamplingBody):
     """An older name of it."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    store: Literal[False] | None = None
-    """Nothing is stored."""
+    store: RefusedTrue = None
 
     def limit(self) -> int | None:
         """Tokens of a reply, at most; None: as the context has room."""
@@ -56,6 +56,8 @@ def router(front: Front) -> APIRouter:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation."""
         body.check(front)
+        if body.store:
+            raise wrong("store", "this server keeps nothing between requests; leave it out", "unsupported_parameter")
         limit, likeliest, stops, sampled = body.limit(), body.likeliest(), body.stops(), body.sampled(front)
         prepared = await asyncio.to_thread(lambda: front.talk.prepare(chat_asked(body, front.talk)))
         wanted = Wanted(

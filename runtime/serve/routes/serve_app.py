@@ -17,15 +17,17 @@ from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.front.front_desk import Front
 from penstock.runtime.serve.front.guard import Guard, error_response, fault
 from penstock.runtime.serve.routes import chat_route, completions_route, machine_routes, messages_route, responses_route
+from penstock.runtime.serve.routes.openapi_page import describe
 
 ROUTERS = (machine_routes.router, chat_route.router, completions_route.router, responses_route.router, messages_route.router)
 
 
 def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Callable[[str], None]) -> ASGIApp:
     """All that a server answers. ``origins``: of web pages that may ask it, none by default."""
-    app = FastAPI(title="Penstock", docs_url=None, redoc_url=None, responses=_errors())
+    app = FastAPI(title="Penstock", docs_url=None, redoc_url=None)
     for make in ROUTERS:
         app.include_router(make(front))
+    describe(app, front.model)
 
     async def of_api(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -70,19 +72,3 @@ def _wrong_body(found: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "missing":
         return ApiError(400, f"{param}: it is required", param=param, code="missing_required_parameter")
     return ApiError(400, f"{param}: {first['msg']}", param=param, code="invalid_value")
-
-
-def _errors() -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI page: what else any route may answer."""
-    said = {
-        "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "properties": {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")},
-            }
-        },
-    }
-    words = {400: "Wrong request", 401: "No or wrong key", 413: "Too large", 422: "Never", 429: "Too many requests", 503: "Not ready"}
-    return {status: {"description": text, "content": {"application/json": {"schema": said}}} for status, text in words.items()}
