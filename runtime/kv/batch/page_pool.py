@@ -85,6 +85,10 @@ class PagePool:
         self._free += not self._references[page]
 
     def _adjacent(self, count: int, after: int | None) -> tuple[int, ...]:
+        if after is not None and not any(self._references[after + 1 : after + 1 + count]) and after + count < self.slots:
+            return tuple(range(after + 1, after + 1 + count))
+        if count == 1:  # what a row takes while it decodes
+            return (self._references.index(0),)
         holes = [list(run) for held, run in groupby(range(self.slots), lambda page: self._references[page] > 0) if not held]
         behind = [run for run in holes if after is not None and run[0] == after + 1]
         fitting = next((run for run in behind + holes if len(run) >= count), None)

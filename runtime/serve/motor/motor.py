@@ -6,6 +6,7 @@ user can mend, 1 for everything else.
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import sys
@@ -96,6 +97,8 @@ def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
         with uncollected():
             from penstock.runtime.serve.motor.served import Served
         with Served(replace(cfg, kv=reuse), plan, checkpoint, ground, asked, tell) as served:
+            gc.collect()
+            gc.freeze()  # what a start made lives as long as the process: no pass waits while it is searched
             over = served.run(frames, inbox)
             if over:
                 frames.send(said(Stopped(served.report())))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -33,16 +34,6 @@ from penstock.runtime.serve.motor.serving_loop import ServeLaw, ServingLoop
 from penstock.runtime.serve.motor.vitals import Vitals, tiers
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import EngineInfo, Open, Ready, said
-
-QUEUE = 256
-"""Requests that wait at most, where nobody says how many."""
-
-
-def limits_of(plan: Plan, queue: int | None) -> ServeLimits:
-    """What ``plan`` takes on at once."""
-    kv, made = plan.decisions.kv, plan.decisions
-    chunk = min(made.prefill_chunk_tokens, plan.workload.prompt_tokens)
-    return ServeLimits(made.batch, made.batch * chunk, kv.page_tokens, kv.pages // plan.model.layers, queue or QUEUE)
 
 
 class Served:
@@ -135,15 +126,17 @@ class Served:
         counted = max(plan.workload.max_tokens, capacity_tokens(plan))
         return min(n for n in (counted, self._limits.capacity_tokens, plan.model.max_tokens) if n)
 
-    @property
+    @cached_property
     def _limits(self) -> ServeLimits:
-        return limits_of(self._plan, self._asked.queue)
+        """The plan's, with all pages that the pool has."""
+        limits, pool = ServeLimits.of(self._plan), self.session.engine.kv.pages
+        return replace(limits, pages=pool.slots, queue=self._asked.queue or limits.queue)
 
     @property
     def _largest(self) -> Batch:
         plan = self._plan
-        tokens = plan.workload.prompt_tokens
-        return Batch([(0,) * tokens] * plan.decisions.batch, 1, min(plan.decisions.prefill_chunk_tokens, tokens))
+        rows, tokens = plan.decisions.batch, plan.workload.prompt_tokens
+        return Batch([(0,) * tokens] * rows, 1, min(plan.chunk_tokens(rows), tokens))
 
 
 def _to_stderr(line: str) -> None:
