@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
@@ -45,6 +46,7 @@ def serve_verb(cfg: ServeConfig) -> None:
             queue=cfg.limits.queue,
         )
         with uncollected():
+            from penstock.runtime.serve.front.guard import tell
             from penstock.runtime.serve.routes.serving import Served, serve
         served = Served(
             name=cfg.name or plan.model.name,
@@ -57,7 +59,10 @@ def serve_verb(cfg: ServeConfig) -> None:
             limits=cfg.limits,
             template=cfg.template,
         )
-        cfg.close(serve(served, plan, checkpoint, opening))
+        report = serve(served, plan, checkpoint, opening)
+        if report:
+            tell(_closing(report))
+        cfg.close(report)
 
 
 def check_address(cfg: ServeConfig) -> None:
@@ -97,6 +102,14 @@ def _planned(cfg: ServeConfig) -> Iterator[tuple[Path, Plan]]:
         path = Path(scratch, "plan.yaml")
         write_plan(plan, path)
         yield path, plan
+
+
+def _closing(report: Mapping[str, Any]) -> str:
+    """What a server did, in one line: the engine's report, predicted beside measured."""
+    totals, predicted, measured = (report.get(part) or {} for part in ("totals", "predicted", "measured"))
+    rates = [said.get("tokens_per_s") for said in (measured, predicted)]
+    rate = f", {rates[0]:.3g} tokens/s ({rates[1]:.3g} predicted)" if rates[0] and rates[1] else ""
+    return f"served {totals.get('requests', 0)} requests, {totals.get('tokens', 0)} tokens{rate}"
 
 
 def _as_run(cfg: ServeConfig) -> RunConfig:

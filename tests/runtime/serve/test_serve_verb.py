@@ -1,0 +1,134 @@
+"""`runtime serve` as a user starts it: mistakes are one line, and a server answers, survives its engine, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from penstock.planner.contract.plan.planfile import write_plan
+from tests.cli import HANGS_S, ROOT, refusal
+from tests.runtime.serve.fake_motor import KEY, TEMPLATE, vocabulary
+from tests.runtime.serve.motors import serving_plan
+
+WRONG = [
+    (("host=0.0.0.0",), "host=0.0.0.0: others reach this address; set keys=FILE"),
+    (("host=::",), "others reach this address"),
+    (("auth=keys",), "auth=keys: no keys are given; set keys=FILE"),
+    (("auth=none", "keys=keys.txt"), "one of them says that keys are wanted"),
+    (("auth=open",), "auth=open"),
+    (("keys=none.txt",), "keys=none.txt: cannot be read"),
+    (("keys=short.txt",), "short.txt, line 2: an API key has 16 ASCII characters or more"),
+    (("keys=empty.txt",), "empty.txt: no API key in it"),
+    (("port=65536",), "port=65536: must be 0 (any) to 65535"),
+    (("port=http",), "port=http"),
+    (("host=no.such.host.invalid", "auth=none"), "host=no.such.host.invalid: no such address"),
+    (("drain_s=-1",), "drain_s=-1.0: must be 0 or more"),
+    (("limits.body_bytes=0",), "limits.body_bytes=0: must be above 0"),
+    (("limits.bodies=1",), "limits.bodies"),
+    (("checkpoint=none",), "none"),
+    (("model=llama8b",), "the plan holds the whole problem"),
+]
+
+
+@pytest.fixture(scope="module")
+def desk(exact_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a plan, its checkpoint with a tokenizer, and files of keys."""
+    desk = tmp_path_factory.mktemp("served")
+    for file in exact_checkpoint.iterdir():
+        (desk / "model").mkdir(exist_ok=True)
+        (desk / "model" / file.name).write_bytes(file.read_bytes())
+    tokenizer = vocabulary().tokenizer
+    assert tokenizer is not None
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(desk / "model")
+    write_plan(serving_plan(desk / "model"), desk / "plan.yaml")
+    (desk / "keys.txt").write_text(f"# of a test\n{KEY}\n")
+    (desk / "short.txt").write_text("# of a test\nabc\n")
+    (desk / "empty.txt").write_text("# none\n\n")
+    return desk
+
+
+@pytest.mark.parametrize(("typed", "line"), WRONG, ids=[" ".join(typed) for typed, _ in WRONG])
+def test_a_mistake_is_one_line(typed: tuple[str, ...], line: str, desk: Path) -> None:
+    any_port = () if typed[0].startswith("port=") else ("port=0",)
+    assert line in refusal("runtime", "serve", "plan=plan.yaml", *any_port, *typed, cwd=desk)
+
+
+@contextmanager
+def serving(desk: Path, *typed: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`runtime serve` in ``desk``, and its address once it is ready."""
+    code = "import sys; sys.argv[0] = 'runtime'; from penstock.scripts import runtime; runtime()"
+    command = [sys.executable, "-c", code, "serve", "plan=plan.yaml", "port=0", *typed]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=desk, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)  # type: ignore[call-overload]
+    try:
+        line = process.stderr.readline()
+        assert "listening on " in line, line + process.stderr.read()
+        url = line.partition("listening on ")[2].partition(";")[0]
+        wait_ready(url)
+        yield process, url
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_ready(url: str) -> None:
+    until = time.monotonic() + HANGS_S
+    while time.monotonic() < until:
+        try:
+            urllib.request.urlopen(f"{url}/ready").close()
+            return
+        except urllib.error.HTTPError as error:
+            assert error.code == 503 and json.load(error)["status"] in ("loading", "restarting")
+        time.sleep(0.05)
+    raise AssertionError("never ready")
+
+
+def test_a_server_answers_survives_its_engine_and_leaves_nothing_behind(desk: Path) -> None:
+    with serving(desk, "keys=keys.txt") as (process, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{url}/v1", api_key="another", max_retries=0).models.list()
+        (model,) = [each.id for each in client.models.list()]
+
+        def said(**more: object) -> str:
+            messages = [{"role": "user", "content": "hello"}]
+            reply = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=20, **more)  # type: ignore[call-overload]
+            return reply.choices[0].message.content if not more else "".join(c.choices[0].delta.content or "" for c in reply)
+
+        before = said()
+        assert before and said(stream=True) == before
+        echoed = client.completions.create(model=model, prompt=list(b"hello"), max_tokens=1, echo=True, logprobs=2)
+        logprobs = echoed.choices[0].logprobs
+        assert (
+            logprobs.tokens[:5] == list("hello") and logprobs.token_logprobs[0] is None and all(p < 0 for p in logprobs.token_logprobs[1:])
+        )
+
+        (motor,) = psutil.Process(process.pid).children()
+        stream = client.completions.create(model=model, prompt="a", max_tokens=60, stream=True, extra_body={"ignore_eos": True})
+        next(stream)
+        motor.kill()
+        with pytest.raises(openai.APIError, match="the engine has ended"):
+            list(stream)
+        wait_ready(url)
+        assert said() == before
+
+        (motor,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=HANGS_S)
+        assert process.returncode == 0, err
+        assert json.loads(out)["totals"]["requests"] == 1 and "served 1 requests" in err and "hello" not in err
+        assert not motor.is_running()
