@@ -47,13 +47,16 @@ def _plain(format_name: str, tensors: Mapping[str, torch.Tensor]) -> HostMatrix:
     return made_matrix(format_name, rows, columns, 0, weight)
 
 
-def made_matrix(kind: str, rows: int, columns: int, group: int, *parts: torch.Tensor | None) -> HostMatrix:
-    """Of tensors, which it keeps; None for a part that there is not. Raises ValueError for one that is not contiguous or not on the CPU."""
+def made_matrix(kind: str, rows: int, columns: int, group: int, *parts: torch.Tensor | None, flags: tuple[bool, ...] = ()) -> HostMatrix:
+    """Of tensors, which it keeps; None for a part that there is not. ``flags`` follow behind, as parts that are there or not.
+
+    Raises ValueError for a tensor that is not contiguous or not on the CPU.
+    """
     given = [part for part in parts if part is not None]
     for part in given:
         if not part.is_contiguous() or part.device.type != "cpu":
             raise ValueError(f"a tensor of strides {part.stride()} on {part.device} is no plain memory")
-    addresses = tuple(0 if part is None else part.data_ptr() for part in parts)
+    addresses = (*(0 if part is None else part.data_ptr() for part in parts), *map(int, flags))
     return HostMatrix(kind, rows, columns, group, addresses, sum(part.nbytes for part in given), tuple(given))
 
 
@@ -69,4 +72,4 @@ def host_matrix_of(format_name: str, tensors: Mapping[str, torch.Tensor]) -> Hos
     found = None if coded is None else coded(tensors)
     if found is None or found.columns > MOST_COLUMNS:
         return None
-    return made_matrix(found.kind, found.rows, found.columns, found.group, *found.parts)
+    return made_matrix(found.kind, found.rows, found.columns, found.group, *found.parts, flags=found.flags)

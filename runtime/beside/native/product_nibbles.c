@@ -1,6 +1,8 @@
-/* Numbers of 4 bits with an exponent of one bit or two, two a byte, the lower half first: MXFP4.
+/* Numbers of 4 bits with an exponent of one bit or two, two a byte, the lower half first: MXFP4, NVFP4. part[0]: codes [rows][columns / 2].
  *
- * part[0] codes [rows][columns / 2]; part[1] scales [rows][columns / 32], bytes: 2 ** (scale - 127), 255 is not a number. */
+ * MXFP4: part[1] scales [rows][columns / 32], bytes: 2 ** (scale - 127), 255 is not a number.
+ * NVFP4: part[1] scales [rows][columns / 16], E4M3; part[2] F32 factors, one for each `group` rows: a number times (scale * factor), or,
+ * where part[3] is not NULL, (scale / factor). columns are a multiple of 16. */
 #include "product_blocks.h"
 
 enum { GROUP = 32 };
@@ -27,6 +29,36 @@ static void mxfp4_strip(const struct matrix *m, int set, int64_t first, int64_t 
 
 STRIPS(mxfp4, mxfp4_strip)
 
+enum { SMALL_GROUP = 16 };
+
+static inline float from_e4m3(uint8_t bits)
+{
+    const uint32_t size = bits & 127u;
+    const float value = from_f16((uint16_t)(size << 7)) * 256;
+    return size == 127 ? as_float(0x7fc00000u) : bits & 128u ? -value : value;
+}
+
+static inline float nvfp4_scale(uint8_t bits, float factor, int divides)
+{
+    return divides ? from_e4m3(bits) / factor : from_e4m3(bits) * factor;
+}
+
+static void nvfp4_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+{
+    const int64_t groups = m->columns / SMALL_GROUP;
+    float scales[groups];
+    for (int64_t row = first; row < last; row++) {
+        const uint8_t *bytes = (const uint8_t *)m->part[1] + row * groups;
+        const float factor = ((const float *)m->part[2])[row / m->group];
+        for (int64_t g = 0; g < groups; g++)
+            scales[g] = nvfp4_scale(bytes[g], factor, m->part[3] != NULL);
+        nibbles_strip(set, (const uint8_t *)m->part[0] + row * m->columns / 2, e2m1, scales, out + (row - first) * m->columns, 0, 1,
+                      m->columns, SMALL_GROUP);
+    }
+}
+
+STRIPS(nvfp4, nvfp4_strip)
+
 #ifdef HAS_X86
 struct mxfp4_row {
     const uint8_t *codes, *scales;
@@ -52,4 +84,46 @@ FOR_AVX512_BF16 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __
 }
 
 BLOCKS(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
+
+struct nvfp4_row {
+    const uint8_t *codes, *scales;
+    float factor;
+    int divides;
+};
+
+FOR_AVX512_BF16 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, int64_t o)
+{
+    row->codes = (const uint8_t *)m->part[0] + o * m->columns / 2;
+    row->scales = (const uint8_t *)m->part[1] + o * m->columns / SMALL_GROUP;
+    row->factor = ((const float *)m->part[2])[o / m->group];
+    row->divides = m->part[3] != NULL;
+}
+
+FOR_AVX512_BF16 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles)
+{
+    const __m512 numbers = _mm512_loadu_ps(e2m1);
+    const __m128i nibble = _mm_set1_epi8(15);
+    const uint8_t *codes = row->codes + column / 2;
+    float scales[BLOCK / SMALL_GROUP];
+    uint8_t bits[BLOCK / SMALL_GROUP] = {0};
+    memcpy(bits, row->scales + column / SMALL_GROUP, (size_t)(2 * tiles));
+    /* E4M3's exponent and mantissa as F16's, 2 ** -8 of what they are */
+    __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)bits));
+    __m128i none = _mm_cmpeq_epi16(_mm_and_si128(wide, _mm_set1_epi16(127)), _mm_set1_epi16(127));
+    __m256 found = _mm256_mul_ps(_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff))), _mm256_set1_ps(256));
+    found = row->divides ? _mm256_div_ps(found, _mm256_set1_ps(row->factor)) : _mm256_mul_ps(found, _mm256_set1_ps(row->factor));
+    _mm256_storeu_ps(scales, _mm256_or_ps(found, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(none))));
+    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    for (int t = 0; t < tiles; t++) {
+        __m128i both = _mm_loadu_si128((const __m128i *)(codes + 16 * t));
+        __m128i even = _mm_and_si128(both, nibble), odd = _mm_and_si128(_mm_srli_epi16(both, 4), nibble);
+        __m512 a = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)), numbers);
+        __m512 b = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)), numbers);
+        a = _mm512_mul_ps(a, _mm512_set1_ps(scales[2 * t]));
+        b = _mm512_mul_ps(b, _mm512_set1_ps(scales[2 * t + 1]));
+        w[t] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    }
+}
+
+BLOCKS(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip)
 #endif

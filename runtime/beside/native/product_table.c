@@ -35,6 +35,9 @@ CODED(q8_0);
 CODED(q4_k);
 CODED(q5_k);
 CODED(q6_k);
+CODED(gptq4);
+CODED(awq);
+CODED(nvfp4);
 #define BY(name) {name##_portable, X86(name##_avx2), X86(name##_avx512), X86(name##_dot), X86(name##_amx)}
 
 /* By level; the next lower one serves where a level has none. */
@@ -57,6 +60,9 @@ static const struct {
     [KIND_Q4_K] = {"Q4_K", BY(q4_k)},
     [KIND_Q5_K] = {"Q5_K", BY(q5_k)},
     [KIND_Q6_K] = {"Q6_K", BY(q6_k)},
+    [KIND_GPTQ4] = {"GPTQ4", BY(gptq4)},
+    [KIND_AWQ] = {"AWQ", BY(awq)},
+    [KIND_NVFP4] = {"NVFP4", BY(nvfp4)},
 };
 
 int64_t products_version(void)
@@ -75,6 +81,11 @@ product_fn product_of(int32_t kind, int level)
     while (level > LEVEL_PORTABLE && !table[kind].by[level])
         level--;
     return table[kind].by[level];
+}
+
+int64_t rows_at_once(int32_t kind)
+{
+    return kind == KIND_AWQ ? AWQ_ROWS : TILE_ROWS;
 }
 
 #ifdef HAS_X86

@@ -1,7 +1,8 @@
-/* Whole numbers of 4 and 8 bits in groups of columns: a weight is (number - zero point) * scale, rounded to BF16, as decoding gives it.
+/* Whole numbers of 4 and 8 bits in groups of columns: a weight is (number - zero point) * scale, rounded to the scale's type, then to BF16,
+ * as decoding gives it.
  *
- * INT4: part[0] words [rows][columns / 8], the lowest bits first. part[1] scales [rows][columns / group], BF16. part[2] NULL, or zero
- * points in words [rows / 8][columns / group], packed along rows; without them 8 is zero.
+ * INT4: part[0] words [rows][columns / 8], the lowest bits first. part[1] scales [rows][columns / group], BF16, or F16 where part[3] is not
+ * NULL. part[2] NULL, or zero points in words [rows / 8][columns / group], packed along rows; without them 8 is zero.
  * INT8: signed bytes [rows][columns] and signed zero points [rows][columns / group], or NULL. UINT8: 128 is zero, or zero points in words
  * [rows / 4][columns / group]. group divides columns. */
 #include "product_blocks.h"
@@ -11,7 +12,8 @@ enum { BY_COLUMNS = 0, SIGNED = 3, MIDDLE = 0, IN_WORDS = 1, BYTES = 3 }; /* of 
 static void whole_of(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out, int64_t bits, int64_t layout)
 {
     int64_t zeros = m->part[2] == NULL ? MIDDLE : layout == SIGNED ? BYTES : IN_WORDS;
-    whole_strip(set, m->part[0], m->part[1], m->part[2], out, first, last, m->rows, m->columns, m->columns / m->group, bits, layout, zeros);
+    whole_strip(set, m->part[0], m->part[1], m->part[2], out, first, last, m->rows, m->columns, m->columns / m->group, bits, layout, zeros,
+                m->part[3] != NULL);
 }
 
 static void int4_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
@@ -39,7 +41,7 @@ struct whole_row {
     const uint8_t *codes, *zeros;
     const uint16_t *scales;
     int64_t group, left, zero_step;
-    int shift;
+    int shift, halves; /* halves: scales are F16 */
     __m512i table;
     __m512 scale, zero;
 };
@@ -50,6 +52,7 @@ FOR_AVX512_BF16 ALONE void open_whole(struct whole_row *row, const struct matrix
     row->codes = (const uint8_t *)m->part[0] + o * m->columns * bits / 8;
     row->scales = (const uint16_t *)m->part[1] + o * groups;
     row->group = m->group;
+    row->halves = m->part[3] != NULL;
     row->left = 0;
     row->table = _mm512_setzero_si512();
     row->scale = row->zero = _mm512_setzero_ps();
@@ -72,13 +75,20 @@ FOR_AVX512_BF16 ALONE int next_group(struct whole_row *row, float *scale, float 
     if (row->left >= 0)
         return 0;
     row->left = row->group - TILE;
-    *scale = from_bf16(*row->scales++);
+    *scale = row->halves ? _cvtsh_ss(*row->scales) : from_bf16(*row->scales);
+    row->scales++;
     *zero = (float)middle;
     if (row->zeros) {
         *zero = bits == 4 ? (float)(*row->zeros >> row->shift & 15) : middle ? (float)*row->zeros : (float)*(const int8_t *)row->zeros;
         row->zeros += row->zero_step;
     }
     return 1;
+}
+
+/* Rounded to F16 where scales are. */
+FOR_AVX512_BF16 ALONE __m512 as_scaled(const struct whole_row *row, __m512 weights)
+{
+    return row->halves ? _mm512_cvtph_ps(_mm512_cvtps_ph(weights, _MM_FROUND_TO_NEAREST_INT)) : weights;
 }
 
 FOR_AVX512_BF16 ALONE void open_int4(struct whole_row *row, const struct matrix *m, int64_t o)
@@ -95,7 +105,7 @@ FOR_AVX512_BF16 ALONE void block_int4(struct whole_row *row, int64_t column, __m
         float scale, zero;
         if (next_group(row, &scale, &zero, 4, 8)) {
             __m512 weights = _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
-            row->table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(weights));
+            row->table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(as_scaled(row, weights)));
         }
         /* each byte becomes two words whose lowest four bits are its numbers; the table has all 16 twice, so a fifth bit says nothing */
         __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + 16 * t)));
@@ -119,7 +129,7 @@ FOR_AVX512_BF16 ALONE void block_bytes(struct whole_row *row, int64_t column, __
         __m512 b = _mm512_cvtepi32_ps(middle ? _mm512_cvtepu8_epi32(high) : _mm512_cvtepi8_epi32(high));
         a = _mm512_mul_ps(_mm512_sub_ps(a, row->zero), row->scale);
         b = _mm512_mul_ps(_mm512_sub_ps(b, row->zero), row->scale);
-        w[t] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        w[t] = (__m512i)_mm512_cvtne2ps_pbh(as_scaled(row, b), as_scaled(row, a));
     }
 }
 

@@ -5,7 +5,7 @@
 #include "../../formats/native/floats.h"
 
 /* Of every function that Python calls; host_library.py names the same number. Raised when one gets other arguments. */
-#define PRODUCTS_VERSION 6
+#define PRODUCTS_VERSION 7
 
 /* One a stored format; product_table.c names each, and each has a file product_KIND.c. */
 enum matrix_kind {
@@ -24,6 +24,9 @@ enum matrix_kind {
     KIND_Q4_K,
     KIND_Q5_K,
     KIND_Q6_K,
+    KIND_GPTQ4,
+    KIND_AWQ,
+    KIND_NVFP4,
     KINDS
 };
 
@@ -38,7 +41,7 @@ struct matrix {
 };
 
 /* Tiles multiply 16 input rows at once; fewer than so many are faster without. */
-enum { TILE_ROWS = 16, TILES_FROM = 5 };
+enum { TILE_ROWS = 16, TILES_FROM = 5, AWQ_ROWS = 64 };
 
 /* x, xb: [rows][columns], F32 and the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
  * up][16][2] BF16, zeros where no row or column is. */
@@ -48,11 +51,14 @@ struct inputs {
     const uint16_t *xb, *pairs;
 };
 
-/* y[r * stride + o]: row o of m times input row r, summed in F32; o in [first, last), all r. first is a multiple of 16. */
+/* y[r * stride + o]: row o of m times input row r, summed in F32; o in [first, last), all r. first is a multiple of rows_at_once. */
 typedef void (*product_fn)(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
 
 /* The function of a kind for the widest instruction set up to level. */
 product_fn product_of(int32_t kind, int level);
+
+/* Rows of a matrix of a kind that a thread should claim together: a multiple of 16. */
+int64_t rows_at_once(int32_t kind);
 
 /* The machine's level; asks the kernel for tiles, which needs asking once a process. */
 int machine_level(void);

@@ -235,11 +235,11 @@ static void read_blocks(const void *given, int64_t first, int64_t last)
     __atomic_fetch_or((uint64_t *)work->y, seen, __ATOMIC_RELAXED);
 }
 
-/* Rows of a matrix that are worth a claim: a multiple of 16. */
+/* Rows of a matrix that are worth a claim. */
 static int64_t grain_of(const struct matrix *m)
 {
-    int64_t rows = CLAIM_BYTES / (m->columns ? m->columns : 1) / TILE_ROWS * TILE_ROWS;
-    return rows < TILE_ROWS ? TILE_ROWS : rows;
+    const int64_t least = rows_at_once(m->kind), rows = CLAIM_BYTES / (m->columns ? m->columns : 1) / least * least;
+    return rows < least ? least : rows;
 }
 
 int take_part(const struct team *team, const struct unit *unit, const struct scratch *scratch, struct progress *progress, int64_t rows,

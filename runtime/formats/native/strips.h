@@ -14,8 +14,8 @@ void lossless_strip(int set, const uint8_t *low, const uint8_t *codes, const uin
 /* scales F32 of all rows. */
 void nibbles_strip(int set, const uint8_t *codes, const float *values, const float *scales, uint16_t *out, int64_t first, int64_t last,
                    int64_t columns, int64_t group);
-/* Numbers by columns, packed or signed bytes; scales BF16. */
+/* Numbers by columns, packed or signed bytes; scale_kind 0 is BF16, 1 F16. */
 void whole_strip(int set, const void *words, const uint16_t *scales, const void *zeros, uint16_t *out, int64_t first, int64_t last,
-                 int64_t rows, int64_t columns, int64_t groups, int64_t bits, int64_t layout, int64_t zero_kind);
+                 int64_t rows, int64_t columns, int64_t groups, int64_t bits, int64_t layout, int64_t zero_kind, int64_t scale_kind);
 
 #endif

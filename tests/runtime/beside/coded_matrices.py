@@ -35,6 +35,19 @@ def _whole(rows: int, columns: int, bits: int, group: int, zeros: bool, packed: 
     return found
 
 
+def _turned(rows: int, columns: int, group: int, kind: torch.dtype, awq: bool, less_one: bool) -> dict[str, torch.Tensor]:
+    groups = columns // (group or columns)
+    words = _words(columns, rows // 8) if awq else _words(columns // 8, rows)
+    zeros = "qzeros_less_one" if less_one else "qzeros"
+    return {"qweight": words, "scales": _scales(groups, rows).to(kind), zeros: _words(groups, rows // 8)}
+
+
+def _nvfp4(rows: int, columns: int, divides: bool) -> dict[str, torch.Tensor]:
+    scales = (torch.rand(rows, columns // 16) * 400).to(torch.float8_e4m3fn)
+    factors = torch.rand(1 if rows % 2 else 2) + (100 if divides else 0.001)
+    return {"weight": _bytes(rows, columns // 2), "weight_scale": scales, "divisor" if divides else "factor": factors}
+
+
 def _e4m3(rows: int, columns: int) -> torch.Tensor:
     found = (torch.randn(rows, columns) * 50).to(torch.float8_e4m3fn)
     found.view(torch.uint8)[:, ::7] &= 0x87  # without a leading one
@@ -65,8 +78,20 @@ def coded_matrices(rows: int, columns: int) -> dict[str, tuple[str, dict[str, to
             if not columns % (group or columns):
                 size = f"{group or 'row'}{'-asym' if zeros else ''}"
                 found[f"INT4-{size}"] = f"INT4-{size}", _whole(rows, columns, 4, group, zeros, True)
+                for name in (f"INT4-{size}", f"INT8-{size}"):
+                    parts = _whole(rows, columns, int(name[3]), group, zeros, "4" in name[:4])
+                    found[f"{name} F16"] = name, parts | {"weight_scale": parts["weight_scale"].half()}
                 found[f"INT8-{size}"] = f"INT8-{size}", _whole(rows, columns, 8, group, zeros, False)
                 found[f"INT8-{size} packed"] = f"INT8-{size}", _whole(rows, columns, 8, group, zeros, True)
+    for group in (32, 128, 0):
+        if not columns % (group or columns) and rows % 8 == 0 and columns % 8 == 0:
+            for kind in (torch.float16, torch.bfloat16):
+                size = f"{group or 'row'}"
+                found[f"AWQ-{size} {kind}"] = f"AWQ-{size}", _turned(rows, columns, group, kind, True, False)
+                for less in (False, True):
+                    found[f"GPTQ4-{size} {kind} {less}"] = f"GPTQ4-{size}", _turned(rows, columns, group, kind, False, less)
+    if columns % 16 == 0:
+        found |= {f"NVFP4 {divides}": ("NVFP4", _nvfp4(rows, columns, divides)) for divides in (False, True)}
     weight = _e4m3(rows, columns)
     found["FP8"] = "FP8", {"weight": weight, "weight_scale": _scales(-(-rows // 128), -(-columns // 128))}
     found["FP8-row"] = "FP8-row", {"weight": weight, "weight_scale": _scales(rows, 1).bfloat16()}

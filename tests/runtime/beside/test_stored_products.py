@@ -16,7 +16,7 @@ from tests.runtime.beside.coded_matrices import coded_matrices
 
 pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
 LEVELS = [] if products_unbuilt() else [level for level in Level if level <= machine_level()]
-SHAPES = [(37, 768), (50, 352), (130, 2880), (3, 4096), (9, 40)]
+SHAPES = [(37, 768), (50, 352), (130, 2880), (3, 4096), (9, 40), (88, 1408)]
 """Rows and columns: whole blocks and a part of one, rows that are no multiple of anything."""
 
 
@@ -59,7 +59,10 @@ def test_a_product_minds_that_e4m3_has_numbers_that_are_none(pool: HostPool) -> 
 def test_variants_without_a_product_are_left_to_decoding() -> None:
     parts = coded_matrices(8, 128)["INT4-64"][1]
     assert host_matrix_of("INT4-64", parts | {"weight_g_idx": torch.zeros(128, dtype=torch.int32)}) is None
-    assert host_matrix_of("INT4-64", parts | {"weight_scale": parts["weight_scale"].half()}) is None
+    assert host_matrix_of("INT4-64", parts | {"weight_scale": parts["weight_scale"].float()}) is None
+    turned = coded_matrices(8, 128)["GPTQ4-32 torch.float16 True"][1]
+    assert host_matrix_of("GPTQ4-32", turned | {"g_idx": torch.zeros(128, dtype=torch.int32)}) is None
+    assert host_matrix_of("GPTQ4-64", turned) is None and host_matrix_of("GPTQ4-32", turned) is not None
     assert host_matrix_of("INT8-tensor", {"weight": torch.zeros(8, 128, dtype=torch.int8), "weight_scale": torch.ones(1)}) is None
     assert host_matrix_of("INT8-row", {"weight": torch.zeros(8, 128, dtype=torch.int8), "weight_scale": torch.ones(1).bfloat16()}) is None
     assert set(PARTS_OF) <= set(CODINGS)
