@@ -11,9 +11,9 @@ from tests.cli import ROOT, docs_script
 
 PLANNER = (
     "planner.common", "planner.common.outside", "planner.common.timeline", "planner.common.command",
-    "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.experts.policies",
-    "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored", "planner.contract.checkpoint",
-    "planner.contract.published", "planner.contract.config", "planner.contract.prices",
+    "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.speculation",
+    "planner.contract.experts.policies", "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored",
+    "planner.contract.checkpoint", "planner.contract.published", "planner.contract.config", "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan", "planner.contract.serving",
     "planner.asked", "planner.probe", "planner.replay", "planner.solver.terms", "planner.solver",
     "planner.render", "planner.simulate", "planner.explain",
@@ -25,7 +25,7 @@ RUNTIME = (
     "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading", "runtime.store",
     "runtime.model.fused", "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
-    "runtime.recorded",
+    "runtime.recorded", "runtime.speculate",
     "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools",
     "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.page", "runtime.serve.front",
     "runtime.serve.routes", "runtime.serve", "runtime",

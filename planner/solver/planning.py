@@ -21,6 +21,7 @@ from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
+from penstock.planner.solver.speculation_choice import speculating
 from penstock.planner.solver.terms.problem import Question
 
 
@@ -30,6 +31,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
     plan = answer(asked.question, (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes))
     model = asked.hits.in_slots(plan.decisions.experts)
     plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
+    plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens)
     return replace(
         plan,
         notes=(

@@ -12,6 +12,7 @@ from penstock.planner.contract.checkpoint.checkpoint_files import merged_adapter
 from penstock.planner.contract.checkpoint.foreign_files import adapter_digest
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.speculating import as_asked
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
@@ -97,7 +98,8 @@ def _check_values(cfg: RunConfig) -> None:
 
 
 def _forced(cfg: RunConfig, plan: Plan) -> Plan:
-    forced = Force.from_config(cfg.force)
+    forced, wanted = Force.from_config(cfg.force), as_asked(plan.decisions.speculation, cfg.speculate)
+    plan = replace(plan, decisions=replace(plan.decisions, speculation=wanted))
 
     def first_broken(force: Force) -> BrokenRule | None:
         decisions = force.apply(plan.decisions, plan.model.layers) if force.given else plan.decisions

@@ -10,6 +10,7 @@ from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
 from penstock.planner.contract.config.config_schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.decided.speculating import Speculate
 from penstock.runtime.asked.sampling_keys import SamplingKeys
 
 
@@ -137,6 +138,9 @@ class RunConfig(SamplingKeys, Closing):
     """The report to write."""
     trace: str | None = None
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
+    speculate: Speculate | None = None
+    """Who drafts tokens for each pass to verify: `lookup`, the sequence itself; `auto`, lookup; `none`, nobody; null: as the plan has it.
+    The text is that of plain decoding, and drafting stops where it does not pay."""
     calibrate: bool = False
     """Keep what the run measured of the machine, for `planner solve` to go by."""
     verbose: bool = False

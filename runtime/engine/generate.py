@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 
@@ -13,6 +14,7 @@ from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
 from penstock.runtime.model.rows import RowKind, Step
+from penstock.runtime.speculate.chains import Chains, Drafts
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total)."""
@@ -109,9 +111,10 @@ class _Run:
             self._prefix.keep(self.sequences)
         return _numbers(torch.stack([logits[sequence.number] for sequence in self.sequences]))
 
-    def step(self, live: Sequence[KvSequence]) -> torch.Tensor:
-        """The last token of each of ``live`` -> logits [live, vocab]."""
-        return self._pass(Step(tuple(sequence.row(1, RowKind.decode) for sequence in live)))
+    def step(self, live: Sequence[KvSequence], drafts: Drafts) -> torch.Tensor:
+        """The last token of each of ``live``, and its ``drafts`` behind it -> logits [live + drafts, vocab]."""
+        each = zip(live, drafts, strict=True)
+        return self._pass(Step(tuple(s.drafted(draft) if draft else s.row(1, RowKind.decode) for s, draft in each)))
 
     def put_by(self) -> None:
         """Queue copies of some of the prompts' pages, as many as can go beside what comes next."""
@@ -169,9 +172,10 @@ def generate(
     finished: Finished | None = None,
     progress: Progress | None = None,
     keep_logits: bool = False,
+    chains: Chains | None = None,
 ) -> Generation:
     """Generate up to its limit for each prompt of ``batch``; see :func:`generating`."""
-    *_, made = generating(stepper, batch, sampler, prefix, finished, progress, keep_logits)
+    *_, made = generating(stepper, batch, sampler, prefix, finished, progress, keep_logits, chains=chains)
     return made
 
 
@@ -185,9 +189,10 @@ def generating(
     progress: Progress | None = None,
     keep_logits: bool = False,
     living: Sequence[KvSequence] | None = None,
+    chains: Chains | None = None,
 ) -> Generator[Generation, None, None]:
     """Generate up to its limit for each prompt of ``batch``; the same object, as it is after each pass that chose tokens. It may be left
-    between two passes.
+    between two passes. With ``chains`` passes after the first one compute drafts as well, and choose several tokens.
 
     ``finished`` may end sequences by their tokens. ``progress(phase, done, total)`` is called after every pass. A finished sequence leaves
     the steps; its pages are given back with the batch's.
@@ -202,29 +207,33 @@ def generating(
     try:
         begun = time.perf_counter()
         first = run.prefill(lambda done, total: told("prefill", done, total))
-        chosen = choose(first, range(len(batch.prompts))).tolist()
+        chosen = [[token] for token in choose(first, range(len(batch.prompts))).tolist()]
         result.prefill_s = time.perf_counter() - begun
         live = run.sequences
-        for step in range(batch.max_new_tokens):
-            _say(result, live, chosen, batch)
-            ended = finished(result.tokens) if finished else [False] * len(batch.prompts)
-            said = zip(live, chosen, strict=True)
-            live = [
-                s for s, t in said
-                if t not in batch.stop_ids and len(result.tokens[s.number]) < batch.new_tokens[s.number] and not ended[s.number]
-            ]  # fmt: skip
-            told("decode", step + 1, batch.max_new_tokens)
-            if step == 0:
+        for passed in count(1):
+            live = _say(result, live, chosen, batch, finished)
+            told("decode", passed, batch.max_new_tokens)
+            if passed == 1:
                 result.first_token_s = time.perf_counter() - begun - result.prefill_s
             yield result
             run.put_by()
             if not live:
                 break
             begun = time.perf_counter()
-            chosen = choose(run.step(live), [sequence.number for sequence in live]).tolist()
+            left = [batch.new_tokens[sequence.number] - len(result.tokens[sequence.number]) for sequence in live]
+            drafts = [()] * len(live) if chains is None else chains.draft(live, left)
+            starts = [sequence.cached for sequence in live]
+            chosen = choose.keep(run.step(live, drafts), [sequence.number for sequence in live], drafts)
+            for sequence, start, tokens in zip(live, starts, chosen, strict=True):
+                sequence.cached = start + len(tokens)  # what was computed of drafts that are not kept is written over
+            if chains is not None:
+                chains.book(drafts, chosen, time.perf_counter() - begun)
             result.step_s.append(time.perf_counter() - begun)
         run.put_rest_by()
     finally:
+        if chains is not None:
+            for sequence in run.sequences:
+                chains.forget(sequence.number)
         run.close()
 
 
@@ -249,9 +258,26 @@ def logits_behind(stepper: Stepper, batch: Batch, prefix: PrefixCache | None = N
         run.close()
 
 
-def _say(result: Generation, live: Sequence[KvSequence], chosen: Sequence[int], batch: Batch) -> None:
-    """Each of ``live`` says its token, unless that is a stop token; its KV comes with the next pass."""
-    for sequence, token in zip(live, chosen, strict=True):
-        if token not in batch.stop_ids:
-            result.tokens[sequence.number].append(token)
-            sequence.tokens.append(token)
+def _say(
+    result: Generation, live: Sequence[KvSequence], chosen: Sequence[Sequence[int]], batch: Batch, finished: Finished | None
+) -> list[KvSequence]:
+    """Each of ``live`` says its tokens, as many as there are until one ends it -> those that go on. KV of the last ones comes with the next
+    pass."""
+    going = list(zip(live, chosen, strict=True))
+    place, said = 0, []
+    while going:
+        for sequence, tokens in going:
+            if tokens[place] not in batch.stop_ids:
+                result.tokens[sequence.number].append(tokens[place])
+                sequence.tokens.append(tokens[place])
+        ended = finished(result.tokens) if finished else [False] * len(batch.prompts)
+        going = [
+            (s, tokens) for s, tokens in going
+            if tokens[place] not in batch.stop_ids and len(result.tokens[s.number]) < batch.new_tokens[s.number] and not ended[s.number]
+        ]  # fmt: skip
+        place += 1
+        said += [s for s, tokens in going if len(tokens) == place]
+        going = [(s, tokens) for s, tokens in going if len(tokens) > place]
+    for sequence in live:
+        sequence.cached = min(sequence.cached, len(sequence.tokens))
+    return [s for s in live if s in said]

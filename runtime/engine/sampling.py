@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -82,6 +83,35 @@ class Choice:
             for token, k in zip(chosen.split(1), numbers, strict=True):
                 self._said[k].add(token)
         return chosen
+
+    def keep(self, logits: torch.Tensor, numbers: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """What each of the sequences ``numbers`` says next, where ``drafts`` were computed behind its last token: those of its drafts that
+        it would have chosen, up to the first that it would not, and the token that it chooses there. ``logits`` [tokens, vocab] are those
+        behind each sequence's last token and each of its drafts.
+
+        Every token is chosen as without drafts, from the same logits and by the same draws. So the text is the same, and where tokens are
+        drawn a draft is kept with the probability that the model gives it: no rule keeps more of drafts that were not drawn themselves
+        (https://arxiv.org/abs/2211.17192, section 2.3).
+        """
+        firsts = list(accumulate((len(draft) + 1 for draft in drafts), initial=0))[:-1]
+        if self._penalties is None and not self._drawn:
+            picked: list[int] = logits.argmax(-1).tolist()
+            runs = [picked[first : first + len(draft) + 1] for first, draft in zip(firsts, drafts, strict=True)]
+            return [run[: 1 + agreeing(run, draft)] for run, draft in zip(runs, drafts, strict=True)]
+        said: list[list[int]] = [[] for _ in numbers]
+        going = list(range(len(numbers)))
+        while going:
+            rows = torch.tensor([firsts[k] + len(said[k]) for k in going], device=logits.device)
+            for k, token in zip(going, self(logits[rows], [numbers[k] for k in going]).tolist(), strict=True):
+                said[k].append(token)
+            going = [k for k in going if len(said[k]) <= len(drafts[k]) and said[k][-1] == drafts[k][len(said[k]) - 1]]
+        return said
+
+
+def agreeing(chosen: Sequence[int], draft: Sequence[int]) -> int:
+    """Tokens of ``draft`` that were chosen, from its first one on."""
+    pairs = zip(chosen, draft, strict=False)
+    return next((k for k, (own, drafted) in enumerate(pairs) if own != drafted), min(len(chosen), len(draft)))
 
 
 class _History:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
@@ -44,6 +45,7 @@ from penstock.runtime.memory.ground import Ground
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
+from penstock.runtime.speculate.open_chains import open_chains
 from penstock.runtime.store.scales import ScaleCheck
 
 KEEPING = "keeping"
@@ -92,6 +94,13 @@ class Session:
         """That kept KV lies on a drive too slow to pay, once :meth:`load` is over."""
         self.loaded: dict[str, tuple[float, int]] = {}
         """What arrived on other threads until :meth:`load` was over, each with its busy seconds and bytes."""
+        self.chains = open_chains(plan)
+        """Drafted tokens, where the plan has some."""
+        if self.chains is not None and not engine.stepper.goes_back:
+            raise UserError(
+                f"speculation.drafter={plan.decisions.speculation.drafter}: {plan.model.name} keeps states that cannot go back to an"
+                " earlier token; set speculate=none"
+            )
         self.kept = kept
         self._peak, self._mark, self._stack = peak, mark, stack
         self._vram: VramWatch | None = None
@@ -164,7 +173,9 @@ class Session:
         living: Sequence[KvSequence] | None = None,
     ) -> Made:
         """As :meth:`generate`: a batch whose maker may leave it between two passes."""
-        return generating(self.engine.stepper, batch, sampler, self.prefix if reuse else None, finished, progress, keep_logits, living)
+        return generating(
+            self.engine.stepper, batch, sampler, self.prefix if reuse else None, finished, progress, keep_logits, living, self.chains
+        )
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Of the token behind each prompt: [batch, vocab] on the CPU, in the model's type."""

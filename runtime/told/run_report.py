@@ -27,6 +27,7 @@ FIGURES: dict[str, Callable[[Any], str]] = {
     "prefill_s": show_seconds,
     "decode_s_per_token": show_seconds,
     "decode_tokens_per_s": "{:.4g}".format,
+    "tokens_a_pass": "{:.3g}".format,
     "ssd_bytes_per_token": show_bytes,
     "h2d_bytes_per_token": show_bytes,
     "vram_bytes": show_bytes,
@@ -130,13 +131,16 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
     generations, phases, plan = outcome.generations, outcome.clock.phases, outcome.job.plan
     steps = [s for g in generations for s in g.step_s]
     step = median(steps) if steps else None
+    drafts = outcome.engine["speculation"]
+    a_pass = drafts["tokens_a_pass"] or 1.0 if drafts else 1.0
     per_step = {stage: round(use.bytes / len(steps)) for stage, use in phases["decode"].items()} if steps else {}
     return {
         "load_s": outcome.load_s,
         "ttft_s": median(g.prefill_s + g.first_token_s for g in generations),
         "prefill_s": median(g.prefill_s for g in generations),
         "decode_s_per_token": step,
-        "decode_tokens_per_s": len(generations[0].tokens) / step if step else None,
+        "tokens_a_pass": a_pass,
+        "decode_tokens_per_s": a_pass * len(generations[0].tokens) / step if step else None,
         "bottleneck_prefill": busiest(phases["prefill"]),
         "bottleneck_decode": busiest(phases["decode"]) if steps else None,
         "ssd_bytes_per_token": per_step.get("ssd", 0) if steps else None,

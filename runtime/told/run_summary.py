@@ -63,6 +63,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         console.print(
             "the CPU's products: " + ", ".join(f"{form} {_MULTIPLIED[how]}" for form, how in sorted(report["cpu_product"].items()))
         )
+    if report["speculation"]:
+        console.print(_drafts_line(report["speculation"]))
     if report["calibration"]:
         console.print(calibrated_line(report["calibration"]), markup=False, soft_wrap=True)
     for line in outcome.rules_broken:
@@ -70,6 +72,11 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
     if report["interrupted"]:
         console.print(f"interrupted: {report['decode_tokens_total']} tokens are known, and figures are of these", style="yellow")
     console.print(f"report: {path}", style="dim", soft_wrap=True)
+
+
+def _drafts_line(drafts: Mapping[str, Any]) -> str:
+    kept = f"{drafts['kept']} of {drafts['drafted']} tokens kept, " if drafts["drafted"] else "no token drafted, "
+    return f"drafts by {drafts['drafter']}: {kept}{drafts['tokens_a_pass'] or 1:.2f} tokens a pass and sequence"
 
 
 def closing(report: Mapping[str, Any], path: Path) -> dict[str, Any]:

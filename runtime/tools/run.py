@@ -142,6 +142,7 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             _wait_for_kept(session.flush, bar, left)
             clock.book("keeping")
         facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts(), "cpu_product": session.cpu_products}
+        facts["speculation"] = session.chains and session.chains.facts()
         if cfg.limits and not left:
             engine.stop()
             limits["after"] = measure_limits(engine)

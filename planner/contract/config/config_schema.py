@@ -28,6 +28,7 @@ from penstock.planner.common.outside.bounds import (
     Bounds,
 )
 from penstock.planner.contract.config.decided_keys import DecidedKeys, decided_keys
+from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.workload import Objective
 
@@ -272,6 +273,9 @@ class SolveConfig(Closing):
     moe: MoeConfig = field(default_factory=MoeConfig)
     calibration: CalibrationUse = CalibrationUse.own
     """`own`: rates as `runtime run calibrate=true` found them on this machine; `off`: as the profile has them."""
+    speculate: Speculate = Speculate.none
+    """Who drafts tokens for each pass to verify: `lookup`, the sequence itself; `auto`, lookup where it pays; `none`, nobody. The text is
+    that of plain decoding."""
     out: str = "plan.yaml"
     """The plan file to write."""
     notes: list[str] = field(default_factory=list, metadata={"internal": True})

@@ -16,6 +16,7 @@ from penstock.planner.common.outside.bounds import MOST_DEPTH
 from penstock.planner.contract.decided.allowed import OneOf, Span
 from penstock.planner.contract.decided.decision import Decision
 from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.given.unit_spec import UnitKind
 
 
@@ -247,3 +248,4 @@ class Decisions:
     batch: Annotated[int, Decision(Span(1), None, "prefill", "batch {}", aside=True)]
     prefill_chunk_tokens: Annotated[int, Decision(Span(1), "force.prefill_chunk_tokens", "prefill", "{} tokens a pass", weighed=True)]
     """Prompt tokens of a sequence in one pass over the weights."""
+    speculation: Speculation = Speculation()

@@ -18,6 +18,7 @@ from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.config.config_schema import HardwareConfig, WorkloadConfig
 from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
+from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.plan.model_section import model_from, model_mapping
 from penstock.planner.contract.plan.plan import FORMAT, Plan
 from penstock.planner.contract.prices.cost import Prediction, predict
@@ -33,6 +34,7 @@ _COMMENTS = {
     "kv": "KV cache pages of page_tokens tokens of one layer, per tier; a layer's pages lie in one tier.",
     "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
     "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
+    "speculation": "Tokens that are drafted behind each sequence's last one, for one pass to verify.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest, and a "
     "decode step longer where experts are known late; nine_in_ten: [least, most] in nine of ten runs.",
     "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
@@ -48,7 +50,7 @@ _UNWRAPPED = 2**31 - 1
 _KEYS_A_LINE, _LINE = 6, 100
 """A mapping is written on one line up to this many keys and columns."""
 _REQUIRED = ("weights", "kv", "batch", "prefill_chunk_tokens", "hardware", "model", "workload")
-_OPTIONAL = ("notes", "experts", "predicted", "break_even_tokens")
+_OPTIONAL = ("notes", "experts", "speculation", "predicted", "break_even_tokens")
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -106,6 +108,7 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         experts=convert(ExpertSlots | None, data.get("experts"), "experts"),
         batch=convert(int, data["batch"], "batch"),
         prefill_chunk_tokens=convert(int, data["prefill_chunk_tokens"], "prefill_chunk_tokens"),
+        speculation=build(Speculation, data.get("speculation", {}), "speculation"),
     )
     if broken_rules(hardware, model, workload, decisions):
         predicted = build(Prediction, _without_intervals(data.get("predicted")), "predicted")
@@ -150,6 +153,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "experts": _plain(decisions.experts),
         "batch": decisions.batch,
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
+        "speculation": None if decisions.speculation == Speculation() else _plain(decisions.speculation),
         "predicted": _rounded(_plain(plan.prediction) | {_INTERVALS: _plain(plan.intervals)}),
         "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
         "hardware": hardware_mapping(plan.hardware),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.experts.expert_misses import misses, visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -24,6 +25,7 @@ from penstock.planner.contract.prices.stages import (
     kv_fill,
     ssd_gbps,
 )
+from penstock.planner.contract.speculation.drafting import expected_tokens
 
 WAITED = 0.5
 """Of a pass: until the next one begins, for a request that comes at any moment."""
@@ -70,6 +72,8 @@ class Prediction:
     """Of the routed experts that a decode step visits, in all layers: the share that VRAM does not have. 0 without a GPU."""
     experts_missed_dram: float = 0.0
     """The share that no memory has."""
+    tokens_a_pass: float = 1.0
+    """That a decode step gives each sequence: more where drafts are verified, by the acceptance that the plan counts on."""
 
 
 def objective_weights(workload: Workload, batch: int, chunk_tokens: int) -> tuple[float, float]:
@@ -104,6 +108,33 @@ def waves(workload: Workload, batch: int) -> int:
 
 def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
     """The prediction for ``decisions``, whoever made them; they must hold the rules of ``penstock.planner.contract.rules``."""
+    plain = _undrafted(hardware, model, workload, decisions)
+    drafted = decisions.speculation
+    if not drafted.tokens:
+        return plain
+    step_s, tokens = verify_s(hardware, model, workload, decisions), expected_tokens(drafted.acceptance, drafted.tokens)
+    _, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
+    return replace(
+        plain,
+        decode_s_per_token=step_s,
+        decode_tokens_per_s=decisions.batch * tokens / step_s,
+        tokens_a_pass=tokens,
+        total_s=plain.total_s + decode_weight * (step_s / tokens - plain.decode_s_per_token),
+    )
+
+
+def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
+    """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have.
+
+    Priced as a step of so many rows: its weights, experts and products are those of the rows together. Such a step reads KV once a row,
+    this one once a sequence, so the rows' prompts are that much shorter.
+    """
+    tokens = decisions.speculation.tokens + 1
+    rows = replace(decisions, batch=decisions.batch * tokens, speculation=Speculation())
+    return _undrafted(hardware, model, replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens)), rows).decode_s_per_token
+
+
+def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
     prefill = Prefill(hardware, model, workload, decisions)
     moved, fill = prefill.moved, kv_fill(workload)
     start, restore_s = expected(prefill)

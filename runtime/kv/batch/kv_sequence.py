@@ -49,6 +49,11 @@ class KvSequence:
         tokens = tuple(self.tokens[self.cached : self.cached + count])
         return Row(self.number, tokens, self.cached, tuple(self.pages), kind, wanted)
 
+    def drafted(self, drafts: Sequence[int]) -> Row:
+        """The token that was chosen last and ``drafts`` behind it, all logits wanted; the sequence itself does not change."""
+        tokens = (*self.tokens[self.cached :], *drafts)
+        return Row(self.number, tokens, self.cached, tuple(self.pages), RowKind.verify, len(tokens))
+
 
 class PrefixCache(Protocol):
     """Where the K and V of prompts' beginnings may come from. One batch at a time."""

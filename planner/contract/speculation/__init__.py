@@ -1,0 +1,1 @@
+"""More tokens a pass: who drafts, how many tokens, and what that is worth."""

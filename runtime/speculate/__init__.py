@@ -1,0 +1,1 @@
+"""Drafted tokens: who proposes them, and which of them a pass keeps."""

@@ -1,0 +1,71 @@
+"""Chains of drafted tokens for the rows of each pass, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from penstock.planner.contract.speculation.chain_length import ChainLength
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
+from penstock.runtime.speculate.drafter import Proposer
+
+Drafts = Sequence[Sequence[int]]
+
+
+@dataclass
+class DraftedSoFar:
+    """Counts over all passes that chose a token."""
+
+    passes: int = 0
+    rows: int = 0
+    """Of all these passes: sequences that each gave tokens to."""
+    tokens: int = 0
+    """That sequences got."""
+    drafted: int = 0
+    kept: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    """Of the first, second, ... token of a chain: how many were drafted."""
+    kept_at: list[int] = field(default_factory=list)
+
+
+class Chains:
+    """Asks ``proposer`` for as many tokens as ``length`` chooses."""
+
+    def __init__(self, name: str, proposer: Proposer, length: ChainLength):
+        self._name, self._proposer, self._length = name, proposer, length
+        self.counts = DraftedSoFar()
+
+    def draft(self, live: Sequence[KvSequence], left: Sequence[int]) -> Drafts:
+        """Tokens to compute behind the last one of each of ``live``, which may say ``left`` more: fewer than those."""
+        most = self._length.choose()
+        if not most:
+            return [()] * len(live)
+        rooms = [min(most, room - 1) for room in left]
+        each = zip(live, rooms, strict=True)
+        return [self._proposer.propose(s.number, s.tokens, room) if room > 0 else () for s, room in each]
+
+    def book(self, drafts: Drafts, said: Sequence[Sequence[int]], seconds: float) -> None:
+        """The pass of ``drafts`` took ``seconds``, and its sequences said ``said``: what was kept, and one token more."""
+        counts = self.counts
+        counts.passes += 1
+        for draft, tokens in zip(drafts, said, strict=True):
+            kept = len(tokens) - 1
+            counts.rows, counts.tokens = counts.rows + 1, counts.tokens + len(tokens)
+            counts.drafted, counts.kept = counts.drafted + len(draft), counts.kept + kept
+            for totals, until in ((counts.drafted_at, len(draft)), (counts.kept_at, kept)):
+                totals += [0] * (len(draft) - len(totals))
+                for k in range(until):
+                    totals[k] += 1
+            if draft:
+                self._length.acceptance.book(len(draft), kept)
+        self._length.took(max(map(len, drafts)), seconds)
+
+    def forget(self, number: int) -> None:
+        """Sequence ``number`` has ended."""
+        self._proposer.forget(number)
+
+    def facts(self) -> dict[str, object]:
+        """For the report: tokens drafted and kept, by their places in the chain, and what a pass gave a sequence."""
+        counts = self.counts
+        a_pass = counts.tokens / counts.rows if counts.rows else None
+        return {"drafter": self._name, **asdict(counts), "tokens_a_pass": a_pass, "acceptance": self._length.acceptance.share}

@@ -1,0 +1,27 @@
+"""The chains that a plan asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.planner.contract.decided.speculating import Drafter
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.speculation.acceptance import Acceptance
+from penstock.planner.contract.speculation.chain_length import ChainLength
+from penstock.runtime.speculate.chains import Chains
+from penstock.runtime.speculate.lookup_drafter import LookupDrafter
+
+
+def open_chains(plan: Plan) -> Chains | None:
+    """Drafts as ``plan`` decides them; None where nobody drafts."""
+    decided = plan.decisions.speculation
+    if decided.drafter is Drafter.none or not decided.tokens:
+        return None
+
+    def pass_s(tokens: int) -> float:
+        decisions = replace(plan.decisions, speculation=replace(decided, tokens=tokens))
+        return predict(plan.hardware, plan.model, plan.workload, decisions).decode_s_per_token
+
+    planned = [pass_s(tokens) for tokens in range(decided.tokens + 1)]
+    return Chains(decided.drafter, LookupDrafter(), ChainLength(decided.tokens, planned.__getitem__, Acceptance(decided.acceptance)))
