@@ -53,6 +53,7 @@ def explanation_page(explanation: Explanation) -> str:
         *(_p(f"This plan breaks a rule: {rule}. What follows is about the program's own plan.", "warn") for rule in e.broken),
         _p(standing(e)),
         "<h2>What to buy next</h2>", *(_p(sentence, "" if n else "buy") for n, sentence in enumerate(advice(e))),
+        "<h2>What one user more costs</h2>", *map(_p, e.one_more.sentences()),
         "<h2>Tiers, each filled to scale</h2>", tiers_picture(fills(plan)), *map(_legend, fills(plan)),
         "<h2>A decode step</h2>",
         step_picture(drawn, plan.prediction.decode_s_per_token, {str(stage): name for stage, name in stage_names(plan).items()}),

@@ -46,6 +46,10 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     _wrapped(console, first, "bold green")
     for sentence in others:
         _wrapped(console, sentence)
+    console.print()
+    console.print(Text("What one user more costs", style="bold"))
+    for sentence in e.one_more.sentences():
+        _wrapped(console, sentence)
     if e.was_changed:
         console.print()
         _wrapped(

@@ -16,6 +16,7 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.constraints import Constraint, constraints, launches_bind
 from penstock.planner.explain.margins import NOTICEABLE, Margin, margins
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
+from penstock.planner.explain.one_more import OneMore, one_more
 from penstock.planner.explain.purchases import Purchase, best_purchase, offers, purchases
 from penstock.planner.explain.resources import resources
 from penstock.planner.solver.planning import plan_of
@@ -45,6 +46,7 @@ class Explanation:
     margins: tuple[Margin, ...]
     purchases: tuple[Purchase, ...]
     neighbours: tuple[Neighbour, ...]
+    one_more: OneMore
 
     @property
     def lost(self) -> float:
@@ -77,8 +79,9 @@ def explain(
 ) -> Explanation:
     """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource.
 
-    Costs two solves a resource, one a purchase and two a decision: about a second for a dense model. A decision of a simple plan costs
-    three times as many, since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps. Raises
+    Costs two solves a resource, one a purchase, two a decision and two for one user more: about a second for a dense model. A decision of
+    a simple plan costs three times as many, since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps.
+    Raises
     ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
     """
     choice = choose(question)
@@ -91,7 +94,7 @@ def explain(
     changed = plan.prediction.total_s / own.prediction.total_s - 1 > WORSE
     asked = candidates(question, plan.decisions, own=changed)
     offered = tuple(offers(question))
-    total, done = 2 * len(resources(question.hardware)) + len(offered) + len(asked), 0
+    total, done = 2 * len(resources(question.hardware)) + len(offered) + len(asked) + 2, 0
 
     def step() -> None:
         nonlocal done
@@ -102,7 +105,8 @@ def explain(
     simple = choice.left is not None and plan.decisions == own.decisions
     found_by = (_taken(plan), partial(_simple, plan)) if simple else (base, optimum)
     beside = neighbours(question, found_by[0], asked, found_by[1], step)
-    return Explanation(question, plan, broken, own, choice.left, base, constraints(plan, found), found, bought, beside)
+    bound = constraints(plan, found)
+    return Explanation(question, plan, broken, own, choice.left, base, bound, found, bought, beside, one_more(question, plan, step))
 
 
 def _taken(plan: Plan) -> Optimum:
@@ -204,6 +208,10 @@ def document(explanation: Explanation) -> dict[str, Any]:
             }
             for p in e.purchases
         ],
+        "one_more": {
+            "rows": e.one_more.rows, "step_s": _six(e.one_more.step_s), "last_s": _six(e.one_more.last_s), "bytes": e.one_more.more_bytes,
+            "base": e.one_more.base and _seconds(e.one_more.base), "more": e.one_more.more and _seconds(e.one_more.more),
+        },
         "buy_next": best and {"key": best.offer.key, "what": best.offer.name, "gain": _six(best.gain)},
         "advice": " ".join(advice(e)),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -11,6 +12,9 @@ from penstock.planner.common.console import print_head, print_line
 from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.serving.arrivals import Arrivals
+from penstock.planner.contract.serving.serving_forecast import forecast_of, planned_load
+from penstock.planner.render.serving_table import said
 from penstock.planner.render.stage_names import decode_bound, stage_names
 
 
@@ -25,13 +29,15 @@ def print_prediction(plan: Plan, console: Console) -> None:
     )
     for label, value, remark in rows:
         print_line(console, Text(f"  {label:<11} ").append(f"{value:<22} ", "bold green").append(remark, style="dim"))
-    for sentence in filter(None, (_likely(plan), _verdict(plan), _restoring(plan))):
+    for sentence in filter(None, (_likely(plan), _verdict(plan), _restoring(plan), *_serving(plan))):
         for line in textwrap.wrap(sentence, console.width, initial_indent="  ", subsequent_indent="  "):
             print_line(console, Text(line))
 
 
 def _of_prefill(plan: Plan) -> str:
     p = plan.prediction
+    if plan.workload.is_served:
+        return f"half a pass, and {show_seconds(p.prefill_s)} beside {plan.decisions.batch - 1} others"
     if p.restored_tokens:
         return f"restoring {p.restored_tokens} tokens takes {show_seconds(p.restore_s)}"
     first, later, bound = show_seconds(p.ttft_s), show_seconds(p.prefill_s), f"bound by {stage_names(plan)[p.bottleneck_prefill]}"
@@ -58,6 +64,22 @@ def _restoring(plan: Plan) -> str:
         for tokens, names in tiers.items()
     )
     return f"Of a prompt of {plan.workload.prompt_tokens} tokens: {', '.join(pays)}."
+
+
+def _serving(plan: Plan) -> Iterator[str]:
+    """What a server's plan takes on, and what it answers."""
+    if not plan.workload.is_served:
+        return
+    found = forecast_of(plan)
+    asking = f"{plan.workload.arrivals_per_s:.3g} requests/s" if plan.workload.arrivals_per_s else f"{plan.workload.clients} clients"
+    yield f"Serves {said(found.limits)}."
+    yield (
+        f"With {asking}: {found.requests_per_s:.3g} requests/s, {found.tokens_per_s:.3g} tokens/s, first token after "
+        f"{show_seconds(found.ttft_s.p50)} (p50) and {show_seconds(found.ttft_s.p99)} (p99). `planner simulate` plays other loads."
+    )
+    load = planned_load(plan, Arrivals.of(plan.workload, found.requests + found.refused))
+    if plan.workload.arrivals_per_s > load:
+        yield f"Requests come faster than they are answered: {load:.3g} a second are sustained."
 
 
 def _verdict(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
+from penstock.planner.contract.serving.serving_forecast import forecast_of
 from penstock.planner.render.whereabouts import experts_in, layers_in
 
 
@@ -29,6 +30,7 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
         "expert_bytes": {str(tier): lies.nbytes for tier, lies in experts.items()} or None,
         "predicted": _short({name: value for name, value in vars(p).items() if not isinstance(value, dict)}),
         "nine_in_ten": {name: [float(f"{s:.6g}") for s in ends] for name, ends in vars(plan.intervals).items()},
+        "serving": forecast_of(plan).document() if plan.workload.is_served else None,
         "stages": {phase: _short(getattr(p, f"{phase}_stages")) for phase in ("prefill", "decode")},
         "decided": asdict(d),
         "tiers": {fill.tier: {"capacity_bytes": fill.capacity_bytes, "items": fill.items} for fill in fills(plan)},

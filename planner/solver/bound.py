@@ -10,7 +10,7 @@ from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import Beside, no_split
-from penstock.planner.contract.prices.cost import objective_weights
+from penstock.planner.contract.prices.cost import objective_weights, with_wait
 from penstock.planner.contract.prices.memory_law import Held, dram_items, vram_items
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Place, Price, Resource
@@ -48,7 +48,7 @@ def bound_s(problem: Problem) -> float:
     prefill_s = min(c.phase.bill(units + copied, KvPrice(), 0).lasts() for c in passes)
     phase = decode_phase(hardware, model, p.workload, p.batch, blocks, p.forms)
     step = phase.bill(units + _shared(problem, copied) + _experts(problem, table, vram, dram), KvPrice(), 0, launched=0)
-    return prefill_weight * prefill_s + decode_weight * step.lasts()
+    return with_wait(p.workload, p.batch, prefill_weight * prefill_s + decode_weight * step.lasts())
 
 
 def _shared(problem: Problem, copied: Price) -> Price:

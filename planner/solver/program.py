@@ -12,7 +12,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
-from penstock.planner.contract.prices.cost import objective_weights
+from penstock.planner.contract.prices.cost import objective_weights, with_wait
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.answer import decisions_of
@@ -168,7 +168,8 @@ def _for_cold_prompts(problem: Problem) -> Problem:
 
 
 def _seconds(program: Formulation) -> float | None:
-    return pulp.value(program.total_t) * program.tick_s if program.minimise(program.total_t) else None
+    p = program.problem
+    return with_wait(p.workload, p.batch, pulp.value(program.total_t) * program.tick_s) if program.minimise(program.total_t) else None
 
 
 def _least_memory(program: Formulation) -> Decisions:

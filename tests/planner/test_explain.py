@@ -225,6 +225,14 @@ def test_where_the_host_launches_too_slowly_no_resource_helps_and_that_is_said()
     assert any(c.note.endswith("the slowest, launching kernels") for c in found.constraints)
 
 
+def test_one_user_more_pays_for_its_row_and_its_kv(explained: Explanation) -> None:
+    found, rows = explained.one_more, explained.plan.decisions.batch
+    assert found.rows == rows and 0 < found.last_s <= found.step_s
+    assert found.base and found.more and found.more.batch == rows + 1
+    assert found.more.decode_s >= found.base.decode_s * (1 - 1e-6), "a step with one row more is no faster"
+    assert found.more_bytes > 0 and f"User {rows + 1} takes" in " ".join(found.sentences())
+
+
 def test_the_advice_names_both_phases_where_both_gain() -> None:
     found = explain(replace(SSD_BOUND, workload=work(objective=Objective.ttft)), None, 0.1)
     assert "takes a token from" in advice(found)[0] and "a prefill from" in advice(found)[0]

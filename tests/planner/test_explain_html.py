@@ -111,7 +111,7 @@ def test_a_browser_shows_the_pictures_the_tables_and_the_advice(page: Path, expl
         )
     )
     assert found["title"] == "small on small"
-    assert found["heads"][0] == "What to buy next" and len(found["heads"]) == 6
+    assert found["heads"][0] == "What to buy next" and len(found["heads"]) == 7
     assert len(found["pictures"]) == 3 and all(width > 300 and height > 50 for width, height in found["pictures"])
     assert found["rows"] == 3 + len(explained.constraints) + len(explained.margins) + len(explained.neighbours)
     assert found["buy"].startswith(explained.best_buy.offer.name) and found["wide"] and found["loaded"] == 0

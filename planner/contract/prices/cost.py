@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
@@ -59,7 +60,7 @@ class Prediction:
     dram_bytes: int
     ssd_bytes: int
     total_s: float
-    """What the program minimises: see ``objective_weights``."""
+    """What the program minimises: see ``objective_weights`` and ``with_wait``."""
     prefill_stages: dict[str, float]
     """Resource -> seconds over the whole prefill."""
     decode_stages: dict[str, float]
@@ -83,15 +84,15 @@ def objective_weights(workload: Workload, batch: int, chunk_tokens: int) -> tupl
     parts. ``ttft``: the prefill, with decode to break ties.
 
     Of a server the prefill is that of one prompt, beside rows that decode. ``throughput``: seconds of every request while all rows are in
-    use (:class:`Turn`). ``latency``: mean seconds from a client's question to the last token, where all clients ask; until a pass begins,
-    half of one is over.
+    use (:class:`Turn`). ``latency``: mean seconds from a client's question to the last token, where all clients ask, or of a request that
+    finds a row free (:func:`with_wait`); until a pass begins, half of one is over.
     """
     if workload.is_served and workload.objective is not Objective.ttft:
         turn = workload.turn(batch, chunk_tokens)
         if workload.objective is Objective.throughput:
             share = workload.requests / batch
             return share * turn.carrying / turn.parts, share * turn.plain
-        share = max(1.0, workload.clients / batch)
+        share = 1.0 if workload.arrivals_per_s else max(1.0, workload.clients / batch)
         return share * turn.carrying / turn.parts + 1, share * turn.plain + WAITED
     if workload.objective is Objective.ttft:
         return 1.0, FIXED.ttft_decode_weight * workload.new_tokens
@@ -99,6 +100,28 @@ def objective_weights(workload: Workload, batch: int, chunk_tokens: int) -> tupl
         return workload.requests / batch, workload.requests / batch * workload.new_tokens
     batches = waves(workload, batch)
     return batches, batches * workload.new_tokens
+
+
+def with_wait(workload: Workload, batch: int, total_s: float) -> float:
+    """The objective whose phases sum up to ``total_s``: with the wait for a row, where requests come to a server at random moments. Grows
+    with ``total_s``.
+
+    S seconds of a request in one of R rows, at a rate of requests r, with the spread s of lengths:
+
+        load = r * S / R
+        wait = (1 + s^2) / 2 * S / R * load^(sqrt(2 * (R + 1)) - 1) / (1 - load)
+
+    (Sakasegawa 1977, for a queue before R servers.) No more clients than the workload's ever wait, so a request never takes longer than
+    with all of them there.
+    """
+    if not workload.is_served or not workload.arrivals_per_s or workload.objective is not Objective.latency:
+        return total_s
+    crowded_s, load = max(1.0, workload.clients / batch) * total_s, workload.arrivals_per_s * total_s / batch
+    if load >= 1:
+        return crowded_s
+    varied = (1 + workload.length_spread**2) / 2
+    wait_s = varied * total_s / batch * load ** (math.sqrt(2 * (batch + 1)) - 1) / (1 - load)
+    return min(total_s + wait_s, crowded_s)
 
 
 def waves(workload: Workload, batch: int) -> int:
@@ -163,7 +186,7 @@ def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         vram_bytes=used_bytes(vram_items(hardware, model, workload, held)),
         dram_bytes=used_bytes(dram_items(hardware, model, workload, held)),
         ssd_bytes=used_bytes(ssd_items(model, held)),
-        total_s=prefill_weight * prefill_s + decode_weight * decode_s,
+        total_s=with_wait(workload, decisions.batch, prefill_weight * prefill_s + decode_weight * decode_s),
         prefill_stages={str(resource): s for resource, s in bill.by_resource().items()},
         decode_stages={str(resource): s for resource, s in step.by_resource().items()},
         restored_tokens=start,

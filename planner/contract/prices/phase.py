@@ -72,6 +72,13 @@ class Phase:
         head = self.head * streamed.get(UnitKind.head, 0)
         return moved + self.rest + self.lookups * far + self.launches * launched + coded + head
 
+    def repeated(self, count: int) -> Phase:
+        """So many of it."""
+        coded = {kind: price * count for kind, price in self.coded.items()}
+        rest, lookups, launches, head = (price * count for price in (self.rest, self.lookups, self.launches, self.head))
+        moved = (self.kv_read * count, self.kv_back * count, self.kv_written * count)
+        return Phase(self.passes * count, self.rows, *moved, rest, lookups, launches, coded, head)
+
     def in_units_of(self, seconds: float) -> Phase:
         """The same with so many seconds as the unit of time."""
         coded = {kind: price * (1 / seconds) for kind, price in self.coded.items()}
@@ -135,7 +142,8 @@ def mixed_phase(
     rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(mixed))))
     lookups, coded = _lookups(hardware, model, many, 1), _coded(hardware, model, forms, 1, many)
     read, written = (earlier + mixed.before) / pool_tokens, many / pool_tokens
-    return Phase(1, many, read, written, mixed.tokens / pool_tokens, rest, lookups, coded=coded)
+    head = _head(hardware, model, head_blocks)
+    return Phase(1, many, read, written, mixed.tokens / pool_tokens, rest, lookups, coded=coded, head=head)
 
 
 def _served_phase(
@@ -156,18 +164,7 @@ def _served_phase(
     tokens = max(1, min(most, max(chunk_tokens, workload.prompt_tokens) - start))
     context, seen = workload.prompt_tokens + workload.new_tokens / 2, (workload.prompt_tokens + start) / 2
     mixed = MixedPass(rows, context, tokens, seen, float(start))
-    one = mixed_phase(hardware, model, mixed, rows * workload.max_tokens, head_blocks, forms)
-    coded = {kind: price * passes for kind, price in one.coded.items()}
-    return Phase(
-        passes,
-        one.rows,
-        one.kv_read * passes,
-        one.kv_back * passes,
-        one.kv_written * passes,
-        one.rest * passes,
-        one.lookups * passes,
-        coded=coded,
-    )
+    return mixed_phase(hardware, model, mixed, rows * workload.max_tokens, head_blocks, forms).repeated(passes)
 
 
 def units_bytes(model: ModelSpec, head_blocks: int) -> int:

@@ -23,6 +23,10 @@ SETTLED = 0.25
 """Share of the requests at either end in which rows fill and empty: what a server does all day is measured between."""
 
 
+FORECAST_REQUESTS = 1000
+"""Of a forecast that nobody asked the length of: half a second of work."""
+
+
 @dataclass(frozen=True)
 class Spread:
     """Seconds: the mean, the middle one, and the one that 99 of 100 do not exceed."""
@@ -195,6 +199,11 @@ def simulate_serving(
         pass_s=Spread.of(found.pass_s),
         rows=found.rows / max(1, len(found.pass_s)),
     )
+
+
+def forecast_of(plan: Plan) -> ServingForecast:
+    """Of a server's plan under its own workload: what ``planner solve`` prints."""
+    return simulate_serving(plan, Arrivals.of(plan.workload, FORECAST_REQUESTS))
 
 
 def planned_load(plan: Plan, arrivals: Arrivals, limits: ServeLimits | None = None, prices: PassPrices | None = None) -> float:

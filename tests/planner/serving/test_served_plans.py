@@ -16,7 +16,7 @@ from penstock.planner.contract.prices.memory_law import vram_use
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.serving.arrivals import Arrivals
 from penstock.planner.contract.serving.serve_limits import ServeLimits
-from penstock.planner.contract.serving.serving_forecast import simulate_serving
+from penstock.planner.contract.serving.serving_forecast import planned_load, simulate_serving
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.terms.problem import Question
 from penstock.planner.verbs.simulate_verb import simulate_verb
@@ -46,6 +46,17 @@ def test_the_simulator_finds_the_rate_that_the_program_predicts(vram):
     equal = replace(SERVED, length_spread=0.0, batch=8, clients=8)
     plan = answer(replace(ASKED, hardware=machine(vram, 8 * GB), workload=equal))
     assert rate(plan) == pytest.approx(1 / plan.prediction.total_s, rel=0.1)
+
+
+def test_rows_are_as_many_as_the_rate_of_requests_asks_for(plan):
+    work = replace(SERVED, objective=Objective.latency, clients=64)
+    crowd = planned_load(plan, Arrivals.of(work, 200))
+    plans = [answer(replace(ASKED, workload=replace(work, arrivals_per_s=share * crowd))) for share in (0.05, 0.5)]
+    assert plans[0].decisions.batch < plans[1].decisions.batch
+    for one in plans:
+        found = simulate_serving(one, Arrivals.of(one.workload, 300))
+        seconds = found.ttft_s.mean + (SERVED.new_tokens - 1) * found.between_s.mean
+        assert seconds == pytest.approx(one.prediction.total_s, rel=0.25), "what is minimised is what a request takes"
 
 
 def test_what_a_server_needs_is_within_its_memory_and_its_rules(plan):
