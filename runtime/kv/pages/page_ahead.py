@@ -10,6 +10,26 @@ from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.pages.dram_pages import DramPages
 
 
+def fetch(keys: Iterable[bytes], disk: DiskPages, dram: DramPages, threads: ThreadPoolExecutor) -> list[Future[None]]:
+    """Read ``keys`` to DRAM behind everyone's back, those for which a slot is to be had. Nobody holds them there."""
+    return [threads.submit(_fetch, key, disk, dram) for key in keys]
+
+
+def _fetch(key: bytes, disk: DiskPages, dram: DramPages) -> None:
+    taken = dram.slots.take(key)
+    if taken is None:
+        return
+    checksum = None
+    try:
+        checksum = disk.read(key, dram.view(taken.slot))
+    finally:
+        if checksum is None:
+            dram.slots.abandon(key)
+    if checksum is not None:
+        dram.seal(taken.slot, checksum)
+        dram.slots.publish(key)
+
+
 class ReadAhead:
     """Reads ``keys`` from ``disk`` in this order, each into a slot of ``dram``, on ``threads``: ``depth`` pages are being read or wait to
     be taken, fewer where there are fewer slots. To be closed."""

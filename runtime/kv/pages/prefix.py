@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from penstock.planner.common.host_memory import usable_cores
@@ -17,6 +17,7 @@ from penstock.runtime.kv.disk.page_keys import page_keys, salted
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.pages.capture import Capture
 from penstock.runtime.kv.pages.find import choose, look_up
+from penstock.runtime.kv.pages.page_ahead import fetch
 from penstock.runtime.kv.pages.page_tiers import PageMemory, Tiers
 from penstock.runtime.kv.pages.prompt_pages import Page, in_order
 from penstock.runtime.kv.pages.restore import Restore
@@ -115,6 +116,23 @@ class Prefix:
         if self._tiers.slots.any_on_host:
             self._cut(self._restore.confirm())
         self._totals.restore_s += time.perf_counter() - begun
+
+    def fetch(self, sequence: KvSequence) -> list[Future[None]]:
+        """Begin to read to DRAM what the disk alone has of its prefix, where it pays and DRAM has room: a restore that comes once these are
+        over waits for no disk. Empty where nothing is read."""
+        keys = [self._keys(sequence, len(sequence.tokens))]
+        found = look_up(self._tiers, [sequence.tokens], keys)
+        if self._tiers.disk is None or Tier.ssd not in found.tiers.values():
+            return []
+        (wanted,) = choose(found, self._worth, [len(sequence.tokens)], self._tokens).wanted
+        far = [key for key in wanted if found.tiers[key] is Tier.ssd]
+        if len(far) > self._tiers.dram.slots.count // 2:
+            return []
+        return fetch(far, self._tiers.disk, self._tiers.dram, self._readers)
+
+    def fold(self) -> None:
+        """What became of the requests so far is told in sums alone: a server has no end of them."""
+        self._totals.fold()
 
     def confirm(self) -> None:
         """Call once after ``restore``: wait until all of it is checked. A sequence with a bad page loses its pages from there on, also

@@ -55,6 +55,26 @@ class Totals:
     failed_checks: int = 0
     """Pages in DRAM whose bytes had changed."""
 
+    _folded: Reused = field(default_factory=lambda: Reused(0, _per_tier({}), 0, _per_tier({}), False))
+    """Sums over requests that are no more in ``requests``."""
+    _folded_declined: int = 0
+
+    def fold(self) -> None:
+        """Keep sums alone of the requests so far."""
+        every = self._every()
+        self._folded_declined += sum(r.declined for r in self.requests)
+        self._folded = Reused(
+            sum(r.found_tokens for r in every),
+            {str(tier): sum(r.restored_tokens[tier] for r in every) for tier in Tier},
+            sum(r.computed_tokens for r in every),
+            {str(tier): sum(r.restored_bytes[tier] for r in every) for tier in Tier},
+            False,
+        )
+        self.requests.clear()
+
+    def _every(self) -> list[Reused]:
+        return [self._folded, *self.requests]
+
     def request(self, prompt: int, found: int, parts: Iterable[tuple[Tier, int]], declined: bool) -> None:
         """Note a request of ``prompt`` tokens, of which pages with ``found`` tokens were there. ``parts`` are a tier and tokens of each
         page that was restored."""
@@ -75,10 +95,11 @@ class Totals:
     def facts(self, disk: Mapping[str, int] | None) -> dict[str, Any]:
         """With the disk's own counters, None without one."""
         counters = disk or {}
-        restored = {str(tier): sum(r.restored_tokens[tier] for r in self.requests) for tier in Tier}
-        computed = sum(r.computed_tokens for r in self.requests)
+        every = self._every()
+        restored = {str(tier): sum(r.restored_tokens[tier] for r in every) for tier in Tier}
+        computed = sum(r.computed_tokens for r in every)
         prompt = sum(restored.values()) + computed
-        found = sum(r.found_tokens for r in self.requests)
+        found = sum(r.found_tokens for r in every)
         kept = counters.get("written", 0) + counters.get("already_there", 0)
         not_kept = {"slots": self.skipped, "late": self.late + counters.get("skipped_late", 0)}
         not_kept |= {"full": counters.get("skipped_disk_full", 0), "error": counters.get("skipped_write_error", 0)}
@@ -97,7 +118,7 @@ class Totals:
             "page_bytes": self.page_bytes,
             "restore_s": self.restore_s,
             "capture_s": self.capture_s,
-            "declined_requests": sum(r.declined for r in self.requests),
+            "declined_requests": self._folded_declined + sum(r.declined for r in self.requests),
             "pages_captured": self.captured,
             "pages_demoted": self.demoted,
             "pages_written": counters.get("written", 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.batch.page_pool import PagePool
@@ -33,6 +34,13 @@ class PoolPrefix:
                 slots.append(slot)
             self._pool.share(slots)
             sequence.pages, sequence.cached = slots, len(slots) * self._pool.page_tokens
+
+    def fetch(self, sequence: KvSequence) -> list[Future[None]]:
+        """There is nothing to fetch from."""
+        return []
+
+    def fold(self) -> None:
+        """Nothing is counted here."""
 
     def confirm(self) -> None:
         """Nothing was moved, so nothing can be damaged."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from penstock.planner.contract.serving.serve_scheduler import Share
@@ -16,10 +17,12 @@ class SharedPrefix(Protocol):
 
     @property
     def pending(self) -> int: ...
+    def fetch(self, sequence: KvSequence) -> list[Future[None]]: ...
     def restore_more(self, sequences: Sequence[KvSequence]) -> None: ...
     def confirm(self) -> None: ...
     def keep(self, sequences: Sequence[KvSequence]) -> None: ...
     def advance(self) -> None: ...
+    def fold(self) -> None: ...
 
 
 class ServeSequences:
@@ -78,6 +81,18 @@ class ServeSequences:
         """Pages that are kept and to be copied out of the pool."""
         return 0 if self._prefix is None else self._prefix.pending
 
+    def fetch(self, number: int, done: Callable[[], None]) -> bool:
+        """Begin to read what the disk alone has of its prefix. True: ``done`` is called, from another thread, once that is over; a restore
+        before it would have all rows wait."""
+        if self._prefix is None or number in self._alone:
+            return False
+        reading = self._prefix.fetch(self._living[number])
+        if reading:
+            left = iter(range(len(reading) - 1, -1, -1))
+            for each in reading:
+                each.add_done_callback(lambda _: done() if next(left) == 0 else None)
+        return bool(reading)
+
     def prefix(self, number: int) -> int:
         """Tokens that it has at its admission, shared or restored. On a card copies may be under way, ordered before the next pass."""
         sequence = self._living[number]
@@ -131,6 +146,11 @@ class ServeSequences:
         """Its prompt has been computed: others may begin with its full pages from now on."""
         if self._prefix is not None:
             self._prefix.keep([self._living[number]])
+
+    def fold(self) -> None:
+        """What is counted by request is summed up."""
+        if self._prefix is not None:
+            self._prefix.fold()
 
     def advance(self) -> None:
         """Begin to copy out kept pages, as many as need no waiting."""

@@ -26,11 +26,12 @@ from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.memory.ground import Ground
 from penstock.runtime.serve.motor.grammars import Grammars
 from penstock.runtime.serve.motor.inbox import Inbox
+from penstock.runtime.serve.motor.intake import Intake, ServeLaw
 from penstock.runtime.serve.motor.logprobs import block_rows, wanted_rows
 from penstock.runtime.serve.motor.pool_prefix import PoolPrefix
 from penstock.runtime.serve.motor.row_sampling import RowSampler
 from penstock.runtime.serve.motor.serve_sequences import ServeSequences
-from penstock.runtime.serve.motor.serving_loop import ServeLaw, ServingLoop
+from penstock.runtime.serve.motor.serving_loop import ServingLoop
 from penstock.runtime.serve.motor.vitals import Vitals, tiers
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import EngineInfo, Open, Ready, said
@@ -83,8 +84,9 @@ class Served:
         sequences = ServeSequences(stepper, shares)
         law = ServeLaw(plan.model.vocab, self.capacity_tokens, wanted_rows(plan, self._limits.pass_tokens), block_rows(plan))
         scheduler = Scheduler(self._limits, sequences)
-        generation = self._vocabulary.generation
-        loop = ServingLoop(session.step, stepper.put, scheduler, sequences, generation, self._grammars, law, inbox, frames, self._vitals)
+        generation, totals = self._vocabulary.generation, self._vitals.totals
+        intake = Intake(scheduler, sequences, generation, self._grammars, law, stepper.put, inbox, totals)
+        loop = ServingLoop(session.step, stepper.put, scheduler, sequences, intake, law, inbox, frames, self._vitals)
         over = loop.run()
         if over:
             session.flush(self._tell)

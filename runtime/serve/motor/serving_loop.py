@@ -4,51 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import GenerationConfig
 
-from penstock.planner.common.errors import UserError
 from penstock.planner.contract.serving.serve_scheduler import Scheduler, ServeStep, Share
 from penstock.planner.contract.serving.serving_forecast import mixed_of
-from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.model.rows import Row, Step
-from penstock.runtime.serve.motor.grammars import Grammars, Matcher
 from penstock.runtime.serve.motor.inbox import Gone, Inbox
+from penstock.runtime.serve.motor.intake import Intake, ServeLaw
 from penstock.runtime.serve.motor.logprobs import cut_step, of_prompt
-from penstock.runtime.serve.motor.replies import Replies, Reply, check_submit, sampling_for
+from penstock.runtime.serve.motor.replies import Reply
 from penstock.runtime.serve.motor.row_sampling import RowSampler
 from penstock.runtime.serve.motor.serve_sequences import ServeSequences
 from penstock.runtime.serve.motor.vitals import Vitals
 from penstock.runtime.serve.wire.frames import Frames
-from penstock.runtime.serve.wire.messages import Cancel, Drain, Message, PromptLogprobs, Refused, Submit, Vital, said
+from penstock.runtime.serve.wire.messages import Message, PromptLogprobs, Vital, said
 
 COPYING_S = 0.02
 """Seconds between two looks at pages that are to be copied out while nobody asks anything."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A request whose grammar was compiled, or what is wrong with it."""
-
-    submit: Submit
-    grammar: Matcher | UserError
-
-
-@dataclass(frozen=True)
-class ServeLaw:
-    """What requests and passes are held to."""
-
-    vocab: int
-    capacity_tokens: int
-    """Of a prompt and its reply."""
-    wanted_rows: int
-    """Logits that one pass gives, at most."""
-    block_rows: int
-    """Of these, that are taken to float32 at once."""
 
 
 class Steps(Protocol):
@@ -66,28 +41,22 @@ class ServingLoop:
         put: Put,
         scheduler: Scheduler,
         sequences: ServeSequences,
-        generation: GenerationConfig,
-        grammars: Grammars | None,
+        intake: Intake,
         law: ServeLaw,
         inbox: Inbox,
         frames: Frames,
         vitals: Vitals,
     ):
         self._step, self._put, self._scheduler, self._sequences = step, put, scheduler, sequences
-        self._generation, self._grammars, self._law = generation, grammars, law
+        self._intake, self._replies, self._law = intake, intake.replies, law
         self._inbox, self._frames, self._vitals = inbox, frames, vitals
-        self._sampler, self._replies = RowSampler(put), Replies()
-        self._compiling: set[int] = set()
-        """Requests whose grammars are."""
-        self._draining = False
+        self._sampler = RowSampler(put)
         self._idle_from = time.perf_counter()
 
     def run(self) -> bool:
         """Until it was drained: True; or until the front has gone: False."""
-        while True:
-            if not self._hear():
-                return False
-            if self._draining and not self._replies and not self._compiling:
+        while self._hear():
+            if self._intake.over:
                 return True
             step = self._scheduler.next_step()
             self._vitals.totals.given_up += len(step.given_up)
@@ -95,12 +64,14 @@ class ServingLoop:
                 self._compute(step)
             self._sequences.advance()
             if self._vitals.due:
+                self._sequences.fold()
                 self._tell([Vital(self._vital())])
+        return False
 
     def _hear(self) -> bool:
         """All that was said, waiting for it where there is nothing to do. False: the front has gone."""
         wait_s = 0.0
-        if not self._replies and not (self._draining and not self._compiling):
+        if not (self._scheduler.living or self._scheduler.waiting or self._intake.over):
             wait_s = COPYING_S if self._sequences.pending else 1.0
         while (message := self._inbox.next(wait_s)) is not None:
             if wait_s:
@@ -108,82 +79,8 @@ class ServingLoop:
             wait_s = 0.0
             if isinstance(message, Gone):
                 return False
-            self._obey(message)
+            self._tell(self._intake.obey(message))
         return True
-
-    def _obey(self, message: Any) -> None:
-        if isinstance(message, Submit):
-            self._take(message)
-        elif isinstance(message, Compiled):
-            self._compiled(message)
-        elif isinstance(message, Cancel):
-            self._cancel(message)
-        elif isinstance(message, Drain):
-            self._draining = True
-        else:
-            raise RuntimeError(f"the front said {type(message).__name__}")
-
-    def _take(self, submit: Submit) -> None:
-        try:
-            check_submit(submit, self._law.vocab, self._law.capacity_tokens)
-        except UserError as error:
-            kind, _, line = str(error).partition(": ")
-            return self._refuse(submit, kind, line)
-        if self._draining:
-            return self._refuse(submit, "draining", "the server is ending")
-        if submit.grammar is None:
-            return self._begin(submit, None)
-        if self._grammars is None:
-            return self._refuse(submit, "bad_grammar", "grammars are not served")
-        self._compiling.add(submit.id)
-        self._grammars.compile(submit.grammar, lambda grammar: self._inbox.put(Compiled(submit, grammar)))
-
-    def _compiled(self, compiled: Compiled) -> None:
-        submit, grammar = compiled.submit, compiled.grammar
-        if submit.id not in self._compiling:
-            return  # nobody waits for it any more
-        self._compiling.discard(submit.id)
-        if isinstance(grammar, UserError):
-            return self._refuse(submit, "bad_grammar", str(grammar))
-        self._begin(submit, grammar)
-
-    def _begin(self, submit: Submit, matcher: Matcher | None) -> None:
-        try:
-            sampling = sampling_for(submit.sampling, self._generation)
-        except UserError as error:
-            return self._refuse(submit, "bad_sampling", str(error))
-        if self._scheduler.waiting + submit.n > self._scheduler.limits.queue + max(0, self._scheduler.limits.rows - self._scheduler.living):
-            return self._refuse(submit, "queue_full", f"{self._scheduler.waiting} requests wait already")
-        replies = self._replies.begin(submit, sampling, self._put, matcher)
-        for reply in replies:
-            self._sequences.begin(reply.number, submit.prompt, submit.salt, alone=reply.scores)
-            after = replies[0].number if reply.index else None
-            try:
-                self._scheduler.add(ServeRequest(reply.number, len(submit.prompt), max(1, submit.new_tokens), after))
-            except (QueueFull, ValueError) as error:
-                for each in replies:
-                    self._leave(each, each.index <= reply.index)
-                return self._refuse(submit, "queue_full" if isinstance(error, QueueFull) else "too_long", str(error))
-        self._vitals.totals.requests += 1
-
-    def _refuse(self, submit: Submit, kind: str, line: str) -> None:
-        self._vitals.totals.refused += 1
-        self._tell([Refused(submit.id, kind, line)])
-
-    def _cancel(self, cancel: Cancel) -> None:
-        if cancel.id in self._compiling:
-            self._compiling.discard(cancel.id)
-            return
-        for reply in list(self._replies.of(cancel.id, cancel.index)):
-            self._tell([reply.over("abort")])
-            self._leave(reply)
-
-    def _leave(self, reply: Reply, begun: bool = True) -> None:
-        """It is over, whatever became of it; ``begun``: its sequence is here."""
-        self._scheduler.abort(reply.number)
-        self._replies.end(reply)
-        if begun:
-            self._sequences.end(reply.number)
 
     def _compute(self, step: ServeStep) -> None:
         """One step, of one pass unless prompts want more logits than fit."""

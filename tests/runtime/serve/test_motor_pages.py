@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.serve.wire.messages import Cancel
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.serve.motors import GREEDY, Motor, alone, motor, serving_plan, submit
 from tests.runtime.serve.test_motor import prompt_of
@@ -92,3 +94,25 @@ def test_a_grammar_is_kept_to_beside_rows_without_one(speaking: Motor) -> None:
         assert list(said) == ["a"] and isinstance(said["a"], int) and heard.over[index].reason == "stop"
     assert plain.tokens[0] == alone(speaking.served, prompt, 12)
     assert refused.refused is not None and refused.refused.kind == "bad_grammar" and "\n" not in refused.refused.message
+
+
+def test_a_disk_that_takes_its_time_holds_up_no_other_row(exact_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, kv, prompt = keeping_plan(exact_checkpoint, gpu=False), ReuseConfig(dir=str(tmp_path), read_gbps=1e9), prompt_of(3, 50)
+    with motor(plan, exact_checkpoint, kv=kv) as made:
+        (first,) = made.front.answers(submit(0, prompt, 8))
+        made.front.drain()
+    with motor(plan, exact_checkpoint, kv=kv) as made:
+        kept, read = threading.Event(), made.served.session.kept.pages.read  # type: ignore[union-attr]
+        monkeypatch.setattr(made.served.session.kept.pages, "read", lambda *of: kept.wait(60) and read(*of))  # type: ignore[union-attr]
+        slow, cancelled, other = submit(0, prompt, 8), submit(1, prompt, 8), submit(2, prompt_of(9, 20), 8)
+        made.front.say(slow, cancelled)
+        made.front.answers(other)
+        assert not made.front.requests[0].tokens, "it was computed, or the disk was waited for"
+        made.front.say(Cancel(1))
+        made.front.wait(cancelled)
+        kept.set()
+        made.front.wait(slow)
+        again = made.front.requests[0]
+        assert again.began is not None and again.began.cached_tokens == 48 and again.tokens == first.tokens
+        assert made.front.requests[1].over[0].reason == "abort"
+        assert made.front.drain()["kv_reuse"]["restored_tokens"] == {"vram": 0, "dram": 48, "ssd": 0}
