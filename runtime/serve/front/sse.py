@@ -18,12 +18,13 @@ from penstock.runtime.serve.front.front_desk import Front
 
 QUIET = b": still at work\n\n"
 """A comment, which clients pass over."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 DONE = b"data: [DONE]\n\n"
 
 
 def as_json(data: Any) -> bytes:
     """In few bytes; characters stay as they are."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(data).encode()
 
 
 def event(data: Any, name: str | None = None) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -218,10 +218,18 @@ def said(message: Message) -> dict[str, Any]:
 def heard(data: Mapping[str, Any]) -> Any:
     """The message that ``said`` made ``data`` of. ValueError for anything else."""
     rest = dict(data)
-    cls = KINDS.get(rest.pop("said", None))
-    if cls is None or not rest.keys() <= {each.name for each in fields(cls)}:
-        raise ValueError(f"not a message: {str(data)[:80]}")
-    return cls(**rest | {name: make(rest[name]) for name, make in _INNER.items() if name in rest})
+    cls = KINDS.get(rest.pop("said", ""), _none)
+    for name, make in _INNER.items():
+        if name in rest:
+            rest[name] = make(rest[name])
+    try:
+        return cls(**rest)
+    except TypeError as error:
+        raise ValueError(f"not a message: {str(data)[:80]}") from error
+
+
+def _none(**fields: Any) -> Any:
+    raise TypeError("no such message")
 
 
 def _sampled(data: Mapping[str, Any]) -> Sampled:
