@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.clients import CHAT, COMPLETIONS, model_name  # noqa: E402
+from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.known import Known, known_replies, words  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
@@ -49,6 +50,7 @@ CLIENTS = 8
 GONE_S = 5.0
 """Within which an engine ends whose front has gone."""
 SETTLED_S = 3.0
+ANY_GBPS = 100
 FLAT = 0.02
 FROM = 2000
 """The request from which on memory is flat, of 10,000."""
@@ -87,7 +89,6 @@ class Faults:
     def plan(self) -> Path:
         path = self.bench.work / "faults.yaml"
         if not path.exists():
-            self.bench.probe()
             asked = {"clients": 16, "prompt_tokens": 256, "new_tokens": 64, "queue": 256, "kept_tokens": 8192}
             keys = ["hardware=local", "model=hf", f"model.checkpoint={self.checkpoint}", "workload=serve", f"out={path}"]
             self.bench.call("planner", "solve", *keys, *(f"workload.{key}={value}" for key, value in asked.items()))
@@ -129,7 +130,7 @@ class Faults:
         pages = self.bench.work / "pages-engine"
         shutil.rmtree(pages, ignore_errors=True)
         counts = {"answered": 0, "error": 0}
-        with self.server("engine", f"kv.dir={pages}") as server:
+        with self.server("engine", *kept_in(pages)) as server:
             name, known = self.known(server)
             for _ in range(times):
                 wrong += asyncio.run(self._under_load(server, name, known, counts))
@@ -168,14 +169,14 @@ class Faults:
         shutil.rmtree(pages, ignore_errors=True)
         name, known = "", list[Known]()
         for _ in range(times):
-            with self.server("front", f"kv.dir={pages}") as server:
+            with self.server("front", *kept_in(pages)) as server:
                 if not known:
                     name, known = self.known(server)
                 wrong += self.judged(server, name, known[:4])
                 engines = server.children()
                 asyncio.run(self._killed_front(server, name, known))
                 lingered += [f"engine {pid} lives on" for pid in still_there(engines, GONE_S)]
-        with self.server("front", f"kv.dir={pages}") as server:
+        with self.server("front", *kept_in(pages)) as server:
             wrong += self.judged(server, name, known)
         yield self.row("the front is killed", "right afterwards, kv.dir", wrong, times)
         yield self.row("the front is killed", f"the engine ends within {GONE_S:g} s", lingered, times)
@@ -189,7 +190,7 @@ class Faults:
     def disk(self) -> Iterator[Row]:
         pages = self.bench.work / "pages-disk"
         shutil.rmtree(pages, ignore_errors=True)
-        with self.server("disk", f"kv.dir={pages}") as server:
+        with self.server("disk", *kept_in(pages)) as server:
             name, known = self.known(server)
             for pid in server.children():
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
@@ -198,7 +199,7 @@ class Faults:
             bodies = [{"model": name, "prompt": prompt, "max_tokens": 8} for prompt in more]
             wrong += [f"{r.status} {r.error}" for r in self.asked(server, bodies) if not r.answered]
             wrong += self.judged(server, name, known)
-        with self.server("disk", f"kv.dir={pages}") as server:
+        with self.server("disk", *kept_in(pages)) as server:
             wrong += self.judged(server, name, known)
         yield self.row("no byte more on the disk", "kv.dir, files limited while it runs; then started anew", wrong, 3 * len(known) + 8)
 
@@ -353,6 +354,11 @@ class Faults:
             yield memory_row(what, found, str(pid), requests)
 
 
+def kept_in(pages: Path) -> tuple[str, str]:
+    """Keys of a server that restores from ``pages`` whatever its drive's pace."""
+    return f"kv.dir={pages}", f"kv.read_gbps={ANY_GBPS}"
+
+
 def memory_row(what: str, storm: Storm, pid: str, requests: int) -> Row:
     """The most that a process held behind the first fifth, over what it held there."""
     from_, samples = FROM * requests // 10_000, [(number, look[pid]) for number, look in storm.samples]
@@ -453,7 +459,7 @@ def main() -> None:
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     one = Faults(bench, given)
     methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
-    where = {"gpu": None, "checkpoint": Path(given["checkpoint"]).name} | machine(bench.probe())
+    where = {"gpu": None, "checkpoint": Path(given["checkpoint"]).name} | machine(profile_of(bench, "true"))
     run_cases(chosen(given.get("cases", "storm"), methods), where, Path(given["out"]) if "out" in given else None)
 
 
