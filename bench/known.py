@@ -60,15 +60,18 @@ def words(seed: str, count: int) -> str:
     return " ".join(draw.choice(WORDS) for _ in range(count))
 
 
-async def known_replies(address: Address, model: str, count: int, tokens: int = 12, head: str = "", length: int = 24) -> list[Known]:
-    """``count`` prompts that begin with ``head``, each asked alone and long decided at every token. SystemExit where they are not found."""
+async def known_replies(
+    address: Address, model: str, count: int, tokens: int = 12, head: str = "", length: int = 24, least_gap: float = LEAST_GAP
+) -> list[Known]:
+    """``count`` prompts that begin with ``head``, of ``length`` words, each asked alone and long decided at every token. SystemExit where
+    they are not found."""
     found: list[Known] = []
     for prompt in _prompts(head, length, TRIES * count):
         body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "logprobs": 2}
         reply = await ask(address, COMPLETIONS, body)
         if not reply.answered or reply.document is None:
             raise SystemExit(f"{prompt[:60]!r}: {reply.status} {reply.error}")
-        if _least_gap(reply.document["choices"][0]["logprobs"]["top_logprobs"]) >= LEAST_GAP:
+        if _least_gap(reply.document["choices"][0]["logprobs"]["top_logprobs"]) >= least_gap:
             found.append(Known(prompt, reply.text, tokens))
         if len(found) == count:
             return found

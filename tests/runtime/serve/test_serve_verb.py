@@ -18,10 +18,8 @@ import openai
 import psutil
 import pytest
 
-from penstock.planner.contract.plan.planfile import write_plan
 from tests.cli import HANGS_S, ROOT, refusal
-from tests.runtime.serve.fake_motor import KEY, TEMPLATE, vocabulary
-from tests.runtime.serve.motors import serving_plan
+from tests.runtime.serve.fake_motor import KEY
 
 WRONG = [
     (("host=0.0.0.0",), "host=0.0.0.0: others reach this address; set keys=FILE"),
@@ -41,24 +39,6 @@ WRONG = [
     (("checkpoint=none",), "none"),
     (("model=llama8b",), "the plan holds the whole problem"),
 ]
-
-
-@pytest.fixture(scope="module")
-def desk(exact_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a plan, its checkpoint with a tokenizer, and files of keys."""
-    desk = tmp_path_factory.mktemp("served")
-    for file in exact_checkpoint.iterdir():
-        (desk / "model").mkdir(exist_ok=True)
-        (desk / "model" / file.name).write_bytes(file.read_bytes())
-    tokenizer = vocabulary().tokenizer
-    assert tokenizer is not None
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(desk / "model")
-    write_plan(serving_plan(desk / "model"), desk / "plan.yaml")
-    (desk / "keys.txt").write_text(f"# of a test\n{KEY}\n")
-    (desk / "short.txt").write_text("# of a test\nabc\n")
-    (desk / "empty.txt").write_text("# none\n\n")
-    return desk
 
 
 @pytest.mark.parametrize(("typed", "line"), WRONG, ids=[" ".join(typed) for typed, _ in WRONG])
