@@ -305,6 +305,10 @@ STUDIES: Mapping[str, Study] = {
         "The CPU's products",
         "Units that the CPU computes, in each format, beside a plain read of the same bytes by the same threads.",
         rows_table, rows_checks, "host_products.py"),
+    "host_attention": Study(
+        "Attention where its KV lies",
+        "The CPU attends over KV in DRAM. The limit is a plain read by as many threads; with the link, what the link carries alone.",
+        rows_table, rows_checks, "host_attention.py"),
     "simulate": Study(
         "Simulated beside a run",
         "Ratios are over measured: the closed form and the simulation by the probed profile, the simulation by the rates that the "

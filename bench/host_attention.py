@@ -1,0 +1,119 @@
+"""Attention on the CPU over KV that lies in DRAM: its bytes a second, beside a plain read of as many, and beside copies to a card.
+
+    python bench/host_attention.py out=host_attention.json [threads=14] [sequences=1,4,16] [tokens=2048,8192] [seconds=0.5] [beside=1]
+
+Each of ``sequences`` decodes one token over ``tokens`` others, heads as Llama-3.1-8B has them (32 queries, 8 of K and V, 128 wide), pages
+of 16 tokens in no order. Layers take turns, over 1 GB at least, so that no cache holds the next one. With ``beside=1`` a card's link is
+kept busy meanwhile, and a row says what attention and link carry together over the link alone: the most that a step could gain whose KV
+streams. Times are wall time of calls, the interpreter's part counted.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch  # noqa: E402
+
+from bench.cases import Row, run_cases  # noqa: E402
+from bench.host_products import COPIED_BYTES, LEAST, TURNS_BYTES, Copies  # noqa: E402
+from bench.keys import given_of  # noqa: E402
+from penstock.planner.common.threads import most_threads  # noqa: E402
+from penstock.runtime.beside.host_library import machine_level  # noqa: E402
+from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
+from penstock.runtime.kv.attention.page_tables import PageTables, Traits  # noqa: E402
+from penstock.runtime.kv.attention.paged_host import HostKernel  # noqa: E402
+from penstock.runtime.kv.batch.token_shape import Pair  # noqa: E402
+
+HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
+TARGET = ">= 0.9"
+ASKED = ">= 1.4"
+"""Of a step whose KV lies mostly in DRAM, over streaming it (issue 20)."""
+
+
+class Layers:
+    """K and V of ``sequences`` sequences of ``tokens`` tokens each, in as many layers as no cache holds."""
+
+    def __init__(self, sequences: int, tokens: int):
+        pages = -(-tokens // PAGE)
+        pool = sequences * pages * PAGE
+        self.nbytes = 2 * sequences * tokens * KV_HEADS * DIM * torch.bfloat16.itemsize
+        count = max(2, -(-TURNS_BYTES // self.nbytes))
+        self.held: list[Pair] = [
+            tuple(torch.randn(pool, KV_HEADS, DIM, dtype=torch.bfloat16) for _ in range(2))  # type: ignore[misc]
+            for _ in range(count)
+        ]
+        each = torch.ones(sequences, dtype=torch.long)
+        table = torch.randperm(sequences * pages).view(sequences, pages)
+        self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, table, PAGE, 1, tokens)
+        self.query = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16)
+
+    def attend(self, pool: HostPool) -> Callable[[], object]:
+        """The next layer at every call."""
+        kernel, turn, out = HostKernel(pool), cycle(self.held), torch.empty_like(self.query)
+        traits = Traits(DIM**-0.5, None, None, None, None)
+        return lambda: kernel.attend(self.query, next(turn), self.tables, traits, out)
+
+
+def gbps(work: Callable[[], object], nbytes: int, seconds: float) -> float:
+    """The median over calls of ``work``, each of which reads ``nbytes``."""
+    found: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(found) < LEAST or time.perf_counter() < until:
+        begun = time.perf_counter()
+        work()
+        found.append(nbytes / 1e9 / (time.perf_counter() - begun))
+    return median(found)
+
+
+def link_gbps(copies: Copies, work: Callable[[], object], seconds: float) -> float:
+    """Of the copies while ``work`` is done over and over."""
+    begun, before = time.perf_counter(), copies.done
+    while time.perf_counter() < begun + seconds:
+        work()
+    return (copies.done - before) * COPIED_BYTES / 1e9 / (time.perf_counter() - begun)
+
+
+def rows_of(threads: int, sequences: Sequence[int], tokens: int, seconds: float, beside: bool) -> Iterator[Row]:
+    """The table's lines of one length."""
+    with HostPool(threads) as pool:
+        for count in sequences:
+            layers = Layers(count, tokens)
+            attend, turn = layers.attend(pool), cycle([part for held in layers.held for part in held])
+            attend()
+            rate, read = gbps(attend, layers.nbytes, seconds), gbps(lambda: pool.read(next(turn)), layers.nbytes // 2, seconds)  # noqa: B023
+            dram = layers.nbytes * len(layers.held) / 1e9
+            case, what = f"attention over {tokens} tokens, {threads} threads", f"{count} sequences"
+            yield Row(case, what, rate, read, "GB/s", rate / read, TARGET if count == max(sequences) else "", None, 0.0, dram)
+            if not beside:
+                continue
+            with Copies() as copies:
+                alone = link_gbps(copies, partial(time.sleep, seconds / 4), seconds)
+                together = gbps(attend, layers.nbytes, seconds) + link_gbps(copies, attend, seconds)
+            target = ASKED if count == max(sequences) else ""
+            yield Row("  with the link, over the link", what, together, alone, "GB/s", together / alone, target, None, 0.0, dram)
+
+
+def main() -> None:
+    """Measure and print."""
+    defaults = {"out": "", "threads": str(most_threads()), "sequences": "1,4,16", "tokens": "2048,8192", "seconds": "0.5", "beside": "0"}
+    given = defaults | given_of(sys.argv[1:], defaults)
+    sequences, lengths = ([int(n) for n in given[key].split(",")] for key in ("sequences", "tokens"))
+    where = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "instructions": machine_level().name}
+    seconds, beside = float(given["seconds"]), given["beside"] == "1"
+    cases = {f"{tokens} tokens": partial(rows_of, int(given["threads"]), sequences, tokens, seconds, beside) for tokens in lengths}
+    with torch.inference_mode():
+        run_cases(cases, where, Path(given["out"]) if given["out"] else None)
+
+
+if __name__ == "__main__":
+    main()
