@@ -104,7 +104,7 @@ def test_rows_of_any_lengths_in_any_pages_are_attention_by_definition(shape: tup
 
 
 @pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
-@pytest.mark.parametrize("level", range(3))
+@pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("shape", [*SHAPES, (12, 4, 128, 128)], ids=str)
 def test_the_cpu_attends_by_definition_whatever_its_instructions_and_threads(shape: tuple[int, int, int, int], level: int) -> None:
     """Decode rows and tails; a row of 300 keys has two spans."""

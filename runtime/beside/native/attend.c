@@ -22,6 +22,10 @@ struct attending {
     int level;
 };
 
+#ifdef HAS_X86
+#include "attend_512.h"
+#endif
+
 int64_t tokens_of(const struct attend *a)
 {
     int64_t tokens = 0;
@@ -135,12 +139,31 @@ ALONE void over_keys(const struct attend *a, const int64_t *pages, const float *
     }
 }
 
+/* `wide` query heads, from `from` on. */
+typedef void (*keys_fn)(const struct attend *a, const int64_t *pages, const uint16_t *from, const float *slopes, int64_t kv_head,
+                        int64_t position, int64_t begin, int64_t end, float *sums, float *most, float *total, int wide);
+
+ALONE void over_keys_plain(const struct attend *a, const int64_t *pages, const uint16_t *from, const float *slopes, int64_t kv_head,
+                           int64_t position, int64_t begin, int64_t end, float *sums, float *most, float *total, int wide)
+{
+    float q[TOGETHER * MOST_DIM];
+    for (int64_t h = 0; h < wide; h++)
+        for (int64_t d = 0; d < a->key_dim; d++)
+            q[h * a->key_dim + d] = from_bf16(from[h * a->q_head + d]);
+    switch (wide) {
+    case 1: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 1); break;
+    case 2: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 2); break;
+    case 3: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 3); break;
+    default: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 4); break;
+    }
+}
+
 /* Items are [token][K head][span]. */
-ALONE void attend_items(const struct attending *work, int64_t first, int64_t last)
+ALONE void attend_items(const struct attending *work, int64_t first, int64_t last, keys_fn over)
 {
     const struct attend *a = work->a;
     const int64_t group = a->heads / a->kv_heads, spans = work->spans;
-    float q[TOGETHER * MOST_DIM], sums[TOGETHER * MOST_DIM];
+    float sums[TOGETHER * MOST_DIM];
     for (int64_t item = first; item < last; item++) {
         const int64_t span = item % spans, kv_head = item / spans % a->kv_heads, number = item / spans / a->kv_heads;
         int64_t token;
@@ -151,17 +174,8 @@ ALONE void attend_items(const struct attending *work, int64_t first, int64_t las
             const int64_t head = kv_head * group + g, wide = group - g < TOGETHER ? group - g : TOGETHER;
             const uint16_t *from = a->query + (a->firsts[row] + token) * a->q_token + head * a->q_head;
             float most[TOGETHER], total[TOGETHER];
-            for (int64_t h = 0; h < wide; h++)
-                for (int64_t d = 0; d < a->key_dim; d++)
-                    q[h * a->key_dim + d] = from_bf16(from[h * a->q_head + d]);
             const float *slopes = a->slopes ? a->slopes + head : 0;
-            const int64_t *pages = a->pages + row * a->table_row;
-            switch (wide) {
-            case 1: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 1); break;
-            case 2: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 2); break;
-            case 3: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 3); break;
-            default: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 4); break;
-            }
+            over(a, a->pages + row * a->table_row, from, slopes, kv_head, position, begin, end, sums, most, total, (int)wide);
             for (int64_t h = 0; h < wide; h++) {
                 const int64_t place = (number * a->heads + head + h) * spans + span;
                 memcpy(work->partial.sums + place * a->value_dim, sums + h * a->value_dim, (size_t)a->value_dim * sizeof *sums);
@@ -202,17 +216,32 @@ ALONE void merge_items(const struct attending *work, int64_t first, int64_t last
     }
 }
 
-#define ATTEND(name, target)                                                                                                         \
-    target static void attend_##name(const void *work, int64_t first, int64_t last) { attend_items(work, first, last); }             \
+#define ATTEND(name, target, over)                                                                                                   \
+    target static void attend_##name(const void *work, int64_t first, int64_t last) { attend_items(work, first, last, over); }
+#define MERGE(name, target)                                                                                                          \
     target static void merge_##name(const void *work, int64_t first, int64_t last) { merge_items(work, first, last); }
-ATTEND(portable, )
+ATTEND(portable, , over_keys_plain)
+MERGE(portable, )
 #ifdef HAS_X86
-ATTEND(avx2, FOR_AVX2)
-ATTEND(avx512, FOR_AVX512)
+ATTEND(avx2, FOR_AVX2, over_keys_plain)
+ATTEND(avx512, FOR_AVX512, keys_avx512)
+ATTEND(bf16, FOR_AVX512_BF16, keys_bf16)
+MERGE(avx2, FOR_AVX2)
+MERGE(avx512, FOR_AVX512)
 #endif
 
-#define AT_LEVEL(name, level)                                                                                                        \
-    ((level) >= LEVEL_AVX512 ? X86(name##_avx512) : (level) >= LEVEL_AVX2 ? X86(name##_avx2) : name##_portable)
+static phase_fn attend_at(int level)
+{
+    return level >= LEVEL_AVX512_BF16 ? X86(attend_bf16)
+           : level >= LEVEL_AVX512    ? X86(attend_avx512)
+           : level >= LEVEL_AVX2      ? X86(attend_avx2)
+                                      : attend_portable;
+}
+
+static phase_fn merge_at(int level)
+{
+    return level >= LEVEL_AVX512 ? X86(merge_avx512) : level >= LEVEL_AVX2 ? X86(merge_avx2) : merge_portable;
+}
 
 int attend_part(const struct team *team, const struct attend *a, void *scratch, struct progress *progress)
 {
@@ -220,9 +249,9 @@ int attend_part(const struct team *team, const struct attend *a, void *scratch, 
     float *memory = scratch;
     const struct attending work = {a, {memory + 2 * places, memory, memory + places}, spans, team->level};
     const int64_t items = tokens * a->kv_heads * spans, merged = tokens * a->heads;
-    do_phase(&work, team->threads, progress, 0, items, 1, AT_LEVEL(attend, team->level));
+    do_phase(&work, team->threads, progress, 0, items, 1, attend_at(team->level));
     wait_for_phase(progress, 0, items);
-    const int last = do_phase(&work, team->threads, progress, 1, merged, 4, AT_LEVEL(merge, team->level));
+    const int last = do_phase(&work, team->threads, progress, 1, merged, 4, merge_at(team->level));
     if (!last)
         wait_for_phase(progress, 1, merged);
     return last;
