@@ -10,6 +10,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.sizes import OVERHEADS, activation_bytes
 from penstock.runtime.serve.wire.messages import TopLogprobs
 
+DRAWING_BYTES = 56
+"""Of each logit of a row that is drawn: scores, softmax and their sum in float32, and a sort of them with its int64 indices, twice."""
 LEAST = -9999.0
 """In place of minus infinity, which JSON has no word for."""
 
@@ -17,14 +19,14 @@ LEAST = -9999.0
 def likeliest(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> list[TopLogprobs]:
     """Of each row of ``logits`` [rows, vocab]: the logprob of its one of ``tokens`` [rows], and the ``count`` likeliest tokens with theirs.
     Costs 8 bytes a logit meanwhile."""
-    scores = logits.float().log_softmax(-1).nan_to_num(nan=LEAST, neginf=LEAST)
+    scores = logits.float().log_softmax(-1).nan_to_num_(nan=LEAST, neginf=LEAST)
     own = scores.gather(1, tokens[:, None])
     top, ids = scores.topk(min(count, scores.shape[1]))
     values, names = torch.cat([own, top], 1).tolist(), ids.tolist()
     return [(of[0], named, of[1:]) for of, named in zip(values, names, strict=True)]
 
 
-def of_prompt(logits: torch.Tensor, tokens: torch.Tensor, count: int, block_rows: int) -> list[TopLogprobs]:
+def in_blocks(logits: torch.Tensor, tokens: torch.Tensor, count: int, block_rows: int) -> list[TopLogprobs]:
     """``likeliest`` in blocks of ``block_rows``."""
     return [
         each for some, own in zip(logits.split(block_rows), tokens.split(block_rows), strict=True) for each in likeliest(some, own, count)
@@ -45,6 +47,14 @@ def wanted_rows(plan: Plan, pass_tokens: int) -> int:
 def block_rows(plan: Plan) -> int:
     """Rows of logits that are taken to float32 at once: two copies of them are what the plan counts for its rows."""
     return max(1, plan.decisions.batch // 2)
+
+
+def drawn_rows(plan: Plan) -> int:
+    """Rows that are drawn from all of the vocabulary at once: as many as fit where the layers' activations lay, beside all logits."""
+    model, decided = plan.model, plan.decisions
+    room = activation_bytes(model, plan.workload, decided.batch, decided.prefill_chunk_tokens)
+    logits = decided.batch * model.vocab * (model.compute_dtype.nbytes + OVERHEADS.float32_bytes)
+    return max(1, (room - logits) // (DRAWING_BYTES * model.vocab))
 
 
 def cut_step(counts: Sequence[tuple[int, int]], most: int) -> list[list[tuple[int, int, int]]]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.kv.attention.page_tables import Put
-from penstock.runtime.serve.motor.grammars import allowed
-from penstock.runtime.serve.motor.logprobs import likeliest
+from penstock.runtime.serve.motor.grammars import forbid
+from penstock.runtime.serve.motor.logprobs import in_blocks
 from penstock.runtime.serve.motor.row_choice import RowChoice, Told, floats
 from penstock.runtime.serve.wire.messages import TopLogprobs
+
+FEW = 1024
+"""Tokens that a row may choose from for its draw to cost next to nothing."""
 
 
 class Picked(NamedTuple):
@@ -26,12 +30,13 @@ class Picked(NamedTuple):
 class RowSampler:
     """Chooses on the device that computed the logits. ``put`` brings whole numbers there, past the weights.
 
-    A batch of plain greedy rows costs one reduction over [rows, vocab]. Rows that draw cost their logits in float32, softmax and, where
-    ``top_p`` stands without ``top_k``, a sort of them.
+    A batch of plain greedy rows costs one reduction over [rows, vocab]. Rows that draw, or whose logits are changed, cost their logits in
+    float32. Rows that draw without ``top_k`` cost ``DRAWING_BYTES`` a logit beside, ``drawn_rows`` at once; logprobs cost 8 bytes a logit,
+    ``block_rows`` at once.
     """
 
-    def __init__(self, put: Put):
-        self._put = put
+    def __init__(self, put: Put, drawn_rows: int, block_rows: int):
+        self._put, self._drawn_rows, self._block_rows = put, drawn_rows, block_rows
 
     def warm_up(self, logits: torch.Tensor) -> None:
         """Load the kernels that choosing from ``logits`` takes."""
@@ -67,25 +72,30 @@ class RowSampler:
         """``ids``, those of rows ``some`` chosen anew. ``errors`` gets what became of their grammars."""
         rows = self._put(some)
         scores = logits[rows].float()
-        masked, masks = [], []
+        masks: dict[int, array[int]] = {}
         for k, i in enumerate(some):
             choices[i].change(scores[k])
             matcher = choices[i].matcher
             if matcher is not None:
                 try:
-                    masks.append(matcher.mask())
-                    masked.append(k)
+                    masks[k] = matcher.mask()
                 except RuntimeError as wrong:
                     errors[i] = str(wrong)
-        if masked:
-            where = self._put(masked)
-            scores[where] = scores[where].masked_fill(~allowed(masks, scores.shape[1], self._put), -torch.inf)
+        forbid(scores, masks, self._put)
         chosen = scores.argmax(-1)
-        drawn = [k for k, i in enumerate(some) if choices[i].drawn]
-        if drawn:
-            where = self._put(drawn)
-            chosen[where] = self._draw(scores[where], [choices[some[k]] for k in drawn])
+        for group in self._groups([(k, choices[i]) for k, i in enumerate(some) if choices[i].drawn]):
+            where = self._put([k for k, _ in group])
+            chosen[where] = self._draw(scores[where], [choice for _, choice in group])
         return ids.index_copy(0, rows, chosen)
+
+    def _groups(self, drawn: Sequence[tuple[int, RowChoice]]) -> Iterator[Sequence[tuple[int, RowChoice]]]:
+        """Rows that are drawn at once: all that look at a few tokens alone, and some of the others."""
+        few = [row for row in drawn if 0 < row[1].sampling.top_k <= FEW]
+        if few:
+            yield few
+        rest = [row for row in drawn if not 0 < row[1].sampling.top_k <= FEW]
+        for first in range(0, len(rest), self._drawn_rows):
+            yield rest[first : first + self._drawn_rows]
 
     def _draw(self, scores: torch.Tensor, choices: Sequence[RowChoice]) -> torch.Tensor:
         """One id of each row [rows] from float32 ``scores`` [rows, vocab]: temperature, top_k, top_p, min_p as transformers warps them, in
@@ -122,7 +132,7 @@ class RowSampler:
             return {}
         rows = self._put(asked)
         most = max(choices[i].told.logprobs or 0 for i in asked)
-        found = likeliest(logits[rows], ids[rows], most)
+        found = in_blocks(logits[rows], ids[rows], most, self._block_rows)
         return {i: _first(own, choices[i].told.logprobs or 0) for i, own in zip(asked, found, strict=True)}
 
 

@@ -27,7 +27,7 @@ from penstock.runtime.memory.ground import Ground
 from penstock.runtime.serve.motor.grammars import Grammars
 from penstock.runtime.serve.motor.inbox import Inbox
 from penstock.runtime.serve.motor.intake import Intake, ServeLaw
-from penstock.runtime.serve.motor.logprobs import block_rows, wanted_rows
+from penstock.runtime.serve.motor.logprobs import block_rows, drawn_rows, wanted_rows
 from penstock.runtime.serve.motor.pool_prefix import PoolPrefix
 from penstock.runtime.serve.motor.row_sampling import RowSampler
 from penstock.runtime.serve.motor.serve_sequences import ServeSequences
@@ -61,7 +61,8 @@ class Served:
             plan, checkpoint, ground = self._plan, self._checkpoint, self._ground
             opened = open_session(plan, checkpoint, ground, options, self._cfg.kv, mark=lambda phase: self._tell(phase, 1, 1))
             self.session = session = stack.enter_context(opened)
-            session.load(self._largest, self._tell, [RowSampler(session.engine.stepper.put)])
+            self._sampler = RowSampler(session.engine.stepper.put, drawn_rows(plan), block_rows(plan))
+            session.load(self._largest, self._tell, [self._sampler])
             for line in (session.pageable, session.launched, session.slow_pages):
                 if line is not None:
                     _to_stderr(line)
@@ -86,7 +87,7 @@ class Served:
         scheduler = Scheduler(self._limits, sequences)
         generation, totals = self._vocabulary.generation, self._vitals.totals
         intake = Intake(scheduler, sequences, generation, self._grammars, law, stepper.put, inbox, totals)
-        loop = ServingLoop(session.step, stepper.put, scheduler, sequences, intake, law, inbox, frames, self._vitals)
+        loop = ServingLoop(session.step, stepper.put, self._sampler, scheduler, sequences, intake, law, inbox, frames, self._vitals)
         over = loop.run()
         if over:
             session.flush(self._tell)
@@ -136,8 +137,10 @@ class Served:
 
     @property
     def _largest(self) -> Batch:
-        plan = self._plan
-        rows, tokens = plan.decisions.batch, plan.workload.prompt_tokens
+        """All rows with prompts as long as the pool has room for beside each other."""
+        plan, limits = self._plan, self._limits
+        rows = limits.rows
+        tokens = max(1, min(plan.workload.prompt_tokens, limits.pages // rows * limits.page_tokens - 1))
         return Batch([(0,) * tokens] * rows, 1, min(plan.chunk_tokens(rows), tokens))
 
 

@@ -14,7 +14,7 @@ from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.model.rows import Row, Step
 from penstock.runtime.serve.motor.inbox import Gone, Inbox
 from penstock.runtime.serve.motor.intake import Intake, ServeLaw
-from penstock.runtime.serve.motor.logprobs import cut_step, of_prompt
+from penstock.runtime.serve.motor.logprobs import cut_step, in_blocks
 from penstock.runtime.serve.motor.replies import Reply
 from penstock.runtime.serve.motor.row_sampling import RowSampler
 from penstock.runtime.serve.motor.serve_sequences import ServeSequences
@@ -39,6 +39,7 @@ class ServingLoop:
         self,
         step: Steps,
         put: Put,
+        sampler: RowSampler,
         scheduler: Scheduler,
         sequences: ServeSequences,
         intake: Intake,
@@ -50,7 +51,7 @@ class ServingLoop:
         self._step, self._put, self._scheduler, self._sequences = step, put, scheduler, sequences
         self._intake, self._replies, self._law = intake, intake.replies, law
         self._inbox, self._frames, self._vitals = inbox, frames, vitals
-        self._sampler = RowSampler(put)
+        self._sampler = sampler
         self._idle_from = time.perf_counter()
 
     def run(self) -> bool:
@@ -165,7 +166,7 @@ class ServingLoop:
         tokens = prompt[first : row.end + 1]
         if not tokens:
             return []
-        found = of_prompt(logits[: len(tokens)], self._put(tokens), reply.submit.prompt_logprobs or 0, self._law.block_rows)
+        found = in_blocks(logits[: len(tokens)], self._put(tokens), reply.submit.prompt_logprobs or 0, self._law.block_rows)
         reply.scored = first + len(tokens)
         rows = [(token, own, (ids, values)) for token, (own, ids, values) in zip(tokens, found, strict=True)]
         return [PromptLogprobs(reply.submit.id, rows)]

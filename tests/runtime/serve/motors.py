@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -179,7 +180,11 @@ def motor(
 
 
 def alone(served: Served, prompt: list[int], new_tokens: int, stop_ids: frozenset[int] = frozenset()) -> list[int]:
-    """What ``Session.generate`` says to ``prompt`` alone, greedily. While the motor has nothing to do."""
+    """What ``Session.generate`` says to ``prompt`` alone, greedily, once the motor holds no page any more."""
+    pool, until_s = served.session.engine.kv.pages, time.monotonic() + WAIT_S
+    while pool.available < pool.slots:
+        assert time.monotonic() < until_s, "pages are held by nobody"
+        time.sleep(0.001)
     chunk = served.session.plan.decisions.prefill_chunk_tokens
     made = served.session.generate(Batch([prompt], new_tokens, chunk, stop_ids), Sampler(Sampling(), served.session.device), reuse=False)
     return made.tokens[0]

@@ -16,6 +16,7 @@ from penstock.runtime.serve.motor.row_sampling import RowSampler
 from tests.runtime.sessions import CPU
 
 PUT = CopiedInputs(CPU).put
+SAMPLER = RowSampler(PUT, drawn_rows=2, block_rows=3)
 VOCAB, GRID = 60, 4000
 WARPED = [
     {},
@@ -45,7 +46,7 @@ def test_every_row_draws_from_the_distribution_that_transformers_warps() -> None
     logits = torch.randn(len(samplings), VOCAB) * 2
     counts = torch.zeros(len(samplings), VOCAB)
     for cell in range(GRID):
-        picked = RowSampler(PUT).choose(logits, [Given(s, (cell + 0.5) / GRID) for s in samplings])
+        picked = SAMPLER.choose(logits, [Given(s, (cell + 0.5) / GRID) for s in samplings])
         for row, pick in enumerate(picked):
             counts[row, pick.token] += 1
     for row, sampling in enumerate(samplings):
@@ -75,7 +76,7 @@ def test_penalties_are_those_of_a_run(keys: dict[str, Any]) -> None:
     want, got = [], []
     for step in logits:
         want.append([*choice(step[:2], [0, 1]).tolist(), int(step[2].argmax())])
-        got.append([pick.token for pick in RowSampler(PUT).choose(step, rows)])
+        got.append([pick.token for pick in SAMPLER.choose(step, rows)])
     assert got == want and want != logits.argmax(-1).tolist()
 
 
@@ -84,7 +85,7 @@ def test_bias_and_least_length_change_their_own_row_alone() -> None:
     logits[:, 9], logits[:, 8] = 2.0, 1.0
     told: Sequence[Told] = [Told(), Told(bias={5: 3.0}), Told(frozenset({9}), min_tokens=2), Told(bias={9: -100.0})]
     rows = [RowChoice(Sampling(), each, [1], 0, PUT) for each in told]
-    said = [[pick.token for pick in RowSampler(PUT).choose(logits, rows)] for _ in range(3)]
+    said = [[pick.token for pick in SAMPLER.choose(logits, rows)] for _ in range(3)]
     assert said == [[9, 5, 8, 8], [9, 5, 8, 8], [9, 5, 9, 8]]
 
 
@@ -92,7 +93,7 @@ def test_rows_that_are_no_numbers_are_found_whatever_is_asked_of_them() -> None:
     logits = torch.randn(5, VOCAB)
     logits[1, 3] = logits[2, 7] = logits[3] = torch.nan
     keys = [Sampling(), Sampling(), Sampling(1.0, top_p=0.9), Sampling(repetition_penalty=2.0), Sampling(1.0)]
-    picked = RowSampler(PUT).choose(logits, [RowChoice(s, Told(logprobs=1), [1], 0, PUT) for s in keys])
+    picked = SAMPLER.choose(logits, [RowChoice(s, Told(logprobs=1), [1], 0, PUT) for s in keys])
     assert [pick.token is None for pick in picked] == [False, True, True, True, False]
 
 
@@ -103,6 +104,6 @@ def test_a_row_draws_the_same_in_any_company() -> None:
 
     def said(rows: Sequence[int], samplings: Sequence[Sampling]) -> list[int | None]:
         choices = [RowChoice(s, Told(), [1], 77 + k, PUT) for k, s in zip(rows, samplings, strict=True)]
-        return [RowSampler(PUT).choose(step[list(rows)], choices)[0].token for step in logits]
+        return [SAMPLER.choose(step[list(rows)], choices)[0].token for step in logits]
 
     assert said([0], [hot]) == said([0, 1], [hot, Sampling()]) == said([0, 1, 2], [hot, other, hot])
