@@ -35,7 +35,7 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
 
     async def of_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(request.url.path, _wrong_body(error.errors()))
+        return error_response(request.url.path, _wrong_body(error.errors(), error.body))
 
     async def of_dialect(request: Request, error: Exception) -> Response:
         assert isinstance(error, WrongRequest)
@@ -60,15 +60,32 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
     return guarded
 
 
-def _wrong_body(found: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first thing that is wrong with a body, an unknown key before all else."""
-    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
-    kind, place = first["type"], [str(part) for part in first["loc"] if part != "body"]
-    if kind == "json_invalid" or (kind in ("model_attributes_type", "missing") and not place):
+def _wrong_body(found: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    """The first key of ``body`` that is wrong, an unknown one before all else; of the forms that it may have, what fits furthest."""
+    if not isinstance(body, dict):
         return ApiError(400, "the body is no JSON object; send one, with Content-Type: application/json", code="invalid_json")
-    param = ".".join(place)
-    if kind == "extra_forbidden":
+    placed = [(_place(each["loc"][1:], body), each) for each in found]
+    first = next((one for one in placed if one[1]["type"] == "extra_forbidden"), placed[0])
+    same_key = [one for one in placed if one[0].partition(".")[0] == first[0].partition(".")[0]]
+    param, error = first if first[1]["type"] == "extra_forbidden" else max(same_key, key=lambda one: one[0].count("."))
+    if error["type"] == "extra_forbidden":
         return ApiError(400, f"{param}: this server knows no such key; leave it out", param=param, code="unknown_parameter")
-    if kind == "missing":
+    if error["type"] == "missing":
         return ApiError(400, f"{param}: it is required", param=param, code="missing_required_parameter")
-    return ApiError(400, f"{param}: {first['msg']}", param=param, code="invalid_value")
+    said = dict.fromkeys(each["msg"] for place, each in placed if place == param)
+    return ApiError(400, f"{param}: {'; or: '.join(said)}", param=param, code="invalid_value")
+
+
+def _place(path: Sequence[Any], body: Any) -> str:
+    """Where in ``body`` an error is: ``path`` without the names of types that were tried there. A key that is missing comes last."""
+    kept: list[str] = []
+    within = body
+    for number, part in enumerate(path):
+        if isinstance(within, dict):
+            if part in within:
+                kept, within = [*kept, str(part)], within[part]
+            elif number == len(path) - 1:
+                kept.append(str(part))
+        elif isinstance(within, list) and isinstance(part, int) and part < len(within):
+            kept, within = [*kept, str(part)], within[part]
+    return ".".join(kept)

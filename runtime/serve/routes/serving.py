@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open) -> dict[s
     and where the engine cannot serve."""
     keys = Keys(()) if served.keys is None else Keys.read(served.keys)
     allow_files(served.limits.connections)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went while something was sent to it
     with contextlib.closing(bound(served.host, served.port)) as sock:
         vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
         host = f"[{served.host}]" if ":" in served.host else served.host

@@ -128,6 +128,9 @@ WRONG = [
     ({}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": ""}, "prompt"),
+    ({"prompt": 1}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt.0"),
+    ({"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
     ({"prompt": [257]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": ["a"] * 65}, "prompt"),
@@ -155,7 +158,7 @@ def test_a_wrong_body_is_a_400_that_names_its_key(body: dict[str, Any], param: s
     response = play(script, post(**body))
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
-    assert error["param"].partition(".")[0] == param and "\n" not in error["message"]
+    assert error["param"] == param and "\n" not in error["message"]
     assert not script.submitted
 
 
