@@ -67,6 +67,8 @@ class Piece:
     """``stop`` or ``length``"""
     stop: str | None = None
     """The stop string that ended it."""
+    end: tuple[int, TopLogprobs] | None = None
+    """The token that ended it, which is no part of it, where logprobs were asked for."""
 
 
 class Line(Protocol):
@@ -169,7 +171,8 @@ class Asking:
         text = self._texts[message.index]
         self._living.discard(message.index)
         new = text.rest()
-        return Piece(message.index, new, finish_reason="stop" if text.stop is not None else message.reason, stop=text.stop)
+        end = None if message.stop_id is None or message.logprobs is None else (message.stop_id, message.logprobs)
+        return Piece(message.index, new, finish_reason="stop" if text.stop is not None else message.reason, stop=text.stop, end=end)
 
     def _check(self, message: Message | ApiError) -> None:
         if isinstance(message, ApiError):

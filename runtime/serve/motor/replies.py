@@ -51,7 +51,7 @@ class Reply:
         if not submit.new_tokens:
             return [self.over("length")], True
         if not submit.ignore_eos and token in submit.stop_ids:
-            return [self.over("stop", token)], True
+            return [Over(submit.id, self.index, "stop", token, logprobs=picked.logprobs)], True
         said: list[Message] = [
             Chosen(submit.id, self.index, [token], None if picked.logprobs is None else [picked.logprobs], time.monotonic())
         ]
@@ -60,8 +60,8 @@ class Reply:
         full = self.choice.said >= submit.new_tokens
         return said + [self.over("length")] * full, full
 
-    def over(self, reason: Reason, stop_id: int | None = None, message: str | None = None) -> Over:
-        return Over(self.submit.id, self.index, reason, stop_id, message)
+    def over(self, reason: Reason, message: str | None = None) -> Over:
+        return Over(self.submit.id, self.index, reason, None, message)
 
 
 @dataclass

@@ -169,6 +169,7 @@ class _Reply:
         self._begun[choice] = True
         if wants:
             rows += [(token, *_parts(said)) for token, said in zip(piece.tokens, piece.logprobs or [], strict=True)]
+            rows += [(piece.end[0], *_parts(piece.end[1]))] if piece.end is not None else []
         return text + piece.text, self._logprobs(choice, rows) if rows else None
 
     def _logprobs(self, choice: int, rows: Sequence[tuple[int, float | None, list[int], list[float]]]) -> dict[str, list[Any]]:

@@ -173,6 +173,8 @@ class Over:
     """What ended it."""
     message: str | None = None
     """Of an error."""
+    logprobs: TopLogprobs | None = None
+    """Of ``stop_id``, where they were asked for."""
 
 
 @dataclass(frozen=True)

@@ -154,18 +154,20 @@ class FakeMotor:
 
     async def _one(self, frames: AsyncFrames, submit: Submit, index: int) -> None:
         reason: Any = "length"
+        end: tuple[Any, ...] = ()
         for count, token in enumerate(self._script.reply(submit)[: submit.new_tokens]):
             if self._over.get((submit.id, index)) or self._over.get((submit.id, -1)):
                 return
             if token in submit.stop_ids and not submit.ignore_eos:
                 reason = "stop"
+                end = (token, None, None if submit.logprobs is None else (-0.125, [token][: submit.logprobs], [-0.125][: submit.logprobs]))
                 break
             if count and self._script.go_on is not None:
                 await self._script.go_on.wait()
             logprobs = None if submit.logprobs is None else [(-0.25, [token, 66][: submit.logprobs], [-0.25, -2.0][: submit.logprobs])]
             await frames.send(said(Chosen(submit.id, index, [token], logprobs)))
             await asyncio.sleep(0)
-        await frames.send(said(Over(submit.id, index, reason)))
+        await frames.send(said(Over(submit.id, index, reason, *end)))
 
 
 @contextlib.asynccontextmanager

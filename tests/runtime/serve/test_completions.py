@@ -380,3 +380,11 @@ def test_limits_that_nothing_keeps_to_are_refused() -> None:
 
     with pytest.raises(UserError, match="limits.body_s"):
         replace(FrontLimits(), body_s=0).check()
+
+
+def test_the_logprobs_of_a_text_end_with_those_of_the_token_that_ended_it() -> None:
+    """As lm-eval reads them: it leaves the last one out."""
+    script = Script(reply=lambda submit: [EOS])
+    choice = play(script, post(prompt="ab", max_tokens=1, echo=True, logprobs=1)).json()["choices"][0]
+    assert choice["logprobs"]["tokens"] == ["a", "b", "<eos>"] and choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.125]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "stop")
