@@ -31,15 +31,15 @@ class PageChoice:
 
 def page_menu(hardware: HardwareProfile, model: ModelSpec, workload: Workload, force: Force, batch: int) -> list[PageChoice]:
     """The page size. Without reuse: of those that waste least, the largest, since a layer's pages move together, so only their bytes
-    count. A server's are of a size that the SSD can keep. With reuse: the one whose prefixes come back soonest, what is computed again for
-    want of a full page included."""
+    count. With it: the one whose prefixes come back soonest, what is computed again for want of a full page included. A server that keeps
+    none: the smallest that the SSD can keep, since rows come and go and share whole pages alone."""
     if force.page_tokens is not None:
         return [_choice(model, workload, batch, force.page_tokens)]
     if workload.kept_tokens:
         sizes = candidates(model)
         return [_choice(model, workload, batch, min(sizes, key=lambda t: PageCost.of(hardware, model, workload, t).seconds))]
     least = LIMITS.ssd_page_tokens_min if workload.kv_spill else 0
-    sizes = candidates(model) if workload.is_served else [t for t in LIMITS.page_tokens if t >= least]
+    sizes = [min(candidates(model))] if workload.is_served else [t for t in LIMITS.page_tokens if t >= least]
     choices = [_choice(model, workload, batch, t) for t in sizes]
     return [min(choices, key=lambda c: (c.layer_bytes, -c.page_tokens))]
 
