@@ -106,7 +106,8 @@ def alternatives(problem: Problem) -> Iterator[Mend]:
     if problem.workload.kept_tokens and _fits(unkept):
         yield Mend("set workload.kept_tokens=0", unkept)
     spilled = replace(problem, workload=replace(problem.workload, kv_spill=True))
-    if not problem.workload.kv_spill and problem.hardware.ssd_write_gbps and _fits(spilled):
+    may_spill = not problem.workload.kv_spill and not problem.workload.is_served and problem.hardware.ssd_write_gbps
+    if may_spill and _fits(spilled):
         yield Mend("set workload.kv_spill=true", spilled)
     work, room = problem.workload, problem.workload.context_tokens // 2
     while work.context_tokens > work.end_tokens:

@@ -44,6 +44,8 @@ class Preferences:
     """The CPU computing beside the card at all: worth as little as 1 % of the time."""
     passes: float = 1e-3
     """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
+    parts: float = 0.02
+    """One more pass for each prompt of a server, whose first token comes as much later. Larger passes take memory for activations alone."""
     headroom: float = 0.2
     """One more DRAM slot for streamed layers, if it costs no time. With the fewest slots, a late copy holds up the reads behind it."""
     kept: float = 5e-2
@@ -91,7 +93,7 @@ def search(hardware: HardwareProfile, model: ModelSpec, workload: Workload, forc
     problems = _problems(Question(hardware, model, workload, force))
     best, best_s = _best_batch(problems)
     if best is None:
-        raise why_infeasible(problems[0])
+        raise why_infeasible(replace(problems[0], force=force))
     return Solution(_least_memory(best), best_s)
 
 
@@ -144,16 +146,23 @@ def _problems(question: Question) -> list[Problem]:
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
     """The fastest problem, trying those with the lowest bound first and stopping when no bound is below the best found. Residents that
-    stay decoded take more memory, so they must be faster by more than is given up for that."""
+    stay decoded take more memory, so they must be faster by more than is given up for that; so must a server's prompts in more passes."""
     best, best_s, least_s = None, float("inf"), float("inf")
     for problem in sorted(problems, key=bound_s):
         if bound_s(problem) >= least_s:
             break
-        program, more = Formulation(_for_cold_prompts(problem)), PREFERENCES.slower_at_most if problem.forms.decoded else 0.0
+        program, more = Formulation(_for_cold_prompts(problem)), _handicap(problem)
         seconds = _seconds(program)
         if seconds is not None and seconds * (1 + more) < least_s:
             best, best_s, least_s = program, seconds, seconds * (1 + more)
     return best, best_s
+
+
+def _handicap(problem: Problem) -> float:
+    """Share of the time by which it must be faster than others."""
+    work, chunk = problem.workload, problem.force.prefill_chunk_tokens
+    parts = work.turn(problem.batch, chunk).parts if work.is_served and chunk else 1
+    return (PREFERENCES.slower_at_most if problem.forms.decoded else 0.0) + PREFERENCES.parts * (parts - 1)
 
 
 def _for_cold_prompts(problem: Problem) -> Problem:

@@ -83,6 +83,20 @@ def test_the_pool_is_as_large_in_pages_of_another_size(plan, page_tokens):
     assert broken_rules(roomy, plan.model, plan.workload, repaged) == []
 
 
+def test_a_prompt_takes_one_pass_where_that_costs_little():
+    streamed = answer(replace(ASKED, workload=replace(SERVED, objective=Objective.latency, length_spread=0.0)))
+    assert streamed.decisions.prefill_chunk_tokens >= SERVED.prompt_tokens
+    rows, arrivals = streamed.decisions.batch, Arrivals.of(streamed.workload, 200)
+    calm = simulate_serving(streamed, arrivals.at_rate(0.5 * planned_load(streamed, arrivals)))
+    assert calm.ttft_s.p50 <= 2.2 * calm.pass_s.p99, f"with {rows} rows a prompt waits for a pass, and is computed in the next"
+
+
+def test_a_server_that_does_not_fit_is_told_what_would():
+    with pytest.raises(UserError, match="no plan fits") as short:
+        answer(replace(ASKED, workload=replace(SERVED, batch=256, clients=256, prompt_tokens=20_000)))
+    assert "kv_spill" not in str(short.value) and "workload.batch=" in str(short.value)
+
+
 def test_a_servers_plan_file_says_all_and_runs_as_batches(plan, tmp_path):
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
