@@ -51,7 +51,8 @@ class Engine:
         self.chunking = copies.chunk_bytes, copies.in_flight
         self._placement = host.placement
         self._filler: Filler | None = None
-        self._stack = ExitStack()
+        self._stack, self._taken = ExitStack(), ExitStack()
+        self._stack.callback(self._give_back)  # behind all that uses it
         try:
             self.host, options = host, host.options
             self.arena, self.pool, self.dram, self.ledger = host.arena, host.pool, host.dram, host.ledger
@@ -62,6 +63,7 @@ class Engine:
                 slots = self.arena.slice(self.host.cache_at, self.dram.slots * self.dram.slot_bytes).split(max(1, self.dram.slot_bytes))
                 self._rehearsal = Rehearsal(tensors, lambda u: slots[u.layer % len(slots)])
             else:
+                self._taken.callback(self.card.vram.close)
                 self.stream, self._rehearsal = self.card.stream, self.card.rehearsal
             self._stack.callback(self.stream.close)
             self.experts = self._open_experts(skeleton)
@@ -72,6 +74,7 @@ class Engine:
             self._bind_fixtures()
             slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
+            self._taken.callback(self.kv.close)
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), kernel, self._binder)
             self._records = kernel is not None and self._may_record()
             self._graphs: RecordedSide | None = None
@@ -310,6 +313,12 @@ class Engine:
         if self.experts is not None:
             self.experts.close()
 
+    def _give_back(self) -> None:
+        """What was taken of the compute device, whoever still has a name for the model."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._taken.close()
+
     def close(self) -> None:
-        """Stop threads, free page-locked memory. Safe to call twice, and after a failure in the middle."""
+        """Stop threads, free page-locked memory and VRAM. Safe to call twice, and after a failure in the middle."""
         self._stack.close()

@@ -25,3 +25,15 @@ class VramPool:
         if self._used > self._block.numel():
             raise MemoryError(f"VRAM block of {self._block.numel()} bytes cannot give {nbytes} more after {start}")
         return self._block[start : start + nbytes]
+
+    def close(self) -> None:
+        """Give the block back, whoever still holds a view of it: views are of no use any more. Nothing may be under way that uses it."""
+        give_back(self._block)
+
+
+def give_back(tensor: torch.Tensor) -> None:
+    """The memory of ``tensor`` is free, although views of it may live on: a model that a caller still has a name for, when it is closed,
+    is no reason to hold gigabytes. Reading such a view is an error. Memory that numpy sees, on the CPU alone, goes with its last view."""
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        storage.resize_(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,19 @@ def test_a_twin_tells_the_time_of_an_event_as_the_card_does() -> None:
     for event in events:
         card.host_waits(event)
     assert [twin.time_of(events[0]), card.time_of(events[1])] == [card.time_of(events[0]), twin.time_of(events[1])]
+
+
+@pytest.mark.parametrize("case", ["some resident", "all in VRAM"])
+def test_a_closed_model_holds_no_vram_while_a_caller_still_has_its_name(tmp_path: Path, case: str) -> None:
+    device = torch.device("cuda", 0)
+    checkpoint = save_tiny(tmp_path, "llama")
+    plan = plan_for(checkpoint, decisions(gpu=True, **CASES[case]), gpu=True)
+    with opened(plan, checkpoint, CudaDevice(0), device) as session:
+        session.load(BATCH)
+        session.generate(BATCH, Sampler(Sampling(), device))
+    assert session.engine.card is not None
+    held = session.engine.card.vram.nbytes
+    before = torch.cuda.memory_allocated(device)
+    del session
+    gc.collect()
+    assert before - torch.cuda.memory_allocated(device) < held / 4

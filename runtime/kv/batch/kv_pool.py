@@ -9,6 +9,7 @@ import torch
 
 from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.kv.batch.token_shape import TokenShape
+from penstock.runtime.memory.vram import give_back
 from penstock.runtime.model.rows import Step
 
 
@@ -103,6 +104,12 @@ class KvPool:
     def layers(self) -> list[int]:
         """All that have a place."""
         return sorted([*self._resident, *self._outside])
+
+    def close(self) -> None:
+        """Give the layers' buffers back, whoever still holds a view of them."""
+        for place in self._resident.values():
+            if place.buffer is not None:
+                give_back(place.buffer)
 
     def begin_pass(self, step: Step) -> None:
         """``step`` is computed from now on."""
