@@ -11,9 +11,9 @@ and 64 clients, throughput beside the simulator. `idle`: the engine between step
 counts.
 
 `model`, `layers`, `vram`, `prompt`, `new`, `clients` change the work; `seconds` is about how long each load lasts. The checkpoint is made
-once under `work`, and the machine is probed once; `quick=true` leaves the CPU's products out of the probe. What a limit is made of is
-measured by the process that runs the fixed batch (bench/worker.py). Planned load is the highest Poisson rate that the simulator sustains,
-and it plays the very arrivals that the clients send.
+once under `work`; `host=true` lets the CPU compute beside the card, as plans may. The machine is probed once; `quick=true` leaves the CPU's
+products out of it. What a limit is made of is measured by the process that runs the fixed batch (bench/worker.py). Planned load is the
+highest Poisson rate that the simulator sustains, and it plays the very arrivals that the clients send.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from penstock.planner.contract.serving.serving_forecast import ServingForecast, 
 
 KEYS = (
     "work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "prompt", "new", "clients", "seconds", "quick", "form",
-    "llama_server", "gguf", "ngl", "peer_threads",
+    "llama_server", "gguf", "ngl", "peer_threads", "host",
 )  # fmt: skip
 CASES = ("rows", "crowd", "light", "ninety", "closed", "idle", "turns", "llama")
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -87,9 +87,14 @@ class Serving:
             self.bench.call("planner", "solve", *given, *(f"workload.{key}={value}" for key, value in asked.items()), *keys)
         return path
 
+    @property
+    def alone(self) -> Sequence[str]:
+        """Keys that leave all computing to the card."""
+        return () if self.given.get("host") == "true" else ALONE
+
     @cached_property
     def path(self) -> Path:
-        return self.plan("rows", self.clients, self.prompt, self.new)
+        return self.plan("rows", self.clients, self.prompt, self.new, *self.alone)
 
     @cached_property
     def served(self) -> Plan:
@@ -115,6 +120,10 @@ class Serving:
         """A closed loop's replies. SystemExit where one failed."""
         return whole(asyncio.run(closed_loop(server.address, COMPLETIONS, self.bodies(name, count, new, seed), clients)), server)
 
+    def link_gbps(self, plan: Plan) -> float:
+        """Of the card's link, by the process that runs plans; 0 without a card."""
+        return self.hybrid.rates(plan).link_gbps if self.hybrid.card else 0.0
+
     # ---- rows
 
     def row(
@@ -132,9 +141,9 @@ class Serving:
         limits: dict[int, float] = {}
         link = 0.0
         for count in counts:
-            plan = self.hybrid.solve(f"rows-{count}", self.checkpoint, *ALONE, prompt=self.prompt, batch=count)
+            plan = self.hybrid.solve(f"rows-{count}", self.checkpoint, *self.alone, prompt=self.prompt, batch=count)
             step_s = median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(2))
-            link = link or self.hybrid.rates(plan).link_gbps
+            link = link or self.link_gbps(plan)
             limits[count] = self.hybrid.resident_s(self.checkpoint, count)
             yield self._step_row("fixed batch", count, step_s, plan, link, limits[count], plan.prediction.decode_s_per_token)
         with self.server(self.path) as (server, name):
@@ -153,7 +162,7 @@ class Serving:
 
     def crowd(self) -> Iterator[Row]:
         """Tokens a second of clients that come and go, over those of as many rows that stay."""
-        plan = self.hybrid.solve(f"rows-{self.clients}", self.checkpoint, *ALONE, prompt=self.prompt, batch=self.clients)
+        plan = self.hybrid.solve(f"rows-{self.clients}", self.checkpoint, *self.alone, prompt=self.prompt, batch=self.clients)
         step_s = median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(2))
         with self.server(self.path) as (server, name):
             replies = self.load(server, name, self.clients, 4 * self.clients, seed="crowd")
@@ -222,7 +231,7 @@ class Serving:
         path = self.plan("turns", 4, tokens + TAIL_TOKENS, self.new, f"workload.kept_tokens={kept}")
         plan, vocab = read_plan(path), self.served.model.vocab
         firsts = [token_prompt(tokens, vocab, f"turn {k}") for k in range(TURNS)]
-        link = self.hybrid.rates(plan).link_gbps or self.hybrid.rates(plan).read_gbps
+        link = self.link_gbps(plan) or self.served.hardware.dram_copy_gbps
         with self.server(path) as (server, name):
             asked = [body_of(COMPLETIONS, prompt, TURN_NEW, name) for prompt in firsts]
             whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, 2)), server)
@@ -367,7 +376,10 @@ def main() -> None:
     with closing(Worker(HANG_S)) as worker:
         one = Serving(bench, worker, profile, given)
         methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
-        run_cases(chosen(given.get("cases", "rows"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
+        try:
+            run_cases(chosen(given.get("cases", "rows"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
+        except UserError as error:
+            raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":
