@@ -16,11 +16,15 @@ from penstock.planner.common.errors import UserError
 LOCK = "writer.lock"
 
 
+class Locked(UserError):
+    """Another process writes to the directory."""
+
+
 class WriterLock:
     """``flock`` on a file that names the holder. The kernel releases it when the holder dies in any way. On NFS (Linux) it is a lock on the
     server, so it holds between hosts. A process forked from the holder shares it until both are gone.
 
-    UserError if another process holds it: its name, the usual remedies, and ``otherwise``. UserError also if no lock can be had here.
+    Locked if another process holds it: its name, the usual remedies, and ``otherwise``. UserError also if no lock can be had here.
     """
 
     def __init__(self, directory: Path, otherwise: str):
@@ -35,7 +39,7 @@ class WriterLock:
             holder = self._holder()
             os.close(self._fd)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise UserError(f"{directory}: {holder} writes there; wait for its end, stop it, {otherwise}") from None
+                raise Locked(f"{directory}: {holder} writes there; wait for its end, stop it, {otherwise}") from None
             raise UserError(f"{directory}: cannot be locked ({error.strerror}); name a directory on another disk") from error
         with contextlib.suppress(OSError):  # a full disk: the lock is held all the same, by one who is not named
             os.ftruncate(self._fd, 0)

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,15 @@ from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.order import check_fit
 from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
 from penstock.runtime.asked.run_schema import EngineConfig, ReuseConfig, RunConfig
+from penstock.runtime.kv.disk.writer_lock import Locked
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.memory.kernels import keep_few_kernels
 from penstock.runtime.serve.motor.inbox import Gone, Inbox
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import Drain, Failed, Loading, Open, Stopped, said
 
+PREDECESSOR_S = 10.0
+"""That a motor waits for the directory of one that is about to end."""
 TOLD_S = 0.2
 """Seconds between two messages of one phase of loading."""
 
@@ -43,7 +47,7 @@ def main() -> int:
             asked = inbox.next(None)
             if not isinstance(asked, Open):
                 return 0 if isinstance(asked, Gone | Drain) else 1
-            return serve(asked, frames, inbox)
+            return patiently(lambda: serve(asked, frames, inbox))
         except UserError as error:
             return _failed(frames, str(error), remedied=True)
         except OSError as error:
@@ -74,6 +78,18 @@ class Told:
         if phase != self._last[0] or now - self._last[1] >= TOLD_S or done >= total:
             self._last = phase, now
             self._frames.send(said(Loading(phase, done, total)))
+
+
+def patiently(serve: Callable[[], int]) -> int:
+    """``serve``, begun again while another process writes to ``kv.dir``: a motor whose front has gone has some seconds to end."""
+    until_s = time.monotonic() + PREDECESSOR_S
+    while True:
+        try:
+            return serve()
+        except Locked:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(TOLD_S)
 
 
 def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from penstock.runtime.kv.disk.writer_lock import Locked
 from penstock.runtime.model.rows import Step
+from penstock.runtime.serve.motor.inbox import Gone, Inbox
+from penstock.runtime.serve.motor.motor import patiently
 from penstock.runtime.serve.motor.serving_loop import Steps
+from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import Cancel, Drain, Sampled, Stopped
 from tests.runtime.serve.motors import Motor, alone, motor, serving_plan, submit
 
@@ -212,3 +218,25 @@ def test_a_motor_ends_when_its_front_has_gone(exact_checkpoint: Path) -> None:
         made.front.close()
         made.thread.join(60)
         assert made.ended and made.ended[0] is not True
+
+
+def test_a_motor_whose_front_has_gone_ends_inside_a_pass() -> None:
+    ours, theirs = socket.socketpair()
+    ended = threading.Event()
+    with theirs:
+        inbox = Inbox(Frames(theirs), after_s=0.05, end=ended.set)
+        ours.close()
+        assert ended.wait(60), "nobody looked at the inbox, as inside a pass"
+        assert isinstance(inbox.next(60), Gone)
+
+
+def test_a_directory_that_an_ending_motor_still_writes_to_is_waited_for() -> None:
+    tried: list[int] = []
+
+    def serve() -> int:
+        tried.append(1)
+        if len(tried) < 3:
+            raise Locked("kv: process 1 writes there")
+        return 0
+
+    assert patiently(serve) == 0 and len(tried) == 3
