@@ -16,7 +16,7 @@ from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest, ServeRow, Waiting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Share:
     """Tokens ``start`` to ``start`` + ``count`` of sequence ``number``. ``wanted``: the logits of the last one are asked."""
 
@@ -113,12 +113,15 @@ class Scheduler:
             raise RuntimeError("the last step is not over")
         shares: dict[int, Share] = {}
         given_up: list[int] = []
-        for row in [row for row in self._living.values() if row.decodes]:
-            if row.number in self._living:
+        prompts: list[ServeRow] = []
+        for row in list(self._living.values()):
+            if not row.decodes:
+                prompts.append(row)
+            elif row.number in self._living:
                 self._insist(row, 1, shares, given_up)
         left = self.limits.pass_tokens - len(shares)
         short = False
-        for row in [row for row in self._living.values() if not row.decodes]:
+        for row in prompts:
             if not left or short:
                 break
             wished = min(left, row.left)
@@ -158,6 +161,7 @@ class Scheduler:
         if row is None:
             return
         row.computed = min(cached, row.computed)
+        row.held = self.limits.pages_of(row.computed)
         if self._shares is not None:
             self._shares.pop(number, None)
 
@@ -179,9 +183,12 @@ class Scheduler:
     def _put(self, row: ServeRow, count: int, shares: dict[int, Share]) -> bool:
         """Whether there was room for so many tokens of it, which are then in the step."""
         end = row.computed + count
-        if count < 1 or not self._pages.hold(row.number, end):
+        if count < 1:
             return False
-        row.held = max(row.held, self.limits.pages_of(end))
+        if end > row.held * self.limits.page_tokens:
+            if not self._pages.hold(row.number, end):
+                return False
+            row.held = self.limits.pages_of(end)
         shares[row.number] = Share(row.number, row.computed, count, "decode" if row.decodes else "prompt", end == row.tokens)
         return True
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ServeRequest:
     """``number`` names it. Its prompt has ``prompt_tokens``, its reply ``new_tokens`` at most."""
 
@@ -24,7 +24,7 @@ class ServeRequest:
         return self.prompt_tokens + self.new_tokens - 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ServeRow:
     """A request and how far it is. ``order`` is its place in the order of arrival."""
 
