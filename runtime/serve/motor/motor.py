@@ -105,8 +105,7 @@ def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
     )
     plan, checkpoint = check_fit(cfg, read_plan(Path(asked.plan).expanduser()))
     reuse = fitted(cfg.kv, plan)
-    if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
-        wait_asleep()
+    wait_asleep()  # the front is a busy neighbour of every motor
     with Groundwork.of(plan, unplanned_dram_bytes(reuse, plan)) as ground:
         tell("imports", 0, 1)
         ground.open_card()
