@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -18,6 +21,8 @@ from penstock.runtime.serve.front.front_limits import FrontLimits
 from penstock.runtime.serve.front.front_meters import Meters
 from penstock.runtime.serve.front.supervise import Supervisor
 from penstock.runtime.serve.wire.messages import EngineInfo, Submit
+
+Read = TypeVar("Read")
 
 
 @dataclass
@@ -42,6 +47,11 @@ class Front:
         self.meters.open_requests.set_function(lambda: self.crowd.under_way)
         self.meters.connections.set_function(self.connections)
         self._numbers = itertools.count(1)
+        self._texts = ThreadPoolExecutor(1, "texts")
+
+    async def beside(self, read: Callable[[], Read]) -> Read:
+        """What ``read`` makes of a request's text, beside the event loop. One at a time: a tokenizer takes some 100 bytes a character."""
+        return await asyncio.get_running_loop().run_in_executor(self._texts, read)
 
     @property
     def info(self) -> EngineInfo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -59,7 +58,7 @@ def router(front: Front) -> APIRouter:
         if body.store:
             raise wrong("store", "this server keeps nothing between requests; leave it out", "unsupported_parameter")
         limit, likeliest, stops, sampled = body.limit(), body.likeliest(), body.stops(), body.sampled(front)
-        prepared = await asyncio.to_thread(lambda: front.talk.prepare(chat_asked(body, front.talk)))
+        prepared = await front.beside(lambda: front.talk.prepare(chat_asked(body, front.talk)))
         wanted = Wanted(
             prompt=prepared.prompt,
             new_tokens=limit,

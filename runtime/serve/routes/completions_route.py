@@ -97,7 +97,7 @@ async def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:
 async def _ids(front: Front, prompt: str | list[int]) -> tuple[int, ...]:
     if isinstance(prompt, str):
         read = front.talk.plain_ids
-        return await asyncio.to_thread(read, prompt) if len(prompt) > LONG_TEXT else read(prompt)
+        return await front.beside(lambda: read(prompt)) if len(prompt) > LONG_TEXT else read(prompt)
     vocab = front.info.vocab
     absent = next((token for token in prompt if not 0 <= token < vocab), None)
     if absent is not None:

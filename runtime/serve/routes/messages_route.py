@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,7 +24,7 @@ def router(front: Front) -> APIRouter:
 
     async def prepared_of(body: AnthropicTalk) -> Prepared:
         front.check_model(body.model)
-        return await asyncio.to_thread(lambda: front.talk.prepare(anthropic_asked(body, front.talk)))
+        return await front.beside(lambda: front.talk.prepare(anthropic_asked(body, front.talk)))
 
     @routes.post("/v1/messages")
     async def messages(body: AnthropicBody, request: Request) -> Response:

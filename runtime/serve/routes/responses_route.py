@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -36,7 +35,7 @@ def router(front: Front) -> APIRouter:
         if (body.n or 1) > 1:
             raise wrong("n", f"{body.n} replies; a response has one")
         sampled, stops = body.sampled(front), body.stops()
-        prepared = await asyncio.to_thread(lambda: front.talk.prepare(responses_asked(body, front.talk)))
+        prepared = await front.beside(lambda: front.talk.prepare(responses_asked(body, front.talk)))
         wanted = Wanted(
             prompt=prepared.prompt,
             new_tokens=body.max_output_tokens,
