@@ -57,8 +57,9 @@ class Reply:
         ]
         if self.choice.matcher is not None and self.choice.matcher.over:
             return [*said, self.over("stop")], True
-        full = self.choice.said >= submit.new_tokens
-        return said + [self.over("length")] * full, full
+        if self.choice.said >= submit.new_tokens:
+            return [*said, self.over("length")], True
+        return said, False
 
     def over(self, reason: Reason, message: str | None = None) -> Over:
         return Over(self.submit.id, self.index, reason, None, message)

@@ -15,6 +15,9 @@ MOST_BYTES = 1 << 30
 """Of one frame. A length above it is not one: the stream is out of step."""
 
 
+ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
+
+
 class BadFrame(Exception):
     """What arrived is no frame; nothing behind it can be read."""
 
@@ -23,7 +26,7 @@ def packed(objects: Iterable[Mapping[str, Any]]) -> bytes:
     """One frame an object, one after the other. ValueError for one that JSON has no words for, such as NaN."""
     parts = []
     for each in objects:
-        body = json.dumps(each, separators=(",", ":"), allow_nan=False).encode()
+        body = ENCODER.encode(each).encode()
         parts += [LENGTH.pack(len(body)), body]
     return b"".join(parts)
 
