@@ -152,7 +152,7 @@ class Engine:
         longest = max(map(len, batch.prompts))
         for tokens in (1, longest) if self.copier else (1,):
             self.rehearse(replace(batch, prompts=[[0] * tokens] * len(batch.prompts)))
-        self._recorded = len(batch.prompts), self._most_tokens(batch)
+        self._recorded = len(batch.prompts), max(self._most_tokens(batch), self._fitting(self.host.options.row_tokens, 1))
         if self.copier:
             meet_loose_rows(self.stepper, len(batch.prompts), self._most_tokens(batch))
         if self.copier and self.experts is not None:
@@ -244,10 +244,16 @@ class Engine:
         return rehearse(self.stepper, batch, self._most_tokens(batch))
 
     def _most_tokens(self, batch: Batch) -> int:
-        """That each sequence of ``batch`` may come to hold, of a model that has a position for each."""
+        """That each sequence of ``batch`` may come to hold."""
+        rows = len(batch.prompts)
+        return self._fitting(self.host.kv.pages // rows * self.kv.page_tokens, rows)
+
+    def _fitting(self, tokens: int, rows: int) -> int:
+        """At most ``tokens`` of each of ``rows`` sequences, of a model that has a position for each, in a pool that has room for all."""
         config = self.model.config.get_text_config(decoder=True)
         known = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
-        return min([self.host.kv.pages // len(batch.prompts) * self.kv.page_tokens, *(n for n in known if isinstance(n, int) and n > 0)])
+        room = self.host.kv.pages // rows * self.kv.page_tokens
+        return min([tokens, room, *(n for n in known if isinstance(n, int) and n > 0)])
 
     @property
     def page_memory(self) -> PageMemory:

@@ -61,6 +61,8 @@ class EngineOptions:
     keep_spans: bool = False
     page_room: PageRoom = PageRoom()
     """Memory for the KV pages of prefixes."""
+    row_tokens: int = 0
+    """Tokens that a sequence may come to hold, where that is more than its share of the pool."""
     keep_pool: bool = False
     """Pages of prefixes stay in the pool of a CPU, too, when no sequence holds them any more."""
 

@@ -57,8 +57,8 @@ class Served:
         with ExitStack() as stack:
             transformers.utils.logging.disable_progress_bar()
             self._vocabulary = read_vocabulary(self._checkpoint, self._plan.model.vocab)
-            options = EngineOptions(**vars(self._cfg.engine), keep_pool=True, tell=_to_stderr)
             plan, checkpoint, ground = self._plan, self._checkpoint, self._ground
+            options = EngineOptions(**vars(self._cfg.engine), row_tokens=self._counted_tokens, keep_pool=True, tell=_to_stderr)
             opened = open_session(plan, checkpoint, ground, options, self._cfg.kv, mark=lambda phase: self._tell(phase, 1, 1))
             self.session = session = stack.enter_context(opened)
             self._sampler = RowSampler(session.engine.stepper.put, drawn_rows(plan), block_rows(plan))
@@ -125,9 +125,12 @@ class Served:
     @property
     def capacity_tokens(self) -> int:
         """Tokens of a prompt and its reply: what activations are counted for, what the pool holds, what the model is made for."""
-        plan = self._plan
-        counted = max(plan.workload.max_tokens, capacity_tokens(plan))
-        return min(n for n in (counted, self._limits.capacity_tokens, plan.model.max_tokens) if n)
+        return min(n for n in (self._counted_tokens, self._limits.capacity_tokens, self._plan.model.max_tokens) if n)
+
+    @property
+    def _counted_tokens(self) -> int:
+        """Tokens of one sequence that the plan's activations are counted for."""
+        return max(self._plan.workload.max_tokens, capacity_tokens(self._plan))
 
     @cached_property
     def _limits(self) -> ServeLimits:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from penstock.runtime.engine.rehearsal import longest_step
 from penstock.runtime.kv.disk.writer_lock import Locked
 from penstock.runtime.model.rows import Step
 from penstock.runtime.serve.motor.inbox import Gone, Inbox
@@ -21,6 +22,7 @@ from penstock.runtime.serve.motor.serving_loop import Steps
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import Cancel, Drain, Sampled, Stopped
 from tests.runtime.serve.motors import Motor, alone, motor, serving_plan, submit
+from tests.runtime.steppers import unstreamed
 
 
 def prompt_of(seed: int, tokens: int) -> list[int]:
@@ -240,3 +242,13 @@ def test_a_directory_that_an_ending_motor_still_writes_to_is_waited_for() -> Non
         return 0
 
     assert patiently(serve) == 0 and len(tried) == 3
+
+
+@pytest.mark.parametrize(("slots", "shared"), [(12, False), (7, True)])
+def test_a_step_of_rows_longer_than_their_share_can_be_recorded(plain: PreTrainedModel, slots: int, shared: bool) -> None:
+    stepper, seen = unstreamed(plain, slots=slots), list[Step]()
+    longest_step(stepper, 3, 60, seen.append)
+    rows = seen[0].rows
+    assert [row.end for row in rows] == [60] * 3 and all(len(row.pages) == 4 for row in rows)
+    assert (len({row.pages for row in rows}) == 1) == shared
+    assert stepper.pool.pages.free == slots
