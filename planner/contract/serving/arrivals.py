@@ -33,13 +33,16 @@ class Lengths:
 @dataclass(frozen=True)
 class Arrivals:
     """``requests`` requests. With ``per_s`` they come at random moments, so many a second on average (Poisson). Without, ``clients``
-    clients each ask again as soon as they were answered."""
+    clients each ask again ``turn_s`` after they were answered."""
 
     lengths: Lengths
     requests: int
     per_s: float = 0.0
     clients: int = 1
     seed: int = 0
+    turn_s: float = 0.005
+    """From a client's last token to its next request in the queue: sockets, client, tokenizer. Where other rows decode, the next pass has
+    begun by then."""
 
     @classmethod
     def of(cls, workload: Workload, requests: int, seed: int = 0) -> Arrivals:
@@ -52,11 +55,8 @@ class Arrivals:
         return replace(self, per_s=per_s)
 
     def moments(self) -> Iterator[float]:
-        """Seconds at which the requests come; infinite where that is not known beforehand."""
+        """Seconds at which those requests come that follow no other."""
         chance, at = random.Random(f"moments {self.seed}"), 0.0
-        for number in range(self.requests):
-            if self.per_s:
-                at += chance.expovariate(self.per_s)
-                yield at
-            else:
-                yield 0.0 if number < self.clients else math.inf
+        for _ in range(self.requests if self.per_s else min(self.clients, self.requests)):
+            at += chance.expovariate(self.per_s) if self.per_s else 0.0
+            yield at

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from heapq import heappop, heappush
 from statistics import fmean
 from typing import Any
 
@@ -103,7 +102,10 @@ class _Playing:
         self._scheduler = Scheduler(limits, CountedPages(limits.pages, limits.page_tokens))
         self._chance = random.Random(f"lengths {arrivals.seed}")
         self._most = min(plan.workload.max_tokens if arrivals.lengths.spread else limits.capacity_tokens, limits.capacity_tokens)
-        self._moments = deque(arrivals.moments())
+        self._moments = list(arrivals.moments())
+        """A heap."""
+        self._follow = arrivals.requests - len(self._moments)
+        """Requests that come once others are answered."""
         self._number = 0
         self._asked: dict[int, _Asked] = {}
         self._starts: dict[int, int] = {}
@@ -114,7 +116,7 @@ class _Playing:
     def run(self) -> _Found:
         while True:
             while self._moments and self._moments[0] <= self.now_s:
-                self._ask(self._moments.popleft())
+                self._ask(heappop(self._moments))
             step = self._scheduler.next_step()
             if step.rows:
                 self._compute(step)
@@ -135,9 +137,9 @@ class _Playing:
 
     def _again(self, at_s: float) -> None:
         """A client of a closed loop asks its next."""
-        if not self._arrivals.per_s and self._moments and self._moments[-1] == math.inf:
-            self._moments.pop()
-            self._moments.appendleft(at_s)
+        if self._follow:
+            self._follow -= 1
+            heappush(self._moments, at_s + self._arrivals.turn_s)
 
     def _compute(self, step: ServeStep) -> None:
         found = self.found

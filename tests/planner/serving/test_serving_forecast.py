@@ -74,6 +74,13 @@ def test_a_closed_loop_holds_as_many_as_there_are_clients(plan):
         assert found[clients].requests_per_s * seconds == pytest.approx(clients, rel=0.1)
 
 
+def test_a_client_that_asks_again_finds_that_the_next_pass_has_begun(plan):
+    prices, arrivals = PassPrices(plan), Arrivals(LENGTHS, 160, clients=4)
+    found, at_once = (simulate_serving(plan, one, LIMITS, prices) for one in (arrivals, replace(arrivals, turn_s=0.0)))
+    assert found.ttft_s.p50 > at_once.ttft_s.p50 + 0.5 * found.pass_s.p50
+    assert found.requests == at_once.requests == 160 and found.seconds > at_once.seconds
+
+
 def test_a_pool_that_is_short_is_played_too():
     plan = answer(Question(machine(GB, 4 * GB), model(8, MB, MB), work()))
     short = ServeLimits(8, 72, 16, 24, 4)
