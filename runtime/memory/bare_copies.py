@@ -1,8 +1,16 @@
-"""What the driver is asked by addresses, past torch: its copies take the host three times as long, and it has no waiting for a value."""
+"""What the driver is asked by addresses, past torch: its copies take the host three times as long, and it has no waiting for a value.
+
+The interpreter's lock is kept: a call takes 2 us, and whoever took the lock meanwhile would keep it for longer. Whoever calls has the card's
+context current, as every thread has that uses torch.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from functools import cache
+from typing import Any
+
+import torch
 
 OK = 0
 _AT_LEAST = 0
@@ -10,28 +18,68 @@ _AT_LEAST = 0
 
 
 class BareCopies:
-    """Copies between page-locked memory and a card, asynchronous on a stream; of pageable memory the driver stages what it copies.
-
-    The interpreter's lock is kept: a call takes 2 us, and whoever took the lock meanwhile would keep it for longer.
-    """
+    """Copies between page-locked memory and a card, asynchronous on a stream; of pageable memory the driver stages what it copies."""
 
     def __init__(self, stream: int):
-        """``stream``: the driver's handle. Whoever calls this has the card's context current, as every thread has that uses torch."""
+        """``stream``: the driver's handle."""
         self._stream = ctypes.c_void_p(stream)
-        self._copy = ctypes.PyDLL("libcuda.so.1").cuMemcpyAsync
-        self._copy.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+        self._copy = _function("cuMemcpyAsync", ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
 
     def __call__(self, into: int, source: int, nbytes: int) -> None:
         """Queue ``nbytes`` from address ``source`` to address ``into``. RuntimeError where the driver refuses."""
-        code = self._copy(into, source, nbytes, self._stream)
-        if code != OK:
-            raise RuntimeError(f"CUDA error: cuMemcpyAsync returned {code}")
+        _check("cuMemcpyAsync", self._copy(into, source, nbytes, self._stream))
+
+
+class BareEvent:
+    """An event of torch that is recorded again and again, on any stream. What is asked of a stream goes past torch, which gives the
+    interpreter's lock away for it: beside a thread that launches kernels, it comes back late. RuntimeError where the driver refuses."""
+
+    __slots__ = ("_handle", "event")
+
+    def __init__(self) -> None:
+        self.event: Any = torch.cuda.Event(enable_timing=True, blocking=True)
+        self._handle: int | None = None
+        """Torch makes the driver's event when it records it first."""
+
+    def record(self, stream: Any) -> None:
+        if self._handle is None:
+            self.event.record(stream)
+            self._handle = self.event.cuda_event
+        else:
+            record = _function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)
+            _check("cuEventRecord", record(self._handle, stream.cuda_stream))
+
+    def wait(self, stream: Any) -> None:
+        """What ``stream`` is given from now on begins after it."""
+        wait = _function("cuStreamWaitEvent", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+        _check("cuStreamWaitEvent", wait(stream.cuda_stream, self._handle, 0))
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+    def query(self) -> bool:
+        return bool(self.event.query())
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds until ``end``, another one or an event of torch."""
+        return float(self.event.elapsed_time(end.event if isinstance(end, BareEvent) else end))
 
 
 def wait_for_value(stream: int, address: int, value: int) -> None:
     """What ``stream`` is given from now on begins once the 32 bits at ``address``, page-locked, are ``value`` or more. RuntimeError where
     the driver refuses."""
-    wait = ctypes.PyDLL("libcuda.so.1").cuStreamWaitValue32_v2
-    code = wait(ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(_AT_LEAST))
+    wait = _function("cuStreamWaitValue32_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+    _check("cuStreamWaitValue32", wait(stream, address, value, _AT_LEAST))
+
+
+@cache
+def _function(name: str, *takes: Any) -> Any:
+    """Of the driver."""
+    found = getattr(ctypes.PyDLL("libcuda.so.1"), name)
+    found.argtypes = takes
+    return found
+
+
+def _check(name: str, code: int) -> None:
     if code != OK:
-        raise RuntimeError(f"CUDA error: cuStreamWaitValue32 returned {code}")
+        raise RuntimeError(f"CUDA error: {name} returned {code}")

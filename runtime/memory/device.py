@@ -7,11 +7,12 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Protocol
 
 import torch
 
-from penstock.runtime.memory.bare_copies import BareCopies, wait_for_value
+from penstock.runtime.memory.bare_copies import BareCopies, BareEvent, wait_for_value
 from penstock.runtime.memory.card_events import CardEvent, CardEvents
 from penstock.runtime.memory.pieces import Segment
 
@@ -96,8 +97,7 @@ class CudaDevice:
         self.copies = torch.cuda.Stream(self.device, priority=-1)
         """Of the weights."""
         self._compute = torch.cuda.current_stream(self.device)
-        self._bare: BareCopies | None = None
-        self.events = CardEvents()
+        self.events = CardEvents(BareEvent)
         self._base = self.events.record(self._compute)
         self._base.wait()
         self._base_s = time.perf_counter()
@@ -136,19 +136,24 @@ class CudaDevice:
         return twin
 
     def copying(self) -> AbstractContextManager[object]:
+        self.copies.query()  # makes the card's context the thread's own
         return torch.cuda.stream(self.copies)  # the current stream is the thread's own; to change it at every copy costs as much as one
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        start, borders = src.data_ptr(), self.borders
-        if bisect_right(borders, start) == bisect_left(borders, start + src.numel()):
-            dst.copy_(src, non_blocking=True)  # nearly always; to find that out by parts takes as long as a copy
+        start, end, borders = src.data_ptr(), src.data_ptr() + src.numel(), self.borders
+        locked = bool(borders) and borders[0] <= start and end <= borders[-1]  # a copy from other memory holds its thread up
+        if locked and bisect_right(borders, start) == bisect_left(borders, end):
+            self._bare(dst.data_ptr(), start, src.numel())  # nearly always; to find that out by parts takes as long as a copy
             return
         for to, from_ in split_copy(dst, src, borders):
             to.copy_(from_, non_blocking=True)
 
+    @cached_property
+    def _bare(self) -> BareCopies:
+        return BareCopies(self.copies.cuda_stream)
+
     def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
-        bare = self._bare = self._bare or BareCopies(self.copies.cuda_stream)
-        to, begin, borders = into.data_ptr(), source.data_ptr(), self.borders
+        bare, to, begin, borders = self._bare, into.data_ptr(), source.data_ptr(), self.borders
         whole = bisect_right(borders, begin) == bisect_left(borders, begin + source.numel())
         for s in segments:
             if whole:

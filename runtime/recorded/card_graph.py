@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.runtime.memory.device import CudaDevice, Event
+from penstock.runtime.memory.device import CudaDevice, Event, split_copy
 from penstock.runtime.recorded.stream_words import StreamWords
 
 WORD_STRIDE = 16
@@ -85,7 +85,8 @@ class CardGraph:
 
     def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
         with torch.cuda.stream(self._chains[chain]):
-            self._card.copy(dst, src)
+            for to, from_ in split_copy(dst, src, self._card.borders):
+                to.copy_(from_, non_blocking=True)
 
     def copy_event(self, chain: str) -> GraphPoint:
         return GraphPoint(self._chains[chain])
