@@ -7,10 +7,13 @@ import triton
 import triton.language as tl
 
 from penstock.runtime.formats.kernels.int4_row_triton import FAR, NEAR, one_row
+from penstock.runtime.formats.kernels.int4_tiles_triton import one_row_by_tiles
 from penstock.runtime.formats.kernels.launching import Launcher
 
 MOST_TOKENS = 16
 """Of a product from the stored form."""
+_TALL = 8192
+"""Rows from which on programs of four warps keep a card busy."""
 _SHARES_EACH = 4
 """Programs for each processor that a product of several tokens makes of its columns, at most."""
 
@@ -233,9 +236,9 @@ def _merge(parts, bias, out, tokens, rows, shares, BIAS: tl.constexpr, ROWS: tl.
 
 
 class WholeKernels:
-    """For a card with so many ``processors``."""
+    """For a card with so many ``processors``, and with ``tiles`` where its tensor cores multiply BF16."""
 
-    def __init__(self, processors: int):
+    def __init__(self, processors: int, tiles: bool = False):
         self._decode = Launcher(_decode)
         self._decode_words = Launcher(_decode_words)
         self._few_rows = Launcher(_few_rows)
@@ -243,7 +246,8 @@ class WholeKernels:
         self._merge = Launcher(_merge)
         self._one_row = Launcher(_one_row)
         self._one_row_of_fours = Launcher(one_row)
-        self._processors = processors
+        self._one_row_by_tiles = Launcher(one_row_by_tiles)
+        self._processors, self.tiles = processors, tiles
 
     def decode(
         self, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, order: torch.Tensor | None, out: torch.Tensor, *,
@@ -285,6 +289,13 @@ class WholeKernels:
         out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
         group, zero_strides = width // scales.shape[1], (0, 0) if zeros is None else zeros.stride()
         held, added = scales if zeros is None else zeros, out if bias is None else bias
+        if tokens == 1 and bits == 4 and group % 16 == 0 and self.tiles and x.dtype == scales.dtype == torch.bfloat16:
+            warps = 4 if rows >= _TALL else 8
+            self._one_row_by_tiles((triton.cdiv(rows, 16),),
+                x.view(torch.int32), words, scales, held, added, out, rows, width, scales.shape[1], *zero_strides,
+                GROUP=group // 16, ZEROS=zeros is not None, BIAS=bias is not None, WARPS=warps, num_warps=warps,
+            )  # fmt: skip
+            return out
         if tokens == 1 and bits == 4 and group % 4 == 0:
             self._one_row_of_fours((triton.cdiv(rows, 4),),
                 x, words, scales, held, added, out, rows, width, scales.shape[1], *zero_strides, NEAR, FAR,

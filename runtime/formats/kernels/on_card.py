@@ -71,7 +71,8 @@ def whole_kernels(device: torch.device) -> WholeKernels | None:
         return None
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
 
-    return WholeKernels(torch.cuda.get_device_properties(device).multi_processor_count)
+    tiles = torch.cuda.get_device_capability(device) >= (8, 0)
+    return WholeKernels(torch.cuda.get_device_properties(device).multi_processor_count, tiles)
 
 
 @cache
