@@ -8,6 +8,7 @@ from penstock.runtime.kv.attention.paged_attention import AttentionByRows
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.model.fused.fused_gates import FusedGates
 from penstock.runtime.model.fused.fused_norms import FusedNorms
+from penstock.runtime.model.fused.fused_products import FusedProducts
 from penstock.runtime.model.fused.fused_rotary import FusedRotary
 from penstock.runtime.model.head import HeadInBlocks
 
@@ -21,5 +22,5 @@ def converters(plan: Plan) -> list[Converter]:
     found: list[Converter] = [AttentionByRows(), ExpertsInTurn()]
     if plan.hardware.gpu is not None:
         found.append(HeadInBlocks(plan.model.vocab, plan.decisions.weights.head_blocks))
-        found += [FusedNorms(), FusedGates(), FusedRotary()]
+        found += [FusedNorms(), FusedGates(), FusedRotary(), FusedProducts()]
     return found

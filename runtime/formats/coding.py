@@ -41,3 +41,12 @@ class GroupedCoding(Coding, Protocol):
     def experts(self, x: torch.Tensor, matrices: Sequence[Any]) -> torch.Tensor | None:
         """``x`` [1 or experts, columns] -> [experts, rows]: a row for each of ``matrices``, or the same row for all, computed as by
         :meth:`Coding.linear`. None where there is no kernel for this device, or for where the tensors lie."""
+
+
+@runtime_checkable
+class JoinedCoding(Coding, Protocol):
+    """One that multiplies a row by several matrices at once."""
+
+    def joined(self, x: torch.Tensor, matrices: Sequence[Parts]) -> torch.Tensor | None:
+        """``x`` [1, columns] -> [1, rows of all ``matrices``], computed as by :meth:`Coding.linear`. None where there is no kernel for this
+        device, or for such matrices."""

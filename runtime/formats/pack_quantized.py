@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +80,17 @@ class PackQuantized:
         if order is None and scale.dtype == x.dtype and width % grid.shape[1] == 0:
             return kernels.product(x, words, grid, zeros, bias, bits=self.bits, signed=packed is None)
         return None if packed is None else kernels.product_of_any(x, words, grid, zeros, order, bias, rows, bits=self.bits)
+
+    def joined(self, x: torch.Tensor, matrices: Sequence[Parts]) -> torch.Tensor | None:
+        kernels, given = whole_kernels(x.device), []
+        for parts in matrices:
+            words, scale = parts.get("weight_packed"), parts["weight_scale"]
+            plain = words is not None and "weight_g_idx" not in parts and words.shape[1] * 8 == x.shape[1] and scale.numel() >= len(words)
+            if kernels is None or self.bits != 4 or not plain:
+                return None
+            assert words is not None
+            given.append((words, scale.view(len(words), -1), parts.get("weight_zero_point")))
+        return None if kernels is None else kernels.products(x.contiguous(), given)
 
 
 def _in_words(columns: int, scale: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,13 @@ from penstock.runtime.formats.stored_parameters import StoredParameter
 
 DECODED = "decoded"
 """The parameter that holds the matrix of a layer that stays decoded."""
+
+
+class Together(Protocol):
+    """Layers that are given the same input, one after the other."""
+
+    def product(self, layer: StoredLinear, x: torch.Tensor) -> torch.Tensor | None:
+        """What ``layer`` is to give for ``x``; None where it computes that by itself."""
 
 
 class StoredLinear(nn.Module):
@@ -41,6 +49,8 @@ class StoredLinear(nn.Module):
         """Computed in."""
         self.stored_parameters = stored
         self.form, self.coding = form, coding
+        self.together: Together | None = None
+        """Beside which it computes; nobody until somebody says so."""
         self._scratch = scratch
         for leaf, part in parts.items():
             self.register_parameter(leaf, part)
@@ -53,8 +63,14 @@ class StoredLinear(nn.Module):
         plain = held[DECODED]
         if plain is not None:
             return F.linear(x, plain, self.bias)
-        parts = {leaf: part for leaf in self.stored_parameters if (part := held[leaf]) is not None}
-        return self.product(x, parts, self.out_features, self.bias)
+        made = None if self.together is None else self.together.product(self, x)
+        return self.product(x, self.parts, self.out_features, self.bias) if made is None else made
+
+    @property
+    def parts(self) -> dict[str, torch.Tensor]:
+        """The stored tensors, by their leaves; those alone that are there."""
+        held = self._parameters
+        return {leaf: part for leaf in self.stored_parameters if (part := held[leaf]) is not None}
 
     def product(self, x: torch.Tensor, parts: Parts, rows: int, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., in_features] -> [..., rows] by ``parts``: those of ``rows`` of the matrix."""

@@ -1,7 +1,7 @@
 """What the driver is asked by addresses, past torch: its copies take the host three times as long, and it has no waiting for a value.
 
-The interpreter's lock is kept: a call takes 2 us, and whoever took the lock meanwhile would keep it for longer. Whoever calls has the card's
-context current, as every thread has that uses torch.
+The interpreter's lock is kept: a call takes 2 us, and whoever took the lock meanwhile would keep it for longer. Whoever calls has the
+card's context current, as every thread has that uses torch.
 """
 
 from __future__ import annotations

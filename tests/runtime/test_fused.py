@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,11 +12,17 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from penstock.planner.contract.given.formats import FORMATS
+from penstock.runtime.formats.coding import Parts
+from penstock.runtime.formats.scratch import Scratch
+from penstock.runtime.formats.stored_linear import DECODED, StoredLinear
+from penstock.runtime.formats.stored_parameters import StoredParameter
 from penstock.runtime.model.fused import fused_gates, fused_norms, fused_rotary
 from penstock.runtime.model.fused.fused_gates import FusedGates
 from penstock.runtime.model.fused.fused_norms import FusedNorms
+from penstock.runtime.model.fused.fused_products import FusedProducts
 from penstock.runtime.model.fused.fused_rotary import FusedRotary
-from penstock.runtime.model.fused.known_code import reads_as
+from penstock.runtime.model.fused.known_code import given_alike, reads_as
 
 LAYERS = 2
 IDS = torch.tensor([[5, 9, 31, 7]])
@@ -119,3 +127,86 @@ def test_code_is_compared_without_what_does_not_compute() -> None:
     assert reads_as(said, "def said(self, x):\n    return x + 1")
     assert not reads_as(said, "def said(self, x):\n    return x + 2")
     assert not reads_as(len, "def len(x):\n    return 0")
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Plain matrices as a format of their own, multiplied together; ``calls`` has how many at once."""
+
+    calls: list[int] = field(default_factory=list, hash=False, compare=False)
+
+    def decode(self, parts: Parts, out: torch.Tensor) -> None:
+        out.copy_(parts["weight"])
+
+    def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor:
+        self.calls.append(1)
+        return F.linear(x, parts["weight"], bias)
+
+    def joined(self, x: torch.Tensor, matrices: Sequence[Parts]) -> torch.Tensor:
+        self.calls.append(len(matrices))
+        return torch.cat([F.linear(x, parts["weight"]) for parts in matrices], dim=-1)
+
+
+def stored(model: nn.Module, coding: Joining, *names: str) -> list[StoredLinear]:
+    """``model``'s layers of these names, coded so."""
+    found = []
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name in names:
+                parts, known = {"weight": child.weight}, {"weight": StoredParameter("BF16", (name,))}
+                found.append(StoredLinear(child, FORMATS["BF16"], coding, parts, known, Scratch(1 << 16)))
+                setattr(module, name, found[-1])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@torch.inference_mode()
+def test_one_token_is_multiplied_by_layers_beside_each_other_at_once(kind: str) -> None:
+    model, coding, one = tiny(kind), Joining(), IDS[:, :1]
+    want, of_prompt = model(one).logits, model(IDS).logits
+    layers = stored(model, coding, "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    convert(model)
+    FusedProducts().convert(model)
+    assert torch.equal(model(one).logits, want) and coding.calls == [3, 2] * LAYERS
+    coding.calls.clear()
+    assert torch.equal(model(IDS).logits, of_prompt) and coding.calls == [1] * 5 * LAYERS
+    coding.calls.clear()
+    for layer in layers:  # a second input before the others were asked, and one that stays decoded
+        layer.register_parameter(DECODED, layer.weight)
+    assert torch.equal(model(one).logits, want) and coding.calls == []
+
+
+@torch.inference_mode()
+def test_what_was_made_for_one_tensor_is_given_for_no_other() -> None:
+    model, coding = tiny("llama"), Joining()
+    q, k, v = stored(model.model.layers[0].self_attn, coding, "q_proj", "k_proj", "v_proj")
+    FusedProducts().convert(model)
+    x, other = (torch.randn(1, 1, 32).bfloat16() for _ in range(2))
+    q(x)
+    assert torch.equal(k(other), F.linear(other, k.weight)) and torch.equal(v(x), F.linear(x, v.weight))
+    q(x), q(other)
+    assert torch.equal(k(x), F.linear(x, k.weight)) and torch.equal(k(other), F.linear(other, k.weight))
+    assert torch.equal(k(other), F.linear(other, k.weight))
+
+
+def test_code_gives_layers_the_same_input_or_not() -> None:
+    class Given:
+        def alike(self: Any, x: int) -> int:
+            return self.q(x) + self.k(x).view(2)
+
+        def changed(self: Any, x: int) -> int:
+            made = self.q(x)
+            x = made + 1
+            return self.k(x)
+
+        def twice(self: Any, x: int) -> int:
+            return self.q(x) + self.q(x) + self.k(x)
+
+        def others(self: Any, x: int, y: int) -> int:
+            return self.q(x) + self.k(y)
+
+        def more(self: Any, x: int) -> int:
+            return self.q(x + 1) + self.k(x + 1)
+
+    found = {name: given_alike(function, ("q", "k")) for name, function in vars(Given).items() if callable(function)}
+    assert found == {"alike": True, "changed": False, "twice": False, "others": False, "more": False}

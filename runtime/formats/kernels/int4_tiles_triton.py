@@ -115,19 +115,37 @@ def _products(
 
 
 @triton.jit
+def _one_of(first, second, third, begin1, begin2, row, COUNT: tl.constexpr):
+    """The matrix to which ``row`` of all ``COUNT`` belongs, of which the others begin at ``begin1`` and ``begin2``."""
+    found = first
+    if COUNT > 1:
+        found = tl.where(row >= begin1, second, found)
+    if COUNT > 2:
+        found = tl.where(row >= begin2, third, found)
+    return found
+
+
+@triton.jit
 def one_row_by_tiles(
-    x, words, scales, zeros, bias, out, rows, width, s_row, z_row, z_group,
-    GROUP: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, WARPS: tl.constexpr,
+    x, words, words1, words2, scales, scales1, scales2, zeros, zeros1, zeros2, bias, out,
+    begin1, begin2, rows, width, s_row, z_row, z_group,
+    GROUP: tl.constexpr, COUNT: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Sixteen rows. ``x`` in pairs, as int32. Each warp takes 4 chunks of 128 columns in turn; a group has ``GROUP`` chunks.
+    """Sixteen of the ``rows`` of up to three matrices, one below the other; where there are several, each has a multiple of sixteen. ``x``
+    in pairs, as int32. Each warp takes 4 chunks of 128 columns in turn; a group has ``GROUP`` chunks.
 
     All words of the four are on their way before the first is multiplied: without the barrier, ptxas moves each load to where it is used.
     """
+    top = tl.program_id(0) * 16
+    words = _one_of(words, words1, words2, begin1, begin2, top, COUNT)
+    scales = _one_of(scales, scales1, scales2, begin1, begin2, top, COUNT)
+    zeros = _one_of(zeros, zeros1, zeros2, begin1, begin2, top, COUNT)
+    own = top - _one_of(0, begin1, begin2, begin1, begin2, top, COUNT)
+    last = own + tl.minimum(rows - top, 16) - 1
     thread = tl.arange(0, 32 * WARPS)
     lane, warp = thread & 31, thread >> 5
-    quarter, last, end = lane & 3, rows - 1, width // 16 - 1
-    row0 = tl.minimum(tl.program_id(0) * 16 + (lane >> 2), last)
-    row1 = tl.minimum(tl.program_id(0) * 16 + (lane >> 2) + 8, last)
+    quarter, end = lane & 3, width // 16 - 1
+    row0, row1 = tl.minimum(own + (lane >> 2), last), tl.minimum(own + (lane >> 2) + 8, last)
     begin0, begin1 = row0 * width + quarter * 4, row1 * width + quarter * 4
     near0, near1 = row0 * s_row, row1 * s_row
     total0 = tl.zeros([32 * WARPS], tl.float32)
@@ -149,7 +167,7 @@ def one_row_by_tiles(
             x, zeros, row0, row1, at + 3, end, lane, z_row, z_group, d0, d1, d2, d3, d4, d5, d6, d7, d8, d9, GROUP, ZEROS)  # fmt: skip
         total0 += (sum0 + sum2) + (sum4 + sum6)
         total1 += (sum1 + sum3) + (sum5 + sum7)
-    row = tl.program_id(0) * 16 + tl.arange(0, 8)
+    row = top + tl.arange(0, 8)
     made0, made1 = _over_warps(total0, WARPS), _over_warps(total1, WARPS)
     if BIAS:
         made0 += tl.load(bias + row, row < rows, 0.0).to(tl.float32)

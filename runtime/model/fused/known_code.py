@@ -27,6 +27,23 @@ def reads_as(function: Callable[..., Any], text: str) -> bool:
 
 
 @cache
+def given_alike(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
+    """Whether ``function`` calls each of its object's ``names`` once, all with the same argument, which is never given another value; not
+    if it has no source."""
+    try:
+        code = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    given, stored = [], {node.id for node in ast.walk(code) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(code):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+            mine = isinstance(node.func.value, ast.Name) and node.func.value.id == "self" and not node.keywords and len(node.args) == 1
+            given.append((node.func.attr, ast.unparse(node.args[0]) if mine and isinstance(node.args[0], ast.Name) else ""))
+    inputs = {argument for _, argument in given}
+    return sorted(name for name, _ in given) == sorted(names) and len(inputs) == 1 and "" not in inputs and not inputs & stored
+
+
+@cache
 def _bare(text: str) -> str:
     (function,) = ast.parse(textwrap.dedent(text)).body
     if not isinstance(function, ast.FunctionDef):
