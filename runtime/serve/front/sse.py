@@ -19,6 +19,8 @@ from penstock.runtime.serve.front.front_desk import Front
 QUIET = b": still at work\n\n"
 """A comment, which clients pass over."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+MANY_ROWS = 1000
+"""Prompt logprobs from which on a document is written beside the event loop, so that streams go on."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -120,7 +122,9 @@ class Document(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watching = asyncio.create_task(_watch(receive, self._asked))
         try:
-            body = as_json(await self._make)
+            made = await self._make
+            large = any(len(asking.prompt_rows) > MANY_ROWS for asking in self._asked)
+            body = await asyncio.to_thread(as_json, made) if large else as_json(made)
         finally:
             watching.cancel()
             for asking in self._asked:

@@ -65,6 +65,7 @@ class Supervisor:
         self._mail: dict[int, Mail] = {}
         self._posted: asyncio.Queue[Message] = asyncio.Queue()
         self._process: MotorProcess | None = None
+        self._frames: AsyncFrames | None = None
         self._ending = False
 
     def submit(self, submit: Submit, mail: Mail) -> None:
@@ -117,7 +118,7 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.ended(), drain_s)
         self._fail(ApiError(503, "the server is shutting down; ask again", code="draining"))
-        await _end(process)
+        await self._end(process)
 
     def kill(self) -> None:
         """End the motor on the spot."""
@@ -129,7 +130,7 @@ class Supervisor:
         """Of one motor, from its start to its end -> whether it was ready."""
         process = self._process = await self._start()
         self._posted = asyncio.Queue()
-        frames = await AsyncFrames.over(process.sock)
+        frames = self._frames = await AsyncFrames.over(process.sock)
         self.post(self._opening)
         sending = asyncio.create_task(self._send(frames))
         ready = False
@@ -140,9 +141,8 @@ class Supervisor:
             self._tell(f"the engine's socket: {type(error).__name__}")
         finally:
             sending.cancel()
-            frames.close()
             self._fail(ApiError(503, "the engine has ended; ask again", code="engine_ended", retry_after_s=5))
-            await _end(process)
+            await self._end(process)
             self._process = None
         return ready
 
@@ -184,12 +184,12 @@ class Supervisor:
                     messages.append(self._posted.get_nowait())
                 await frames.send(*map(said, messages))
 
-
-async def _end(process: MotorProcess) -> None:
-    """A motor ends by itself once its socket is closed; one that does not is killed."""
-    process.sock.close()
-    try:
-        await asyncio.wait_for(process.ended(), LINGER_S)
-    except TimeoutError:
-        process.kill()
-        await process.ended()
+    async def _end(self, process: MotorProcess) -> None:
+        """A motor ends by itself once its socket is closed; one that does not is killed."""
+        if self._frames is not None:
+            self._frames.abort()
+        try:
+            await asyncio.wait_for(process.ended(), LINGER_S)
+        except TimeoutError:
+            process.kill()
+            await process.ended()

@@ -108,3 +108,7 @@ class AsyncFrames:
     def close(self) -> None:
         """What was sent still goes out."""
         self._writer.close()
+
+    def abort(self) -> None:
+        """Close at once; what was not sent yet is forgotten."""
+        self._writer.transport.abort()
