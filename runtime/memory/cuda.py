@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,9 @@ def open_cuda(budget: Budget, device: torch.device) -> CudaDevice | None:
     small.matmul(small)  # creates cuBLAS's handle and workspace, which belong to the context's bytes
     torch.cuda.synchronize(device)
     total = torch.cuda.get_device_properties(device).total_memory
-    room = budget.vram_limit_bytes - max(budget.context_bytes, context_bytes(device) or 0)
+    # a process that has run before holds graphs and kernels of then: what a run leaves unplanned is the guard's
+    grown = (context_bytes(device) or 0) - budget.guard_bytes
+    room = budget.vram_limit_bytes - max(budget.context_bytes, grown)
     torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, room / total)), device)
     torch.cuda.reset_peak_memory_stats(device)
     return CudaDevice(device.index)
@@ -139,7 +142,7 @@ def told_when_vram_runs_out(budget: Budget, device: torch.device) -> Iterator[No
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
-        raise UserError(_shortage(budget, device)) from error
+        raise UserError(_shortage(budget, device, _wanted(error))) from error
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
@@ -148,7 +151,13 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
-def _shortage(budget: Budget, device: torch.device) -> str:
+def _wanted(error: RuntimeError) -> str:
+    """What was asked for in vain, in the words of who refused."""
+    found = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    return f"another {found[1]}" if found else str(error).strip().partition("\n")[0].rstrip(".")[:100]
+
+
+def _shortage(budget: Budget, device: torch.device, wanted: str) -> str:
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     if free + reserved + budget.context_bytes < budget.vram_bytes:
@@ -157,6 +166,6 @@ def _shortage(budget: Budget, device: torch.device) -> str:
         remedy = f"solve again with workload.vram_guard_bytes={budget.guard_bytes + budget.vram_limit_bytes // 16}"
     return (
         f"VRAM ran out: hardware.vram_bytes={budget.vram_limit_bytes}, of which the plan takes {show_bytes(budget.vram_bytes)}; this"
-        f" process holds {show_bytes(reserved)} beside its context and {show_bytes(free)} of the card's {show_bytes(total)} is free;"
-        f" {remedy}"
+        f" process holds {show_bytes(reserved)} beside its context, was refused {wanted}, and {show_bytes(free)} of the card's"
+        f" {show_bytes(total)} is free; {remedy}"
     )
