@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock.runtime.engine.rehearsal import longest_step
 from penstock.runtime.kv.disk.writer_lock import Locked
 from penstock.runtime.model.rows import Step
+from penstock.runtime.serve.motor import served as serving
 from penstock.runtime.serve.motor.inbox import Gone, Inbox
+from penstock.runtime.serve.motor.logprobs import cut_step
 from penstock.runtime.serve.motor.motor import patiently
 from penstock.runtime.serve.motor.serving_loop import Steps
 from penstock.runtime.serve.wire.frames import Frames
@@ -128,9 +132,10 @@ def test_a_stop_token_ends_a_reply_and_is_no_part_of_it(served: Motor, ids: int)
     assert held.tokens[0][:before] == said[:before] and stop not in held.tokens[0] and len(held.tokens[0]) >= before + 3
 
 
-def test_logprobs_are_transformers_own(served: Motor, ids: int, plain: PreTrainedModel) -> None:
+def check_logprobs(made: Motor, id: int, plain: PreTrainedModel) -> None:
     prompt = prompt_of(21, 40)
-    (heard,) = served.front.answers(submit(ids, prompt, 5, logprobs=3, prompt_logprobs=2))
+    beside = submit(id + 1, prompt_of(22, 9), 8)
+    heard, other = made.front.answers(submit(id, prompt, 5, logprobs=3, prompt_logprobs=2), beside)
     said = heard.tokens[0]
     with torch.inference_mode():
         want = plain(torch.tensor([[*prompt, *said]])).logits[0].log_softmax(-1)
@@ -140,6 +145,62 @@ def test_logprobs_are_transformers_own(served: Motor, ids: int, plain: PreTraine
         assert values == pytest.approx(want[at].topk(2).values.tolist(), abs=1e-4)
     for at, (token, (own, top, values)) in enumerate(zip(said, heard.logprobs[0], strict=True), len(prompt) - 1):
         assert own == pytest.approx(want[at, token].item(), abs=1e-4) and len(top) == len(values) == 3 and top[0] == token
+    assert other.tokens[0] == alone(made.served, beside.prompt, 8)
+
+
+def test_logprobs_are_transformers_own(served: Motor, ids: int, plain: PreTrainedModel) -> None:
+    check_logprobs(served, ids, plain)
+
+
+def test_a_prompt_whose_logits_do_not_fit_takes_several_passes(
+    exact_checkpoint: Path, plain: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "wanted_rows", lambda plan, pass_tokens: 5)
+    most = []
+
+    def around(step: Steps) -> Steps:
+        return lambda of: most.append(of.wanted) or step(of)  # type: ignore[func-returns-value]
+
+    with motor(serving_plan(exact_checkpoint), exact_checkpoint, around=around) as made:
+        check_logprobs(made, 0, plain)
+    assert max(most) == 5
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), max_size=6), st.integers(6, 20))
+def test_a_step_is_cut_into_passes_that_fit(rows: list[tuple[int, int]], most: int) -> None:
+    counts = [(tokens, min(tokens, wanted)) for tokens, wanted in rows]
+    passes = cut_step(counts, most)
+    assert all(sum(wanted for *_, wanted in cut) <= most for cut in passes)
+    for k, (tokens, wanted) in enumerate(counts):
+        parts = [part for cut in passes for part in cut if part[0] == k]
+        assert sum(count for _, count, _ in parts) == tokens and sum(part[2] for part in parts) == wanted
+        assert all(count == own for _, count, own in parts[1:]), "tokens whose logits are not wanted lie before all others"
+    assert all(cut for cut in passes[1:]) and all(len({k for k, *_ in cut}) == len(cut) for cut in passes)
+
+
+def test_any_weather_changes_no_reply(exact_checkpoint: Path) -> None:
+    """Requests that come, go and share at random, in a pool that is too small for them."""
+    chance, stems = random.Random(1), [prompt_of(k, 40) for k in range(3)]
+    with motor(serving_plan(exact_checkpoint, pages=8), exact_checkpoint) as made:
+        asked = []
+        for id in range(14):
+            stem = chance.choice(stems)[: chance.randrange(1, 40)]
+            prompt = stem + prompt_of(id, chance.randrange(1, 12))
+            asked.append(submit(id, prompt, chance.randrange(8, 24), n=chance.choice([1, 1, 2]), salt=chance.choice("ab")))
+        for one in asked:
+            made.front.say(one)
+            if chance.random() < 0.4:
+                made.front.say(Cancel(chance.randrange(one.id + 1), chance.choice([None, 0, 1])))
+            if chance.random() < 0.3:
+                made.front.wait(asked[chance.randrange(one.id + 1)])
+        made.front.wait(*asked)
+        for one in asked:
+            heard, want = made.front.requests[one.id], alone(made.served, one.prompt, one.new_tokens)
+            for index, over in heard.over.items():
+                assert over.reason in {"length", "abort"}
+                said = heard.tokens[index]
+                assert said == (want if over.reason == "length" else want[: len(said)])
+        assert made.front.drain()["totals"]["given_up"] > 0
 
 
 def test_one_reply_that_is_no_numbers_ends_alone(exact_checkpoint: Path) -> None:
