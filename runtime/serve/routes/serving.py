@@ -45,6 +45,8 @@ def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open) -> dict[s
     """Listen until a signal comes -> the engine's report of its whole life. UserError for keys, an address or a tokenizer that are no good,
     and where the engine cannot serve."""
     keys = Keys(()) if served.keys is None else Keys.read(served.keys)
+    if served.keys is not None and served.keys.stat().st_mode & 0o077:
+        tell(f"keys={served.keys}: other users of this machine can read it; chmod 600 it")
     allow_files(served.limits.connections)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went while something was sent to it
     with contextlib.closing(bound(served.host, served.port)) as sock:

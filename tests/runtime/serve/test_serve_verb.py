@@ -18,6 +18,7 @@ import openai
 import psutil
 import pytest
 
+from penstock.runtime.serve import serve_verb
 from tests.cli import HANGS_S, ROOT, refusal
 from tests.runtime.serve.fake_motor import KEY
 
@@ -45,6 +46,17 @@ WRONG = [
 def test_a_mistake_is_one_line(typed: tuple[str, ...], line: str, desk: Path) -> None:
     any_port = () if typed[0].startswith("port=") else ("port=0",)
     assert line in refusal("runtime", "serve", "plan=plan.yaml", *any_port, *typed, cwd=desk)
+
+
+def test_without_a_plan_a_machine_and_a_model_are_asked_for(desk: Path) -> None:
+    assert "or set plan=" in refusal("runtime", "serve", cwd=desk)
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_verb, "find_spec", lambda name: None if name == "uvicorn" else name)
+    assert refusal("runtime", "serve", "plan=plan.yaml", cwd=desk).endswith(
+        "needs uvicorn, which is not installed; pip install penstock[serve]"
+    )
 
 
 @contextmanager
