@@ -324,6 +324,19 @@ STUDIES: Mapping[str, Study] = {
         "Tiny and random, three prompts of unequal lengths as one batch, three layers in DRAM at a time. *identical*: logits against the "
         "unstreamed model's; *packed*: the same tokens from a packed store; *text*: that of `generate` for each prompt alone.",
         zoo_table, no_target, "zoo.py"),
+    "serve": Study(
+        "Serving: the table of issue 21",
+        "Rows of one pass as a fixed batch and in the server, clients that come and go, TTFT under load, throughput beside the "
+        "simulator, the engine between steps. Limits and predictions are of the same machine.",
+        rows_table, rows_checks, "serve.py"),
+    "serve_faults": Study(
+        "A server on its bad days",
+        "Each case counts what went wrong among so many tries; of memory the limit is what the process held after a fifth of the requests.",
+        rows_table, rows_checks, "serve_faults.py"),
+    "serve_guidellm": Study(
+        "Clients beside guidellm",
+        "The same requests by bench/clients.py and by guidellm, at a server whose own pace is known. The ratio is how far apart they are.",
+        rows_table, rows_checks, "peers/guidellm_beside.py"),
     "run": Study(
         "Reports of single runs",
         "What `runtime run` wrote: [running.md](running.md) explains it.",

@@ -1,6 +1,6 @@
 """The figures of bench/clients.py beside guidellm's and aiperf's: the same requests, in turns, at a server whose own pace is known.
 
-    python bench/peers/guidellm_beside.py guidellm=/opt/guidellm/bin/guidellm out=serve_clients.json [aiperf=/opt/aiperf/bin/aiperf]
+    python bench/peers/guidellm_beside.py guidellm=/opt/guidellm/bin/guidellm out=serve_guidellm.json [aiperf=/opt/aiperf/bin/aiperf]
         [url=http://127.0.0.1:8000] [tokenizer=DIR] [clients=1,8,32] [new_tokens=64] [turns=3]
 
 Both live in environments of their own: `python -m venv /opt/guidellm && /opt/guidellm/bin/pip install guidellm`. Without `url` the
