@@ -14,22 +14,25 @@ _MOST_DIM = 512
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LEAST_KEYS = 256
 """Of a split, at least: with fewer, merging costs more than the splits save."""
-_VARYING = ["table_row", "page_tokens", "window", "splits", "group"]
+_VARYING = ["table_row", "window", "splits", "group"]
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
     query, keys, values, out, parts, stats, firsts, starts, counts, pages, sinks, slopes,
     q_token, q_head, k_token, k_head, v_token, v_head, o_token, o_head,
-    table_row, page_tokens, window, splits, group, scaling, softcap,
+    table_row, window, splits, group, scaling, softcap,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS_WIDE: tl.constexpr, VALUES_WIDE: tl.constexpr,
-    LINES: tl.constexpr, KEYS: tl.constexpr,
+    LINES: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One row, one K head, some of its lines (a line is a token and one of the query heads of the group), some of its keys."""
+    """One row, one K head, some of its lines (a line is a token and one of the query heads of the group), some of its keys.
+
+    Keys are counted in 32 bits and pages are of a size known beforehand: to divide by another takes longer than the products.
+    """
     row = tl.program_id(1)
     head, split = tl.program_id(2) // splits, tl.program_id(2) % splits
-    first, start, count = tl.load(firsts + row), tl.load(starts + row), tl.load(counts + row)
+    first, start, count = tl.load(firsts + row), tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     if tl.program_id(0) * LINES < count * group:
         token, query_head = line // group, head * group + line % group
@@ -52,8 +55,8 @@ def _attend(
         for base in range(begin, end, KEYS):
             key = base + tl.arange(0, KEYS)
             inside = key < end
-            page = tl.load(pages + row * table_row + key // page_tokens, inside, 0)
-            slot = page * page_tokens + key % page_tokens
+            page = tl.load(pages + row * table_row + key // PAGE, inside, 0)
+            slot = page * PAGE + key % PAGE
             k = tl.load(
                 keys + (slot * k_token + head * k_head)[:, None] + key_dims[None, :], inside[:, None] & (key_dims < KEY_DIM)[None, :], 0.0
             )
@@ -175,8 +178,8 @@ class TritonKernel:
         self._attend((blocks, rows, heads * splits),
             query, keys, values, out, parts, stats, tables.firsts, tables.starts, tables.counts, tables.pages, sinks, slopes,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
-            tables.pages.stride(0), tables.page_tokens, traits.window or 0, splits, group, traits.scaling, traits.softcap or 0.0,
-            KEY_DIM=dim, VALUE_DIM=value_dim, KEYS_WIDE=wide, VALUES_WIDE=value_wide, LINES=lines, KEYS=width,
+            tables.pages.stride(0), traits.window or 0, splits, group, traits.scaling, traits.softcap or 0.0,
+            KEY_DIM=dim, VALUE_DIM=value_dim, KEYS_WIDE=wide, VALUES_WIDE=value_wide, LINES=lines, KEYS=width, PAGE=tables.page_tokens,
             WINDOW=traits.window is not None, SOFTCAP=traits.softcap is not None, SINKS=traits.sinks is not None,
             SLOPES=traits.slopes is not None, WHOLE=splits == 1, num_warps=4, num_stages=2,
         )  # fmt: skip
