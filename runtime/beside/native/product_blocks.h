@@ -1,4 +1,4 @@
-/* Products with rows that are decoded in registers: AVX512_BF16, few input rows. */
+/* Products with rows that are decoded in registers: AVX512 with its BF16 instructions or without, few input rows. */
 #ifndef PENSTOCK_PRODUCT_BLOCKS_H
 #define PENSTOCK_PRODUCT_BLOCKS_H
 
@@ -10,14 +10,51 @@
 /* Columns decoded at once, in registers of 32. */
 enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
 
-/* name_dot, name_amx: products of up to 4 input rows, summed as bf16_dot sums; more by strips that the same function decodes. Columns that
- * are no whole registers go by `decode`'s strips.
+/* What the BF16 instructions do. They are written as such, and not as intrinsics, since a function for a narrower instruction set has them,
+ * too, behind `native`, a constant. Without them rounding takes four operations, and a product of pairs two. */
+FOR_AVX512 ALONE __m256i narrowed(__m512 values, const int native)
+{
+    __m256i found;
+    if (native) {
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(found) : "v"(values));
+        return found;
+    }
+    const __m512i bits = _mm512_castps_si512(values), even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+/* `low` in the lower half. */
+FOR_AVX512 ALONE __m512i both_narrowed(__m512 high, __m512 low, const int native)
+{
+    __m512i found;
+    if (native) {
+        __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(found) : "v"(high), "v"(low));
+        return found;
+    }
+    return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(low, 0)), narrowed(high, 0), 1);
+}
+
+FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, const int native)
+{
+    const __m512i input = _mm512_loadu_si512(x), odd = _mm512_set1_epi32((int)0xffff0000u);
+    if (native) {
+        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(input));
+        return sum;
+    }
+    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(input, 16)), sum);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(w, odd)), _mm512_castsi512_ps(_mm512_and_si512(input, odd)), sum);
+}
+
+/* name_avx512, name_dot, name_amx: products of up to 4 input rows, summed as those of BF16; more by strips that the same function decodes.
+ * Columns that are no whole registers go by `decode`'s strips.
  *
- *     struct state                            what is known of one row
+ *     struct state                                    what is known of one row
  *     open(state *, m, row)
- *     block(state *, column, __m512i w[4], n) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at the end */
-#define BLOCKS(name, state, open, block, decode)                                                                                     \
-    FOR_AVX512_BF16 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)          \
+ *     block(state *, column, __m512i w[4], n, native) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at
+ *                                                     the end */
+#define BLOCKS_AT(name, native, level, state, open, block, decode)                                                                   \
+    FOR_AVX512 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)               \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
         if (columns % TILE) {                                                                                                        \
@@ -30,19 +67,18 @@ enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
             int64_t k = 0;                                                                                                           \
             open(&row, m, o);                                                                                                        \
             for (; k + BLOCK <= columns; k += BLOCK, out += BLOCK) {                                                                 \
-                block(&row, k, w, 4);                                                                                                \
+                block(&row, k, w, 4, native);                                                                                        \
                 _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) _mm512_storeu_si512(out + TILE * t, w[t]);                       \
             }                                                                                                                        \
             const int tiles = (int)((columns - k) / TILE);                                                                           \
             if (tiles)                                                                                                               \
-                block(&row, k, w, tiles);                                                                                            \
+                block(&row, k, w, tiles, native);                                                                                    \
             for (int t = 0; t < tiles; t++, out += TILE)                                                                             \
                 _mm512_storeu_si512(out, w[t]);                                                                                      \
         }                                                                                                                            \
     }                                                                                                                                \
-    static STRIPS_AT(name##_strips, name##_decoded, LEVEL_AVX512_BF16)                                                               \
-    static STRIPS_AT(name##_tiles, name##_decoded, LEVEL_AMX)                                                                        \
-    FOR_AVX512_BF16 ALONE void name##_some(const struct matrix *m, int64_t o, const struct inputs *in, float *y, int64_t stride,     \
+    static STRIPS_AT(name##_strips, name##_decoded, level)                                                                           \
+    FOR_AVX512 ALONE void name##_some(const struct matrix *m, int64_t o, const struct inputs *in, float *y, int64_t stride,          \
                                            const int high, const int wide)                                                           \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
@@ -58,24 +94,23 @@ enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
             _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                   \
             {                                                                                                                        \
                 __m512i w[4];                                                                                                        \
-                block(&rows[i], k, w, 4);                                                                                            \
+                block(&rows[i], k, w, 4, native);                                                                                    \
                 _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
                     _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[i][r] =                                                 \
-                        _mm512_dpbf16_ps(sums[i][r], (__m512bh)w[t], (__m512bh)_mm512_loadu_si512(in->xb + r * columns + k + 32 * t)); \
+                        and_pairs(sums[i][r], w[t], in->xb + r * columns + k + 32 * t, native);                                      \
             }                                                                                                                        \
         for (int i = 0; k < columns && i < high; i++) {                                                                              \
             __m512i w[4];                                                                                                            \
             const int tiles = (int)((columns - k) / TILE);                                                                           \
-            block(&rows[i], k, w, tiles);                                                                                            \
+            block(&rows[i], k, w, tiles, native);                                                                                    \
             for (int r = 0; r < wide; r++)                                                                                           \
                 for (int t = 0; t < tiles; t++)                                                                                      \
-                    sums[i][r] = _mm512_dpbf16_ps(sums[i][r], (__m512bh)w[t],                                                        \
-                                                  (__m512bh)_mm512_loadu_si512(in->xb + r * columns + k + 32 * t));                  \
+                    sums[i][r] = and_pairs(sums[i][r], w[t], in->xb + r * columns + k + 32 * t, native);                             \
         }                                                                                                                            \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = _mm512_reduce_add_ps(sums[i][r]);         \
     }                                                                                                                                \
-    FOR_AVX512_BF16 ALONE float name##_one(const struct matrix *m, int64_t o, const uint16_t *x)                                     \
+    FOR_AVX512 ALONE float name##_one(const struct matrix *m, int64_t o, const uint16_t *x)                                          \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
         struct state row;                                                                                                            \
@@ -84,18 +119,18 @@ enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
         int64_t k = 0;                                                                                                               \
         open(&row, m, o);                                                                                                            \
         for (; k + BLOCK <= columns; k += BLOCK) {                                                                                   \
-            block(&row, k, w, 4);                                                                                                    \
+            block(&row, k, w, 4, native);                                                                                            \
             _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[t] =                                                            \
-                _mm512_dpbf16_ps(sums[t], (__m512bh)w[t], (__m512bh)_mm512_loadu_si512(x + k + TILE * t));                           \
+                and_pairs(sums[t], w[t], x + k + TILE * t, native);                                                                  \
         }                                                                                                                            \
         const int tiles = (int)((columns - k) / TILE);                                                                               \
         if (tiles)                                                                                                                   \
-            block(&row, k, w, tiles);                                                                                                \
+            block(&row, k, w, tiles, native);                                                                                        \
         for (int t = 0; t < tiles; t++)                                                                                              \
-            sums[0] = _mm512_dpbf16_ps(sums[0], (__m512bh)w[t], (__m512bh)_mm512_loadu_si512(x + k + TILE * t));                     \
+            sums[0] = and_pairs(sums[0], w[t], x + k + TILE * t, native);                                                            \
         return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));                \
     }                                                                                                                                \
-    FOR_AVX512_BF16 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,    \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
                                           int64_t stride, const int wide)                                                            \
     {                                                                                                                                \
         int64_t o = first;                                                                                                           \
@@ -106,7 +141,7 @@ enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
         for (; o < last; o++)                                                                                                        \
             name##_some(m, o, in, y, stride, 1, wide);                                                                               \
     }                                                                                                                                \
-    FOR_AVX512_BF16 void name##_dot(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,          \
+    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,                     \
                                     int64_t stride)                                                                                  \
     {                                                                                                                                \
         switch (m->columns % TILE ? 0 : in->rows) {                                                                                  \
@@ -116,7 +151,12 @@ enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
         case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
         default: name##_strips(m, first, last, in, y, stride); break;                                                                \
         }                                                                                                                            \
-    }                                                                                                                                \
+    }
+
+#define BLOCKS(name, state, open, block, decode)                                                                                     \
+    BLOCKS_AT(name##_avx512, 0, LEVEL_AVX512, state, open, block, decode)                                                            \
+    BLOCKS_AT(name##_dot, 1, LEVEL_AVX512_BF16, state, open, block, decode)                                                          \
+    static STRIPS_AT(name##_tiles, name##_dot_decoded, LEVEL_AMX)                                                                    \
     void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)         \
     {                                                                                                                                \
         (in->rows <= MOST_WIDE ? name##_dot : name##_tiles)(m, first, last, in, y, stride);                                          \

@@ -25,7 +25,7 @@ struct fp8_row {
     __m512 scale;
 };
 
-FOR_AVX512_BF16 ALONE void open_fp8(struct fp8_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_fp8(struct fp8_row *row, const struct matrix *m, int64_t o)
 {
     row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
     row->scales = (const float *)m->part[1] + o / m->group * ((m->columns + m->group - 1) / m->group);
@@ -34,7 +34,7 @@ FOR_AVX512_BF16 ALONE void open_fp8(struct fp8_row *row, const struct matrix *m,
     row->scale = _mm512_setzero_ps();
 }
 
-FOR_AVX512_BF16 ALONE void open_fp8_row(struct fp8_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_fp8_row(struct fp8_row *row, const struct matrix *m, int64_t o)
 {
     row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
     row->scales = (const float *)m->part[1] + (m->group ? o : 0);
@@ -44,7 +44,7 @@ FOR_AVX512_BF16 ALONE void open_fp8_row(struct fp8_row *row, const struct matrix
 }
 
 /* 16 words of numbers, sign-extended, as F16 of 2 ** -8 of what they are, in F32. */
-FOR_AVX512_BF16 ALONE __m512 from_words(__m256i words, __m512 scale)
+FOR_AVX512 ALONE __m512 from_words(__m256i words, __m512 scale)
 {
     __m256i shifted = _mm256_slli_epi16(words, 7); /* exponent and mantissa at their places, and above them copies of the sign */
     __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff));
@@ -53,7 +53,7 @@ FOR_AVX512_BF16 ALONE __m512 from_words(__m256i words, __m512 scale)
     return _mm512_mask_mov_ps(value, wrong, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
 }
 
-FOR_AVX512_BF16 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *numbers = row->numbers + column;
     _mm_prefetch((const char *)(numbers + 1024), _MM_HINT_T0);
@@ -66,7 +66,7 @@ FOR_AVX512_BF16 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512
         row->left -= TILE;
         __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(numbers + 32 * t)));
         __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(numbers + 32 * t + 16)));
-        w[t] = (__m512i)_mm512_cvtne2ps_pbh(from_words(high, row->scale), from_words(low, row->scale));
+        w[t] = both_narrowed(from_words(high, row->scale), from_words(low, row->scale), native);
     }
 }
 

@@ -27,7 +27,7 @@ struct gguf_row {
 };
 
 #define OPEN(name, nbytes, block_columns)                                                                                            \
-    FOR_AVX512_BF16 ALONE void open_##name(struct gguf_row *row, const struct matrix *m, int64_t o)                                  \
+    FOR_AVX512 ALONE void open_##name(struct gguf_row *row, const struct matrix *m, int64_t o)                                  \
     {                                                                                                                                \
         row->blocks = (const uint8_t *)m->part[0] + o * (m->columns / block_columns) * nbytes;                                       \
     }
@@ -37,34 +37,34 @@ OPEN(q4_k, BYTES_Q4_K, LARGE)
 OPEN(q5_k, BYTES_Q5_K, LARGE)
 OPEN(q6_k, BYTES_Q6_K, LARGE)
 
-FOR_AVX512_BF16 ALONE void fetch(const uint8_t *ahead, int lines)
+FOR_AVX512 ALONE void fetch(const uint8_t *ahead, int lines)
 {
     for (int line = 0; line < lines; line++)
         _mm_prefetch((const char *)ahead + 64 * line, _MM_HINT_T0);
 }
 
 /* A F16 number in all lanes. */
-FOR_AVX512_BF16 ALONE __m512 half_of(const uint8_t *bytes)
+FOR_AVX512 ALONE __m512 half_of(const uint8_t *bytes)
 {
     uint16_t bits;
     memcpy(&bits, bytes, sizeof bits);
     return _mm512_cvtph_ps(_mm256_set1_epi16((short)bits));
 }
 
-FOR_AVX512_BF16 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q4_0;
     fetch(block + 1024, 2);
     for (int t = 0; t < tiles; t++, block += BYTES_Q4_0) {
-        __m512i table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(numbers, half_of(block))));
+        __m512i table = _mm512_broadcast_i64x4(narrowed(_mm512_mul_ps(numbers, half_of(block)), native));
         __m256i both = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(block + 2)));
         __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
         w[t] = _mm512_permutexvar_epi16(codes, table);
     }
 }
 
-FOR_AVX512_BF16 ALONE void block_q8_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_q8_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q8_0;
     fetch(block + 1024, 3);
@@ -72,12 +72,12 @@ FOR_AVX512_BF16 ALONE void block_q8_0(struct gguf_row *row, int64_t column, __m5
         const __m512 scale = half_of(block);
         __m512 a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(block + 2))));
         __m512 b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(block + 18))));
-        w[t] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(b, scale), _mm512_mul_ps(a, scale));
+        w[t] = both_narrowed(_mm512_mul_ps(b, scale), _mm512_mul_ps(a, scale), native);
     }
 }
 
 /* Eight scales and eight minima of 6 bits, times their F16 numbers. */
-FOR_AVX512_BF16 ALONE void six_bits(const uint8_t *block, float *factors)
+FOR_AVX512 ALONE void six_bits(const uint8_t *block, float *factors)
 {
     uint32_t six[3];
     memcpy(six, block + 4, sizeof six);
@@ -89,14 +89,14 @@ FOR_AVX512_BF16 ALONE void six_bits(const uint8_t *block, float *factors)
 }
 
 /* 16 numbers from `begin` on, as group g of a large block has them, in BF16. */
-FOR_AVX512_BF16 ALONE __m256i weights_of(const float *factors, int g, float begin)
+FOR_AVX512 ALONE __m256i weights_of(const float *factors, int g, float begin, const int native)
 {
     const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512 products = _mm512_mul_ps(_mm512_add_ps(numbers, _mm512_set1_ps(begin)), _mm512_set1_ps(factors[g]));
-    return (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(products, _mm512_set1_ps(factors[8 + g])));
+    return narrowed(_mm512_sub_ps(products, _mm512_set1_ps(factors[8 + g])), native);
 }
 
-FOR_AVX512_BF16 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q4_K;
     const int half = column % LARGE / BLOCK;
@@ -107,13 +107,13 @@ FOR_AVX512_BF16 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m5
     for (int pair = 0; pair < 2; pair++) {
         const int g = 4 * half + 2 * pair;
         __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 16 + 64 * half + 32 * pair)));
-        w[2 * pair] = _mm512_permutexvar_epi16(both, _mm512_broadcast_i64x4(weights_of(row->factors, g, 0)));
+        w[2 * pair] = _mm512_permutexvar_epi16(both, _mm512_broadcast_i64x4(weights_of(row->factors, g, 0, native)));
         w[2 * pair + 1] =
-            _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), _mm512_broadcast_i64x4(weights_of(row->factors, g + 1, 0)));
+            _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), _mm512_broadcast_i64x4(weights_of(row->factors, g + 1, 0, native)));
     }
 }
 
-FOR_AVX512_BF16 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q5_K;
     const int half = column % LARGE / BLOCK;
@@ -129,8 +129,8 @@ FOR_AVX512_BF16 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m5
         __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 48 + 64 * half + 32 * pair)));
         for (int upper = 0; upper < 2; upper++) {
             const int g = 4 * half + 2 * pair + upper;
-            __m512i table = _mm512_castsi256_si512(weights_of(row->factors, g, 0));
-            table = _mm512_inserti64x4(table, weights_of(row->factors, g, 16), 1);
+            __m512i table = _mm512_castsi256_si512(weights_of(row->factors, g, 0, native));
+            table = _mm512_inserti64x4(table, weights_of(row->factors, g, 16, native), 1);
             /* the lowest four bits of one, above them those of the other; the table minds five */
             __m512i codes = _mm512_ternarylogic_epi64(nibble, upper ? _mm512_srli_epi16(both, 4) : both, fifth, 0xca);
             w[2 * pair + upper] = _mm512_permutexvar_epi16(codes, table);
@@ -139,7 +139,7 @@ FOR_AVX512_BF16 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m5
     }
 }
 
-FOR_AVX512_BF16 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q6_K;
     const int half = column % LARGE / BLOCK;
@@ -158,7 +158,7 @@ FOR_AVX512_BF16 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m5
         __m512 b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(codes, 1)));
         a = _mm512_mul_ps(a, _mm512_mul_ps(scale, _mm512_set1_ps(scales[0])));
         b = _mm512_mul_ps(b, _mm512_mul_ps(scale, _mm512_set1_ps(scales[1])));
-        w[t] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        w[t] = both_narrowed(b, a, native);
     }
 }
 

@@ -41,7 +41,7 @@ struct lossless_row {
     __m512i exponents;
 };
 
-FOR_AVX512_BF16 ALONE void open_lossless(struct lossless_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_lossless(struct lossless_row *row, const struct matrix *m, int64_t o)
 {
     int64_t first = escape_from(m, o * m->columns);
     row->begin = o * m->columns;
@@ -54,7 +54,7 @@ FOR_AVX512_BF16 ALONE void open_lossless(struct lossless_row *row, const struct 
     row->exponents = _mm512_broadcast_i64x4(_mm256_slli_epi16(words, 7));
 }
 
-FOR_AVX512_BF16 static __attribute__((noinline)) void put_escapes(struct lossless_row *row, int64_t place, __m512i *w)
+FOR_AVX512 static __attribute__((noinline)) void put_escapes(struct lossless_row *row, int64_t place, __m512i *w)
 {
     uint16_t numbers[BLOCK] __attribute__((aligned(64)));
     for (int t = 0; t < 4; t++)
@@ -66,11 +66,11 @@ FOR_AVX512_BF16 static __attribute__((noinline)) void put_escapes(struct lossles
         w[t] = _mm512_load_si512(numbers + TILE * t);
 }
 
-FOR_AVX512_BF16 ALONE void block_lossless(struct lossless_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     const uint8_t *low = row->low + column, *codes = row->codes + column / 2;
-    (void)tiles; /* always 4 */
+    (void)tiles, (void)native; /* always 4; nothing is rounded */
     _mm_prefetch((const char *)(low + 1024), _MM_HINT_T0);
     _mm_prefetch((const char *)(low + 1088), _MM_HINT_T0);
     _mm_prefetch((const char *)(codes + 512), _MM_HINT_T0);

@@ -64,20 +64,20 @@ struct mxfp4_row {
     const uint8_t *codes, *scales;
 };
 
-FOR_AVX512_BF16 ALONE void open_mxfp4(struct mxfp4_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_mxfp4(struct mxfp4_row *row, const struct matrix *m, int64_t o)
 {
     row->codes = (const uint8_t *)m->part[0] + o * m->columns / 2;
     row->scales = (const uint8_t *)m->part[1] + o * m->columns / GROUP;
 }
 
-FOR_AVX512_BF16 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const __m512 numbers = _mm512_loadu_ps(e2m1);
     const uint8_t *codes = row->codes + column / 2, *scales = row->scales + column / GROUP;
     _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
     for (int t = 0; t < tiles; t++) {
         __m512 weights = _mm512_mul_ps(numbers, _mm512_set1_ps(from_e8m0(scales[t])));
-        __m512i table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(weights));
+        __m512i table = _mm512_broadcast_i64x4(narrowed(weights, native));
         __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + 16 * t)));
         w[t] = _mm512_permutexvar_epi16(_mm512_or_si512(both, _mm512_slli_epi32(both, 12)), table);
     }
@@ -91,7 +91,7 @@ struct nvfp4_row {
     int divides;
 };
 
-FOR_AVX512_BF16 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, int64_t o)
 {
     row->codes = (const uint8_t *)m->part[0] + o * m->columns / 2;
     row->scales = (const uint8_t *)m->part[1] + o * m->columns / SMALL_GROUP;
@@ -99,7 +99,7 @@ FOR_AVX512_BF16 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix
     row->divides = m->part[3] != NULL;
 }
 
-FOR_AVX512_BF16 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const __m512 numbers = _mm512_loadu_ps(e2m1);
     const __m128i nibble = _mm_set1_epi8(15);
@@ -121,7 +121,7 @@ FOR_AVX512_BF16 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __
         __m512 b = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)), numbers);
         a = _mm512_mul_ps(a, _mm512_set1_ps(scales[2 * t]));
         b = _mm512_mul_ps(b, _mm512_set1_ps(scales[2 * t + 1]));
-        w[t] = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        w[t] = both_narrowed(b, a, native);
     }
 }
 

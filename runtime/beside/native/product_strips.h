@@ -30,10 +30,9 @@ static inline void product_by_strips(const struct matrix *m, int64_t first, int6
     {                                                                                                                                \
         product_by_strips(m, first, last, in, y, stride, level, decode);                                                             \
     }
-/* name_portable, name_avx2, name_avx512: by strips that `decode` makes. */
+/* name_portable, name_avx2: by strips that `decode` makes. */
 #define STRIPS(name, decode)                                                                                                         \
     STRIPS_AT(name##_portable, decode, LEVEL_PORTABLE)                                                                               \
-    STRIPS_AT(name##_avx2, decode, LEVEL_AVX2)                                                                                       \
-    STRIPS_AT(name##_avx512, decode, LEVEL_AVX512)
+    STRIPS_AT(name##_avx2, decode, LEVEL_AVX2)
 
 #endif

@@ -46,7 +46,7 @@ struct whole_row {
     __m512 scale, zero;
 };
 
-FOR_AVX512_BF16 ALONE void open_whole(struct whole_row *row, const struct matrix *m, int64_t o, const int bits, const int in_bytes)
+FOR_AVX512 ALONE void open_whole(struct whole_row *row, const struct matrix *m, int64_t o, const int bits, const int in_bytes)
 {
     const int64_t groups = m->columns / m->group, each = 32 / bits;
     row->codes = (const uint8_t *)m->part[0] + o * m->columns * bits / 8;
@@ -69,7 +69,7 @@ FOR_AVX512_BF16 ALONE void open_whole(struct whole_row *row, const struct matrix
 }
 
 /* Goes on to the next group where one ends. Returns 1 if it did. */
-FOR_AVX512_BF16 ALONE int next_group(struct whole_row *row, float *scale, float *zero, const int bits, const int middle)
+FOR_AVX512 ALONE int next_group(struct whole_row *row, float *scale, float *zero, const int bits, const int middle)
 {
     row->left -= TILE;
     if (row->left >= 0)
@@ -86,17 +86,17 @@ FOR_AVX512_BF16 ALONE int next_group(struct whole_row *row, float *scale, float 
 }
 
 /* Rounded to F16 where scales are. */
-FOR_AVX512_BF16 ALONE __m512 as_scaled(const struct whole_row *row, __m512 weights)
+FOR_AVX512 ALONE __m512 as_scaled(const struct whole_row *row, __m512 weights)
 {
     return row->halves ? _mm512_cvtph_ps(_mm512_cvtps_ph(weights, _MM_FROUND_TO_NEAREST_INT)) : weights;
 }
 
-FOR_AVX512_BF16 ALONE void open_int4(struct whole_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_int4(struct whole_row *row, const struct matrix *m, int64_t o)
 {
     open_whole(row, m, o, 4, 0);
 }
 
-FOR_AVX512_BF16 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const uint8_t *codes = row->codes + column / 2;
@@ -105,7 +105,7 @@ FOR_AVX512_BF16 ALONE void block_int4(struct whole_row *row, int64_t column, __m
         float scale, zero;
         if (next_group(row, &scale, &zero, 4, 8)) {
             __m512 weights = _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
-            row->table = _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(as_scaled(row, weights)));
+            row->table = _mm512_broadcast_i64x4(narrowed(as_scaled(row, weights), native));
         }
         /* each byte becomes two words whose lowest four bits are its numbers; the table has all 16 twice, so a fifth bit says nothing */
         __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + 16 * t)));
@@ -113,7 +113,7 @@ FOR_AVX512_BF16 ALONE void block_int4(struct whole_row *row, int64_t column, __m
     }
 }
 
-FOR_AVX512_BF16 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle)
+FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native)
 {
     const uint8_t *codes = row->codes + column;
     _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
@@ -129,28 +129,28 @@ FOR_AVX512_BF16 ALONE void block_bytes(struct whole_row *row, int64_t column, __
         __m512 b = _mm512_cvtepi32_ps(middle ? _mm512_cvtepu8_epi32(high) : _mm512_cvtepi8_epi32(high));
         a = _mm512_mul_ps(_mm512_sub_ps(a, row->zero), row->scale);
         b = _mm512_mul_ps(_mm512_sub_ps(b, row->zero), row->scale);
-        w[t] = (__m512i)_mm512_cvtne2ps_pbh(as_scaled(row, b), as_scaled(row, a));
+        w[t] = both_narrowed(as_scaled(row, b), as_scaled(row, a), native);
     }
 }
 
-FOR_AVX512_BF16 ALONE void open_int8(struct whole_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_int8(struct whole_row *row, const struct matrix *m, int64_t o)
 {
     open_whole(row, m, o, 8, 1);
 }
 
-FOR_AVX512_BF16 ALONE void open_uint8(struct whole_row *row, const struct matrix *m, int64_t o)
+FOR_AVX512 ALONE void open_uint8(struct whole_row *row, const struct matrix *m, int64_t o)
 {
     open_whole(row, m, o, 8, 0);
 }
 
-FOR_AVX512_BF16 ALONE void block_int8(struct whole_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_int8(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
-    block_bytes(row, column, w, tiles, 0);
+    block_bytes(row, column, w, tiles, 0, native);
 }
 
-FOR_AVX512_BF16 ALONE void block_uint8(struct whole_row *row, int64_t column, __m512i *w, const int tiles)
+FOR_AVX512 ALONE void block_uint8(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
-    block_bytes(row, column, w, tiles, 128);
+    block_bytes(row, column, w, tiles, 128, native);
 }
 
 BLOCKS(int4, whole_row, open_int4, block_int4, int4_strip)
