@@ -21,26 +21,33 @@ FOR_AVX2 ALONE float sum_avx2(__m256 sums)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* `high` rows of the matrix times `wide` input rows, which are F32, over one chunk of columns, a multiple of 8; sums go on. */
-FOR_AVX2 ALONE void block_avx2(const uint16_t *w, const float *x, int64_t columns, int64_t chunk, __m256 (*kept)[4], int64_t ahead,
+/* `high` rows of the matrix times `wide` input rows, over one chunk of columns, a multiple of 16; sums go on. Of 16 columns the even ones
+ * come first: a pair of BF16 numbers becomes two floats by a shift and a mask. */
+FOR_AVX2 ALONE void block_avx2(const uint16_t *w, const uint16_t *x, int64_t columns, int64_t chunk, __m256 (*kept)[4], int64_t ahead,
                                const int high, const int wide)
 {
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000u);
     __m256 sums[2][4];
     _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
         _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[i][r] = kept[i][r];
-    for (int64_t k = 0; k < chunk; k += 8) {
-        __m256 row[2];
+    for (int64_t k = 0; k < chunk; k += 16) {
+        __m256 even[2], odd[2];
         _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
         {
             const uint16_t *at = w + i * columns + k;
-            row[i] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 16));
+            const __m256i row = _mm256_loadu_si256((const __m256i *)at);
+            even[i] = _mm256_castsi256_ps(_mm256_slli_epi32(row, 16));
+            odd[i] = _mm256_castsi256_ps(_mm256_and_si256(row, upper));
             if (ahead && k % 32 == 0)
                 _mm_prefetch((const char *)(at + ahead), AHEAD_HINT);
         }
         _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)
         {
-            const __m256 input = _mm256_loadu_ps(x + r * columns + k);
-            _Pragma("GCC unroll 2") for (int i = 0; i < high; i++) sums[i][r] = _mm256_fmadd_ps(row[i], input, sums[i][r]);
+            const __m256i input = _mm256_loadu_si256((const __m256i *)(x + r * columns + k));
+            const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(input, 16));
+            const __m256 second = _mm256_castsi256_ps(_mm256_and_si256(input, upper));
+            _Pragma("GCC unroll 2") for (int i = 0; i < high; i++) sums[i][r] = _mm256_fmadd_ps(even[i], first, sums[i][r]);
+            _Pragma("GCC unroll 2") for (int i = 0; i < high; i++) sums[i][r] = _mm256_fmadd_ps(odd[i], second, sums[i][r]);
         }
     }
     _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
@@ -50,7 +57,7 @@ FOR_AVX2 ALONE void block_avx2(const uint16_t *w, const float *x, int64_t column
 FOR_AVX2 ALONE void rows_avx2(const uint16_t *w, const struct inputs *in, int64_t from, int64_t rows, float *y, int64_t stride,
                               const int high)
 {
-    const int64_t columns = in->columns, whole = columns / 8 * 8;
+    const int64_t columns = in->columns, whole = columns / 16 * 16;
     __m256 kept[MOST_ROWS / 4][2][4];
     for (int g = 0; g * 4 < rows; g++)
         for (int i = 0; i < high; i++)
@@ -59,7 +66,7 @@ FOR_AVX2 ALONE void rows_avx2(const uint16_t *w, const struct inputs *in, int64_
     for (int64_t k = 0; k < whole; k += CHUNK_AVX2) {
         int64_t chunk = whole - k < CHUNK_AVX2 ? whole - k : CHUNK_AVX2;
         for (int g = 0; g * 4 < rows; g++) {
-            const float *x = in->x + (from + g * 4) * columns + k;
+            const uint16_t *x = in->xb + (from + g * 4) * columns + k;
             int64_t ahead = g ? 0 : high * columns;
             switch (rows - g * 4) {
             case 1: block_avx2(w + k, x, columns, chunk, kept[g], ahead, high, 1); break;

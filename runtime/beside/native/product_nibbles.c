@@ -4,6 +4,7 @@
  * NVFP4: part[1] scales [rows][columns / 16], E4M3; part[2] F32 factors, one for each `group` rows: a number times (scale * factor), or,
  * where part[3] is not NULL, (scale / factor). columns are a multiple of 16. */
 #include "product_blocks.h"
+#include "product_blocks_avx2.h"
 
 enum { GROUP = 32 };
 
@@ -27,7 +28,7 @@ static void mxfp4_strip(const struct matrix *m, int set, int64_t first, int64_t 
     }
 }
 
-STRIPS(mxfp4, mxfp4_strip)
+STRIPS_AT(mxfp4_portable, mxfp4_strip, LEVEL_PORTABLE)
 
 enum { SMALL_GROUP = 16 };
 
@@ -64,7 +65,7 @@ struct mxfp4_row {
     const uint8_t *codes, *scales;
 };
 
-FOR_AVX512 ALONE void open_mxfp4(struct mxfp4_row *row, const struct matrix *m, int64_t o)
+FOR_AVX2 ALONE void open_mxfp4(struct mxfp4_row *row, const struct matrix *m, int64_t o)
 {
     row->codes = (const uint8_t *)m->part[0] + o * m->columns / 2;
     row->scales = (const uint8_t *)m->part[1] + o * m->columns / GROUP;
@@ -84,6 +85,17 @@ FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i
 }
 
 BLOCKS(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
+
+FOR_AVX2 ALONE void block_mxfp4_avx2(struct mxfp4_row *row, int64_t column, __m256i *w)
+{
+    const uint8_t *codes = row->codes + column / 2;
+    const __m256 by = _mm256_set1_ps(from_e8m0(row->scales[column / GROUP]));
+    const struct table_avx2 table = table_of(_mm256_mul_ps(_mm256_loadu_ps(e2m1), by), _mm256_mul_ps(_mm256_loadu_ps(e2m1 + 8), by));
+    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    look_up_avx2(codes, &table, w);
+}
+
+BLOCKS_AVX2(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4_avx2, mxfp4_strip)
 
 struct nvfp4_row {
     const uint8_t *codes, *scales;

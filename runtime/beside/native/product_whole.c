@@ -6,6 +6,7 @@
  * INT8: signed bytes [rows][columns] and signed zero points [rows][columns / group], or NULL. UINT8: 128 is zero, or zero points in words
  * [rows / 4][columns / group]. group divides columns. */
 #include "product_blocks.h"
+#include "product_blocks_avx2.h"
 
 enum { BY_COLUMNS = 0, SIGNED = 3, MIDDLE = 0, IN_WORDS = 1, BYTES = 3 }; /* of whole.c */
 
@@ -31,22 +32,27 @@ static void uint8_strip(const struct matrix *m, int set, int64_t first, int64_t 
     whole_of(m, set, first, last, out, 8, BY_COLUMNS);
 }
 
-STRIPS(int4, int4_strip)
+STRIPS_AT(int4_portable, int4_strip, LEVEL_PORTABLE)
 STRIPS(int8, int8_strip)
 STRIPS(uint8, uint8_strip)
 
 #ifdef HAS_X86
-/* A row; `left` columns have the scale and zero point that `table` or `scale` and `zero` came from. */
-struct whole_row {
+/* A row; `left` columns have the scale and zero point that were given last. */
+struct whole_place {
     const uint8_t *codes, *zeros;
     const uint16_t *scales;
     int64_t group, left, zero_step;
     int shift, halves; /* halves: scales are F16 */
+};
+
+/* With what came of the scale and zero point. */
+struct whole_row {
+    struct whole_place at;
     __m512i table;
     __m512 scale, zero;
 };
 
-FOR_AVX512 ALONE void open_whole(struct whole_row *row, const struct matrix *m, int64_t o, const int bits, const int in_bytes)
+FOR_AVX2 ALONE void open_whole(struct whole_place *row, const struct matrix *m, int64_t o, const int bits, const int in_bytes)
 {
     const int64_t groups = m->columns / m->group, each = 32 / bits;
     row->codes = (const uint8_t *)m->part[0] + o * m->columns * bits / 8;
@@ -54,8 +60,6 @@ FOR_AVX512 ALONE void open_whole(struct whole_row *row, const struct matrix *m, 
     row->group = m->group;
     row->halves = m->part[3] != NULL;
     row->left = 0;
-    row->table = _mm512_setzero_si512();
-    row->scale = row->zero = _mm512_setzero_ps();
     row->zeros = m->part[2];
     row->zero_step = in_bytes ? 1 : 4;
     row->shift = 0;
@@ -69,7 +73,7 @@ FOR_AVX512 ALONE void open_whole(struct whole_row *row, const struct matrix *m, 
 }
 
 /* Goes on to the next group where one ends. Returns 1 if it did. */
-FOR_AVX512 ALONE int next_group(struct whole_row *row, float *scale, float *zero, const int bits, const int middle)
+FOR_AVX2 ALONE int next_group(struct whole_place *row, float *scale, float *zero, const int bits, const int middle)
 {
     row->left -= TILE;
     if (row->left >= 0)
@@ -85,25 +89,32 @@ FOR_AVX512 ALONE int next_group(struct whole_row *row, float *scale, float *zero
     return 1;
 }
 
+FOR_AVX512 ALONE void open_wide(struct whole_row *row, const struct matrix *m, int64_t o, const int bits, const int in_bytes)
+{
+    open_whole(&row->at, m, o, bits, in_bytes);
+    row->table = _mm512_setzero_si512();
+    row->scale = row->zero = _mm512_setzero_ps();
+}
+
 /* Rounded to F16 where scales are. */
 FOR_AVX512 ALONE __m512 as_scaled(const struct whole_row *row, __m512 weights)
 {
-    return row->halves ? _mm512_cvtph_ps(_mm512_cvtps_ph(weights, _MM_FROUND_TO_NEAREST_INT)) : weights;
+    return row->at.halves ? _mm512_cvtph_ps(_mm512_cvtps_ph(weights, _MM_FROUND_TO_NEAREST_INT)) : weights;
 }
 
 FOR_AVX512 ALONE void open_int4(struct whole_row *row, const struct matrix *m, int64_t o)
 {
-    open_whole(row, m, o, 4, 0);
+    open_wide(row, m, o, 4, 0);
 }
 
 FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const uint8_t *codes = row->codes + column / 2;
+    const uint8_t *codes = row->at.codes + column / 2;
     _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
     for (int t = 0; t < tiles; t++) {
         float scale, zero;
-        if (next_group(row, &scale, &zero, 4, 8)) {
+        if (next_group(&row->at, &scale, &zero, 4, 8)) {
             __m512 weights = _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
             row->table = _mm512_broadcast_i64x4(narrowed(as_scaled(row, weights), native));
         }
@@ -115,12 +126,12 @@ FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i 
 
 FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native)
 {
-    const uint8_t *codes = row->codes + column;
+    const uint8_t *codes = row->at.codes + column;
     _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
     _mm_prefetch((const char *)(codes + 1088), _MM_HINT_T0);
     for (int t = 0; t < tiles; t++) {
         float scale, zero;
-        if (next_group(row, &scale, &zero, 8, middle)) {
+        if (next_group(&row->at, &scale, &zero, 8, middle)) {
             row->scale = _mm512_set1_ps(scale);
             row->zero = _mm512_set1_ps(zero);
         }
@@ -135,12 +146,12 @@ FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i
 
 FOR_AVX512 ALONE void open_int8(struct whole_row *row, const struct matrix *m, int64_t o)
 {
-    open_whole(row, m, o, 8, 1);
+    open_wide(row, m, o, 8, 1);
 }
 
 FOR_AVX512 ALONE void open_uint8(struct whole_row *row, const struct matrix *m, int64_t o)
 {
-    open_whole(row, m, o, 8, 0);
+    open_wide(row, m, o, 8, 0);
 }
 
 FOR_AVX512 ALONE void block_int8(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
@@ -153,6 +164,36 @@ FOR_AVX512 ALONE void block_uint8(struct whole_row *row, int64_t column, __m512i
     block_bytes(row, column, w, tiles, 128, native);
 }
 
+struct int4_row_avx2 {
+    struct whole_place at;
+    struct table_avx2 table;
+};
+
+FOR_AVX2 ALONE void open_int4_avx2(struct int4_row_avx2 *row, const struct matrix *m, int64_t o)
+{
+    open_whole(&row->at, m, o, 4, 0);
+    row->table.lower = row->table.upper = _mm256_setzero_si256();
+}
+
+FOR_AVX2 ALONE void block_int4_avx2(struct int4_row_avx2 *row, int64_t column, __m256i *w)
+{
+    const uint8_t *codes = row->at.codes + column / 2;
+    float scale, zero;
+    if (next_group(&row->at, &scale, &zero, 4, 8)) {
+        const __m256 by = _mm256_set1_ps(scale), less = _mm256_set1_ps(zero);
+        __m256 first = _mm256_mul_ps(_mm256_sub_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), less), by);
+        __m256 second = _mm256_mul_ps(_mm256_sub_ps(_mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15), less), by);
+        if (row->at.halves) {
+            first = _mm256_cvtph_ps(_mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT));
+            second = _mm256_cvtph_ps(_mm256_cvtps_ph(second, _MM_FROUND_TO_NEAREST_INT));
+        }
+        row->table = table_of(first, second);
+    }
+    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    look_up_avx2(codes, &row->table, w);
+}
+
+BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
 BLOCKS(int4, whole_row, open_int4, block_int4, int4_strip)
 BLOCKS(int8, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, whole_row, open_uint8, block_uint8, uint8_strip)
