@@ -133,6 +133,11 @@ def _check_served(cfg: WorkloadConfig) -> None:
     for key in ("arrivals_per_s", "length_spread"):
         if getattr(cfg, key) and not cfg.clients:
             raise UserError(f"workload.{key}={getattr(cfg, key)}: is of a server, and workload.clients=0 is none; set workload.clients=64")
+    if cfg.clients and cfg.objective == "ttft":
+        raise UserError(
+            "workload.objective=ttft: one row alone has the first token soonest, and all other clients wait; a server's is latency or "
+            "throughput, so set one of them, or workload.clients=0"
+        )
     if cfg.clients and cfg.kv_spill:
         raise UserError("workload.kv_spill=true: a server's KV lies where the model computes; leave it out, or set workload.clients=0")
 

@@ -87,7 +87,7 @@ def objective_weights(workload: Workload, batch: int, chunk_tokens: int) -> tupl
     use (:class:`Turn`). ``latency``: mean seconds from a client's question to the last token, where all clients ask, or of a request that
     finds a row free (:func:`with_wait`); until a pass begins, half of one is over.
     """
-    if workload.is_served and workload.objective is not Objective.ttft:
+    if workload.is_served:
         turn = workload.turn(batch, chunk_tokens)
         if workload.objective is Objective.throughput:
             share = workload.requests / batch

@@ -108,6 +108,7 @@ def test_a_servers_plan_file_says_all_and_runs_as_batches(plan, tmp_path):
     [
         ({"arrivals_per_s": 2.0}, "workload.arrivals_per_s=2.0: is of a server"),
         ({"clients": 4, "kv_spill": True}, "workload.kv_spill=true: a server's KV"),
+        ({"clients": 4, "objective": "ttft"}, "workload.objective=ttft: .* latency or throughput"),
         ({"batch": 0}, "workload.batch=0"),
     ],
 )
