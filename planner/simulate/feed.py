@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -127,9 +126,9 @@ class ResidentFeed:
 
 
 class RecordedFeed:
-    """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left. Units of one
-    slot class are a chain: one copy after the other. Chains share the link. A step's last copies are for the next one, which waits for each
-    where it is used.
+    """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left. Copies of one
+    slot class come in the order in which they were recorded. Those of two classes take the link in turns, whole units, the one first that
+    was free to begin first. A step's last copies are for the next one, which waits for each where it is used.
 
     Seconds of the change from the ring to recorded steps are those of copying their first units, whatever the ring has there.
     """
@@ -141,19 +140,12 @@ class RecordedFeed:
         self._units, self._size, self._lanes = tuple(units), size, lanes
         self._index = {unit: i for i, unit in enumerate(units)}
         self._there: set[int] = set()
-        self._chains: dict[str, deque[int]] = {unit.ring_class: deque() for unit in units}
-        """Copies that are on their way or queued, the first one on its way."""
-        lanes.of[H2D].width = max(1, len(self._chains))
+        self._coming: set[int] = set()
 
     def begin_pass(self) -> None:
-        if not self._there and self.still:
+        if not self._there and not self._coming:
             for i in self._rounds.first:
-                self._queue(i)
-
-    @property
-    def still(self) -> bool:
-        """Whether nothing is on its way."""
-        return not any(self._chains.values())
+                self._copy(i)
 
     def ask(self, unit: Unit) -> None:
         """What comes when was settled beforehand."""
@@ -169,31 +161,23 @@ class RecordedFeed:
         i = self._index.get(unit)
         if i is not None:
             self._there.discard(i)
-            self._queue(self._rounds.behind(i))
+            self._copy(self._rounds.behind(i))
 
     def go_on(self) -> bool:
         return False
 
     def state(self) -> tuple[object, ...]:
-        return tuple(sorted(self._there)), *(tuple(chain) for chain in self._chains.values())
+        return tuple(sorted(self._there)), tuple(sorted(self._coming))
 
     def rebase(self, passed_ns: int) -> None:
         """No time is kept."""
 
-    def _queue(self, i: int) -> None:
-        chain = self._chains[self._units[i].ring_class]
-        chain.append(i)
-        if len(chain) == 1:
-            self._copy(i)
-
     def _copy(self, i: int) -> None:
         unit = self._units[i]
         length_ns, nbytes = self._size(unit)
+        self._coming.add(i)
         self._lanes.add(H2D, Work((unit.kind, unit.layer), str(unit), nbytes, partial(self._arrived, i)), length_ns)
 
     def _arrived(self, i: int) -> None:
-        chain = self._chains[self._units[i].ring_class]
-        chain.popleft()
+        self._coming.discard(i)
         self._there.add(i)
-        if chain:
-            self._copy(chain[0])

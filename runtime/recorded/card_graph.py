@@ -37,7 +37,7 @@ class Stamp:
 
 
 class CardGraph:
-    """A CUDA graph over a stream of kernels and one for each of ``chains`` of copies, which share the link. It may be recorded again after
+    """A CUDA graph over a stream of kernels and one for each of ``chains`` of copies. It may be recorded again after
     :meth:`close`: the streams stay, and with them what libraries keep for each stream.
 
     The graph is launched on a stream of its own. What is launched elsewhere waits for :attr:`results`. Copies for the next launch are given

@@ -23,7 +23,7 @@ EXACTLY = 16
 
 class Recorder(Protocol):
     """A stream of kernels and chains of copies while they are recorded; after each launch a point has a time. A chain's copies come one
-    after the other, and chains share the link: a small unit does not wait for the end of a large one of another chain."""
+    after the other. Chains wait for nothing of each other; on an H200 they take the link in turns."""
 
     @property
     def begin(self) -> Event: ...

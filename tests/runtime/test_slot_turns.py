@@ -12,10 +12,9 @@ from typing import cast
 import pytest
 import torch
 
-from penstock.planner.common.timeline.spans import H2D
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.simulate.feed import RecordedFeed
-from penstock.planner.simulate.lanes import Lane, Lanes, Work
+from penstock.planner.simulate.lanes import Lanes, Work
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.ledger import Ledger
@@ -153,7 +152,7 @@ class LoggedLanes:
     """Copies that arrive at once. Says which unit each brings, and the unit that was left last."""
 
     def __init__(self, log: list[tuple[str, str]]):
-        self._log, self.of, self.left = log, {H2D: Lane(H2D)}, ""
+        self._log, self.left = log, ""
 
     def add(self, track: str, work: Work, length_ns: int) -> None:
         self._log.append((work.name, self.left))
