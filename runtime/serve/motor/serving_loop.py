@@ -63,11 +63,16 @@ class ServingLoop:
             self._vitals.totals.given_up += len(step.given_up)
             if step.rows:
                 self._compute(step)
+            else:
+                self._meanwhile()
             self._sequences.advance()
-            if self._vitals.due:
-                self._sequences.fold()
-                self._tell([Vital(self._vital())])
         return False
+
+    def _meanwhile(self) -> None:
+        """What may take milliseconds, and no row waits for: while a card computes, where there is one."""
+        if self._vitals.due:
+            self._sequences.fold()
+            self._tell([Vital(self._vital())])
 
     def _hear(self) -> bool:
         """All that was said, waiting for it where there is nothing to do. False: the front has gone."""
@@ -95,6 +100,7 @@ class ServingLoop:
             if began is not None:
                 told.append(began)
         logits, numbers = self._logits(shares, told)
+        self._meanwhile()
         void = self._sequences.confirm()
         for number, cached in void.items():
             self._scheduler.recomputed(number, cached)

@@ -88,7 +88,9 @@ class Vitals:
 
     def take(self, rows: int, waiting: int, pages_used: int, pages_kept: int) -> dict[str, Any]:
         """What happened since the last one."""
-        before, now, limits = self._since, _Since(totals=Totals(**vars(self.totals)), busy=self._busy()), self._limits
+        before, limits = self._since, self._limits
+        last = self._last_pass() if self.totals.passes > before.totals.passes else {}  # before stages are booked, which waits for the card
+        now = _Since(totals=Totals(**vars(self.totals)), busy=self._busy())
         self._since = now
         seconds = now.at_s - before.at_s
         pass_s, idle_s = now.totals.pass_s - before.totals.pass_s, now.totals.idle_s - before.totals.idle_s
@@ -118,7 +120,7 @@ class Vitals:
             "busy_s": totals.pass_s,
             "tiers": self._tiers,
             **({"binds": max(busy, key=busy.__getitem__)} if any(busy.values()) else {}),
-            **(self._last_pass() if totals.passes > before.totals.passes else {}),
+            **last,
         }
 
     def report(self) -> dict[str, Any]:
