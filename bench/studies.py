@@ -325,7 +325,7 @@ STUDIES: Mapping[str, Study] = {
         "unstreamed model's; *packed*: the same tokens from a packed store; *text*: that of `generate` for each prompt alone.",
         zoo_table, no_target, "zoo.py"),
     "serve": Study(
-        "Serving: the table of issue 21",
+        "Serving",
         "Rows of one pass as a fixed batch and in the server, clients that come and go, TTFT under load, throughput beside the "
         "simulator, the engine between steps. Limits and predictions are of the same machine.",
         rows_table, rows_checks, "serve.py"),
@@ -337,6 +337,11 @@ STUDIES: Mapping[str, Study] = {
         "Clients beside guidellm",
         "The same requests by bench/clients.py and by guidellm, at a server whose own pace is known. The ratio is how far apart they are.",
         rows_table, rows_checks, "peers/guidellm_beside.py"),
+    "serve_clients": Study(
+        "Clients that others wrote",
+        "Against a server of a tiny trained model whose replies end. llm-comply: tests that pass; those left out want images, or a model "
+        "that reasons. lm-eval: loglikelihoods and replies beside transformers' own. schemathesis: a ratio of one is no finding.",
+        rows_table, rows_checks, "serve_clients.py"),
     "run": Study(
         "Reports of single runs",
         "What `runtime run` wrote: [running.md](running.md) explains it.",
