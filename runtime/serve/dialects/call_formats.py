@@ -67,13 +67,13 @@ def _one_object(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
 def _channel(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
     """gpt-oss: one message to a function, which ends the reply."""
     return either(
-        f"{marks.text(f'<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>')} {schema_rule(tool.parameters)}"
+        f"{marks.text(f'<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>')} {schema_rule(tool.arguments)}"
         for tool in tools
     )
 
 
 def _objects(tools: Sequence[Tool], key: str) -> str:
-    return either(f"{_quoted(tool, key)} {schema_rule(tool.parameters)} {Marks.plain('}')}" for tool in tools)
+    return either(f"{_quoted(tool, key)} {schema_rule(tool.arguments)} {Marks.plain('}')}" for tool in tools)
 
 
 def _quoted(tool: Tool, key: str) -> str:
@@ -104,7 +104,7 @@ _WITH_ARGS = CallFormat(
     _template(open_pattern=r"\[TOOL_CALLS\](?P<name>[\w.-]+)\[ARGS\]", close_pattern=r"(?=\[TOOL_CALLS\])", **_NAMED),
     lambda marks, tools, several: (
         "("
-        + either(f"{marks.text(f'[TOOL_CALLS]{tool.name}[ARGS]')} {schema_rule(tool.parameters)}" for tool in tools)
+        + either(f"{marks.text(f'[TOOL_CALLS]{tool.name}[ARGS]')} {schema_rule(tool.arguments)}" for tool in tools)
         + (")+" if several else ")")
     ),
 )

@@ -178,8 +178,12 @@ def chat_asked(body: ChatTalk, talk: Talk) -> TalkAsked:
 
 
 def distinct(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """``tools``; WrongRequest where two have one name."""
+    """``tools``; WrongRequest where two have one name, or one takes something else than an object."""
     names = [tool.name for tool in tools]
+    if other := next((tool for tool in tools if tool.parameters.get("type", "object") != "object"), None):
+        raise WrongRequest(
+            f"tools: the parameters of {other.name!r} are of type {other.parameters['type']!r}; it must be 'object'", "tools"
+        )
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise WrongRequest(f"tools: two are named {twice!r}; rename one", "tools")
     return tools

@@ -76,20 +76,28 @@ def reply_grammar(marks: Marks, body: str, reasoning: tuple[str, str, str] | Non
 
 
 def check_schema(schema: Mapping[str, Any] | bool, where: str) -> None:
-    """WrongRequest naming ``where`` for a ``schema`` that replies cannot be kept to."""
+    """WrongRequest naming ``where`` for what is no JSON Schema in ``schema``, or is not in it."""
     for word, inner in _words(schema):
         if word == "x-guidance":
             raise WrongRequest(f"{where}: 'x-guidance' is not JSON Schema; leave it out", where)
         if word == "$ref" and isinstance(inner, str) and not inner.startswith("#"):
             raise WrongRequest(f"{where}: $ref {inner!r} is outside the schema; only references that begin with '#' are followed", where)
-    check_grammar(LLMatcher.grammar_from_lark(f"start: {schema_rule(schema)}\n"), where)
 
 
-def check_grammar(grammar: str, where: str) -> None:
-    """WrongRequest naming ``where`` for what llguidance refuses."""
+def check_grammar(grammar: str, parts: Mapping[str, Mapping[str, Any] | bool]) -> None:
+    """WrongRequest for what llguidance refuses, naming which of the schemas in ``parts`` it is."""
+    if said := _refusal(grammar):
+        for where, schema in parts.items():
+            if own := _refusal(f"start: {schema_rule(schema)}\n"):
+                raise WrongRequest(f"{where}: {own}", where)
+        where = next(iter(parts))
+        raise WrongRequest(f"{where}: {said}", where)
+
+
+def _refusal(grammar: str) -> str:
+    """Its first line, which is all that is not the grammar itself; nothing where there is none."""
     wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
-    if wrong:
-        raise WrongRequest(f"{where}: {' '.join(said[0].split())[:500]}", where)
+    return said[0].splitlines()[0].rpartition("JSON schema: ")[2][:500] if wrong else ""
 
 
 def _words(schema: Any) -> Iterable[tuple[str, Any]]:

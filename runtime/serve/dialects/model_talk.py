@@ -130,10 +130,11 @@ class Talk:
             )
         options = {**self._options, **self._control.mark(dict(asked.options))}
         said = self._control.mark([tool.rendered() for tool in tools]) or None
+        messages = self._control.mark([dict(message) for message in asked.messages])
         try:
             return str(
                 tokenizer.apply_chat_template(
-                    self._control.mark([dict(message) for message in asked.messages]),
+                    messages,
                     tools=said,
                     tokenize=False,
                     add_generation_prompt=not asked.continued,
@@ -146,17 +147,20 @@ class Talk:
             raise WrongRequest(f"the model's chat template refuses the conversation: {line}", "messages", "template") from error
 
     def _grammar(self, asked: TalkAsked, allowed: tuple[Tool, ...], form: CallFormat | None, prompt: str) -> str | None:
-        bodies = []
+        bodies: list[str] = []
+        schemas: dict[str, Mapping[str, Any] | bool] = {}
         marks = () if self._reasoning is None else self._reasoning.marks
         if form is not None and form.write is not None and (asked.choice == "required" or asked.schema is not None):
             for tool in allowed:
-                check_schema(tool.parameters, f"tools.{tool.name}.parameters")
+                schemas[f"tools.{tool.name}.parameters"] = tool.parameters
             bodies.append(form.write(self._marks, allowed, asked.parallel))
         if asked.schema is not None and asked.choice != "required":
-            check_schema(asked.schema, "response_format")
+            schemas["response_format"] = asked.schema
             bodies.append(f"{self._marks.text(_FINAL) if marks == HARMONY else ''} {schema_rule(asked.schema)}")
         if not bodies:
             return None
+        for where, schema in schemas.items():
+            check_schema(schema, where)
         if marks == HARMONY:
             grammar = reply_grammar(self._marks, either(bodies), _ANALYSIS, begun=False)
         elif marks:
@@ -164,7 +168,7 @@ class Talk:
             grammar = reply_grammar(self._marks, either(bodies), pair, begun=prompt.rstrip().endswith(marks[0].rstrip()))
         else:
             grammar = reply_grammar(self._marks, either(bodies), None, begun=False)
-        check_grammar(grammar, "response_format" if asked.schema is not None else "tools")
+        check_grammar(grammar, schemas)
         return grammar
 
     def _decode(self, read: Mapping[str, Any] | None) -> Callable[[list[int]], str]:

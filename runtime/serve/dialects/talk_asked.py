@@ -18,6 +18,11 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON schema of its arguments, an object."""
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """That schema, which says of what type it is."""
+        return {"type": "object", **self.parameters}
+
     def rendered(self) -> dict[str, Any]:
         """As chat templates take it."""
         said = {} if self.description is None else {"description": self.description}
