@@ -165,6 +165,8 @@ class ChatConfig(SamplingKeys, Closing):
     force: ForceConfig = field(default_factory=ForceConfig)
     calibration: CalibrationUse = CalibrationUse.own
     """As in `planner solve`; a plan file holds its own rates."""
+    speculate: Speculate | None = None
+    """As in `planner solve` where no plan is named, as in `runtime run` where one is."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to talk with; null takes the plan's."""
     adapter: str | None = None

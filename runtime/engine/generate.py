@@ -58,6 +58,8 @@ class Generation:
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
+    stepped: int = 0
+    """Tokens that these steps chose, over all sequences: one a step and sequence, and the drafts that were kept."""
     passes: list[Pass] = field(default_factory=list)
     """Kept only when asked for."""
 
@@ -229,6 +231,7 @@ def generating(
             if chains is not None:
                 chains.book(drafts, chosen, time.perf_counter() - begun)
             result.step_s.append(time.perf_counter() - begun)
+            result.stepped += sum(map(len, chosen))
         run.put_rest_by()
     finally:
         if chains is not None:

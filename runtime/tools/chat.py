@@ -76,7 +76,7 @@ class Turn:
 
     @property
     def tokens_per_s(self) -> float | None:
-        return len(self.made.step_s) / self.made.decode_s if self.made.step_s else None
+        return self.made.stepped / self.made.decode_s if self.made.step_s else None
 
 
 @dataclass
@@ -86,14 +86,14 @@ class _Said:
     turns: list[Turn] = field(default_factory=list)
 
     def document(self) -> dict[str, object]:
-        steps = sum(len(turn.made.step_s) for turn in self.turns)
+        stepped = sum(turn.made.stepped for turn in self.turns)
         seconds = sum(turn.made.decode_s for turn in self.turns)
         return {
             "turns": len(self.turns),
             "computed_prompt_tokens": sum(turn.prompt_tokens - turn.kept_tokens for turn in self.turns),
             "kept_prompt_tokens": sum(turn.kept_tokens for turn in self.turns),
             "generated_tokens": sum(turn.tokens for turn in self.turns),
-            "decode_tokens_per_s": steps / seconds if seconds else None,
+            "decode_tokens_per_s": stepped / seconds if seconds else None,
         }
 
 

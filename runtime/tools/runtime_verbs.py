@@ -16,6 +16,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import import_torch, uncollected
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
+from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.foreseen import for_requests, foreseen
@@ -74,8 +75,12 @@ def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
     else:
         assert cfg.hardware is not None and cfg.model is not None
         with bar_console().status("solving"), _told_whole():
-            plan = solve(SolveConfig(cfg.hardware, cfg.model, cfg.workload or WorkloadConfig(), cfg.force, calibration=cfg.calibration))
-    run = RunConfig(plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, adapter=cfg.adapter, kv=cfg.kv, engine=cfg.engine)
+            work, drafts = cfg.workload or WorkloadConfig(), cfg.speculate or Speculate.none
+            plan = solve(SolveConfig(cfg.hardware, cfg.model, work, cfg.force, calibration=cfg.calibration, speculate=drafts))
+    drafts_asked = cfg.speculate if cfg.plan is not None else None
+    run = RunConfig(
+        plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, adapter=cfg.adapter, kv=cfg.kv, engine=cfg.engine, speculate=drafts_asked
+    )
     plan, checkpoint = check_fit(run, plan)
     return for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1), checkpoint
 
