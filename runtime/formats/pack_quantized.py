@@ -83,14 +83,14 @@ class PackQuantized:
 
     def joined(self, x: torch.Tensor, matrices: Sequence[Parts]) -> torch.Tensor | None:
         kernels, given = whole_kernels(x.device), []
+        if kernels is None or kernels.tiles is None or self.bits != 4:
+            return None
         for parts in matrices:
             words, scale = parts.get("weight_packed"), parts["weight_scale"]
-            plain = words is not None and "weight_g_idx" not in parts and words.shape[1] * 8 == x.shape[1] and scale.numel() >= len(words)
-            if kernels is None or self.bits != 4 or not plain:
+            if words is None or "weight_g_idx" in parts or words.shape[1] * 8 != x.shape[1] or scale.numel() < len(words):
                 return None
-            assert words is not None
             given.append((words, scale.view(len(words), -1), parts.get("weight_zero_point")))
-        return None if kernels is None else kernels.products(x.contiguous(), given)
+        return kernels.tiles.joined(x.contiguous(), given)
 
 
 def _in_words(columns: int, scale: torch.Tensor) -> bool:

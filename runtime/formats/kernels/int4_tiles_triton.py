@@ -8,13 +8,24 @@ rows: 32 numbers, as many as it gives to 8 tiles. Numbers p and p + 4 of a word 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
 
-ROWS = 16
+from penstock.runtime.formats.kernels.launching import Launcher
+
+_ROWS = 16
 """Of a tile."""
-COLUMNS = 128
-"""That a warp multiplies by at once. A group has a multiple of them."""
+_WORDS = 16
+"""Of the 128 columns that a warp multiplies by at once."""
+_MOST = 3
+"""Matrices of a launch."""
+_TALL = 8192
+"""Rows from which on programs of four warps keep a card busy."""
+Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Words [rows, columns / 8], scales [rows, groups], zero points [rows / 8, groups]."""
 
 
 def _assembled() -> str:
@@ -180,3 +191,40 @@ def one_row_by_tiles(
 def _over_warps(total, WARPS: tl.constexpr):
     """[8]: all four lanes of a row have its sum."""
     return tl.sum(tl.sum(tl.reshape(total, (WARPS, 8, 4)), 0), 1) * 0.25
+
+
+class TileProducts:
+    """Of one token in BF16 with matrices of 4 bits. Costs nothing beside the results."""
+
+    def __init__(self) -> None:
+        self._one_row = Launcher(one_row_by_tiles)
+
+    def takes(self, x: torch.Tensor, scales: torch.Tensor, group: int) -> bool:
+        """Whether it multiplies ``x`` by matrices whose groups have so many words."""
+        return len(x) == 1 and group % _WORDS == 0 and x.dtype == scales.dtype == torch.bfloat16
+
+    def joined(self, x: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor | None:
+        """``x`` [1, columns] times up to three matrices, of one shape but for their rows, by one launch -> [1, all rows]. None for what it
+        does not take."""
+        words, scales, _ = matrices[0]
+        kinds = {(w.shape[1], s.shape[1], w.stride(), s.stride(), None if z is None else z.stride()) for w, s, z in matrices}
+        alike = len(kinds) == 1 and not any(len(w) % _ROWS for w, _, _ in matrices) and len(matrices) <= _MOST
+        if not alike or words.shape[1] % scales.shape[1] or not self.takes(x, scales, words.shape[1] // scales.shape[1]):
+            return None
+        out = torch.empty(1, sum(len(w) for w, _, _ in matrices), dtype=x.dtype, device=x.device)
+        self.product(x, matrices, None, out)
+        return out
+
+    def product(self, x: torch.Tensor, matrices: Sequence[Matrix], bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Into ``out`` [1, all rows], of what it takes."""
+        (words, scales, zeros), rows = matrices[0], out.shape[1]
+        each = [*matrices, *[matrices[-1]] * (_MOST - len(matrices))]
+        begins = [sum(len(w) for w, _, _ in each[: k + 1]) for k in range(_MOST - 1)]
+        width, groups, steps = words.shape[1], scales.shape[1], (0, 0) if zeros is None else zeros.stride()
+        warps = 4 if rows >= _TALL else 8
+        self._one_row((triton.cdiv(rows, _ROWS),),
+            x.view(torch.int32), *[w for w, _, _ in each], *[s for _, s, _ in each], *[s if z is None else z for _, s, z in each],
+            out if bias is None else bias, out, *begins, rows, width, groups, *steps,
+            GROUP=width // groups // _WORDS, COUNT=len(matrices), ZEROS=zeros is not None, BIAS=bias is not None,
+            WARPS=warps, num_warps=warps,
+        )  # fmt: skip

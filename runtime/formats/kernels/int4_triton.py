@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 
 from penstock.runtime.formats.kernels.int4_row_triton import FAR, NEAR, one_row
-from penstock.runtime.formats.kernels.int4_tiles_triton import ROWS as TILE_ROWS
-from penstock.runtime.formats.kernels.int4_tiles_triton import one_row_by_tiles
+from penstock.runtime.formats.kernels.int4_tiles_triton import TileProducts
 from penstock.runtime.formats.kernels.launching import Launcher
 
 MOST_TOKENS = 16
 """Of a product from the stored form."""
-MOST_MATRICES = 3
-"""Of a product by tensor cores."""
-Int4Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Words [rows, columns / 8], scales [rows, groups], zero points."""
-_TALL = 8192
-"""Rows from which on programs of four warps keep a card busy."""
 _SHARES_EACH = 4
 """Programs for each processor that a product of several tokens makes of its columns, at most."""
 
@@ -253,8 +244,8 @@ class WholeKernels:
         self._merge = Launcher(_merge)
         self._one_row = Launcher(_one_row)
         self._one_row_of_fours = Launcher(one_row)
-        self._one_row_by_tiles = Launcher(one_row_by_tiles)
-        self._processors, self.tiles = processors, tiles
+        self._processors = processors
+        self.tiles = TileProducts() if tiles else None
 
     def decode(
         self, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, order: torch.Tensor | None, out: torch.Tensor, *,
@@ -296,8 +287,8 @@ class WholeKernels:
         out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
         group, zero_strides = width // scales.shape[1], (0, 0) if zeros is None else zeros.stride()
         held, added = scales if zeros is None else zeros, out if bias is None else bias
-        if bits == 4 and self._by_tiles(x, scales, group):
-            self._row_by_tiles(x, [(words, scales, zeros)], bias, out)
+        if bits == 4 and self.tiles is not None and self.tiles.takes(x, scales, group):
+            self.tiles.product(x, [(words, scales, zeros)], bias, out)
             return out
         if tokens == 1 and bits == 4 and group % 4 == 0:
             self._one_row_of_fours((triton.cdiv(rows, 4),),
@@ -324,35 +315,6 @@ class WholeKernels:
         )  # fmt: skip
         self._merge((triton.cdiv(rows, 1024), tokens), parts, added, out, tokens, rows, shares, BIAS=bias is not None, ROWS=1024)
         return out
-
-    def products(self, x: torch.Tensor, matrices: Sequence[Int4Parts]) -> torch.Tensor | None:
-        """``x`` [1, columns] times two or three matrices of 4 bits, of one shape but for their rows, by one launch -> [1, all rows]. None
-        for what the tensor cores do not take."""
-        words, scales, zeros = matrices[0]
-        grids = {(w.shape[1], s.shape[1], w.stride(), s.stride(), None if z is None else z.stride()) for w, s, z in matrices}
-        alike = len(grids) == 1 and not any(len(w) % TILE_ROWS for w, _, _ in matrices) and len(matrices) <= MOST_MATRICES
-        if not alike or words.shape[1] % scales.shape[1] or not self._by_tiles(x, scales, words.shape[1] // scales.shape[1]):
-            return None
-        out = torch.empty(1, sum(len(w) for w, _, _ in matrices), dtype=x.dtype, device=x.device)
-        self._row_by_tiles(x, matrices, None, out)
-        return out
-
-    def _by_tiles(self, x: torch.Tensor, scales: torch.Tensor, group: int) -> bool:
-        """Whether the tensor cores multiply ``x`` by matrices whose groups have so many words."""
-        return self.tiles and len(x) == 1 and group % 16 == 0 and x.dtype == scales.dtype == torch.bfloat16
-
-    def _row_by_tiles(self, x: torch.Tensor, matrices: Sequence[Int4Parts], bias: torch.Tensor | None, out: torch.Tensor) -> None:
-        _, scales, zeros = matrices[0]
-        rows, width = out.shape[1], matrices[0][0].shape[1]
-        each = [*matrices, *[matrices[-1]] * (MOST_MATRICES - len(matrices))]
-        begins = [sum(len(w) for w, _, _ in each[: k + 1]) for k in range(MOST_MATRICES - 1)]
-        steps, warps = (0, 0) if zeros is None else zeros.stride(), 4 if rows >= _TALL else 8
-        self._one_row_by_tiles((triton.cdiv(rows, TILE_ROWS),),
-            x.view(torch.int32), *[w for w, _, _ in each], *[s for _, s, _ in each], *[s if z is None else z for _, s, z in each],
-            out if bias is None else bias, out, *begins, rows, width, scales.shape[1], *steps,
-            GROUP=width // scales.shape[1] // 16, COUNT=len(matrices), ZEROS=zeros is not None, BIAS=bias is not None,
-            WARPS=warps, num_warps=warps,
-        )  # fmt: skip
 
     def product_of_any(
         self, x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, order: torch.Tensor | None,

@@ -65,6 +65,7 @@ def compare() -> dict[str, float]:
     play()
     torch.manual_seed(0)
     kernels, found = WholeKernels(4, tiles=True), {}
+    assert kernels.tiles is not None
     for name, (heights, columns, asymmetric, biased) in CASES.items():
         each = []
         for rows in heights:
@@ -78,11 +79,11 @@ def compare() -> dict[str, float]:
             coding.decode(parts, out)
         x, bias = torch.randn(1, columns).bfloat16(), torch.randn(sum(heights)).bfloat16() if biased else None
         matrices = [(parts["weight_packed"], parts["weight_scale"], parts.get("weight_zero_point")) for parts in each]
-        made = kernels.products(x, matrices) if len(each) > 1 else kernels.product(x, *matrices[0], bias, bits=4)
+        made = kernels.tiles.joined(x, matrices) if len(each) > 1 else kernels.product(x, *matrices[0], bias, bits=4)
         want = F.linear(x.double(), plain.double(), None if bias is None else bias.double())
         found[name] = float("inf") if made is None else ((made.double() - want).abs().max() / want.abs().max()).item()
     alone = (torch.zeros(24, 16, dtype=torch.int32), torch.zeros(24, 1).bfloat16(), None)
-    found["rows that are no tiles"] = float(kernels.products(torch.zeros(1, 128).bfloat16(), [alone, alone]) is not None)
+    found["rows that are no tiles"] = float(kernels.tiles.joined(torch.zeros(1, 128).bfloat16(), [alone, alone]) is not None)
     return found
 
 
