@@ -35,13 +35,14 @@ def in_blocks(logits: torch.Tensor, tokens: torch.Tensor, count: int, block_rows
 
 def wanted_rows(plan: Plan, pass_tokens: int) -> int:
     """Logits that a pass over ``pass_tokens`` may give at once: as many as fit where the layers' activations lay, beside the hidden states
-    of the pass and a block in float32. At least those of the rows that decode."""
+    of the pass, what the LM head makes of one of its blocks, and a block of rows in float32. At least those of the rows that decode."""
     model, decided = plan.model, plan.decisions
     dtype = model.compute_dtype.nbytes
     room = activation_bytes(model, plan.workload, decided.batch, decided.prefill_chunk_tokens)
     hidden = 3 * pass_tokens * model.hidden * dtype
     block = 2 * block_rows(plan) * model.vocab * OVERHEADS.float32_bytes
-    return max(decided.batch, (room - hidden - block) // (model.vocab * dtype))
+    each = model.vocab * dtype + -(-model.vocab // max(1, decided.weights.head_blocks)) * dtype
+    return max(decided.batch, (room - hidden - block) // each)
 
 
 def block_rows(plan: Plan) -> int:
@@ -50,11 +51,12 @@ def block_rows(plan: Plan) -> int:
 
 
 def drawn_rows(plan: Plan) -> int:
-    """Rows that are drawn from all of the vocabulary at once: as many as fit where the layers' activations lay, beside all logits."""
+    """Rows that are drawn from all of the vocabulary at once: as many as fit in half of where the layers' activations lay, beside all
+    logits. The other half is for holes."""
     model, decided = plan.model, plan.decisions
     room = activation_bytes(model, plan.workload, decided.batch, decided.prefill_chunk_tokens)
     logits = decided.batch * model.vocab * (model.compute_dtype.nbytes + OVERHEADS.float32_bytes)
-    return max(1, (room - logits) // (DRAWING_BYTES * model.vocab))
+    return max(1, (room - logits) // 2 // (DRAWING_BYTES * model.vocab))
 
 
 def cut_step(counts: Sequence[tuple[int, int]], most: int) -> list[list[tuple[int, int, int]]]:
