@@ -11,9 +11,10 @@ and 64 clients, throughput beside the simulator. `idle`: the engine between step
 counts.
 
 `model`, `layers`, `vram`, `prompt`, `new`, `clients` change the work; `seconds` is about how long each load lasts. The checkpoint is made
-once under `work`; `host=true` lets the CPU compute beside the card, as plans may. The machine is probed once; `quick=true` leaves the CPU's
-products out of it. What a limit is made of is measured by the process that runs the fixed batch (bench/worker.py). Planned load is the
-highest Poisson rate that the simulator sustains, and it plays the very arrivals that the clients send.
+once under `work`, unless `checkpoint=DIR` names one; `host=true` lets the CPU compute beside the card, as plans may. The machine is probed
+once; `quick=true` leaves the CPU's products out of it. What a limit is made of is measured by the process that runs the fixed batch
+(bench/worker.py). Planned load is the highest Poisson rate that the simulator sustains, and it plays the very arrivals that the clients
+send. A pass's seconds are the server's own, of /metrics.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
@@ -49,7 +51,7 @@ from penstock.planner.contract.serving.serving_forecast import ServingForecast, 
 
 KEYS = (
     "work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "prompt", "new", "clients", "seconds", "quick", "form",
-    "llama_server", "gguf", "ngl", "peer_threads", "host",
+    "llama_server", "gguf", "ngl", "peer_threads", "host", "checkpoint",
 )  # fmt: skip
 CASES = ("rows", "crowd", "light", "ninety", "closed", "idle", "turns", "llama")
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -58,6 +60,8 @@ SETTLED = 0.25
 """As in the simulator: what lies between the first and the last quarter of the answers."""
 MOST_STEP, LEAST_SHARE, MOST_P50, MOST_P99, NEAR_TTFT, NEAR_RATE = "<= 1.03", ">= 0.92", "<= 2.2", "<= 4", "<= 1.25", "<= 0.1"
 LLAMA_ROWS = 16
+VITAL_S = 1.5
+"""Longer than between two words of the engine on itself."""
 TURNS, TURN_TOKENS, TURN_NEW, TAIL_TOKENS = 16, 4096, 32, 64
 
 
@@ -72,7 +76,8 @@ class Serving:
 
     @cached_property
     def checkpoint(self) -> Path:
-        return self.hybrid.checkpoint(self.given.get("form", "bf16"))
+        given = self.given.get("checkpoint")
+        return Path(given).expanduser().resolve() if given else self.hybrid.checkpoint(self.given.get("form", "bf16"))
 
     # ---- plans and servers
 
@@ -178,27 +183,33 @@ class Serving:
 
     def light(self) -> Iterator[Row]:
         for share in (0.3, 0.6):
-            found, _, what = self._poisson(share)
-            pass_s = found.gap_s.p50
+            found, _, pass_s, what = self._poisson(share)
             for name, seconds, most in (("p50", found.ttft_s.p50, MOST_P50), ("p99", found.ttft_s.p99, MOST_P99)):
                 yield self.row(f"TTFT {name} at {share:.0%}", f"in passes; {what}", seconds, pass_s, "s", most)
 
     def ninety(self) -> Iterator[Row]:
-        found, forecast, what = self._poisson(0.9)
+        found, forecast, _, what = self._poisson(0.9)
         pairs = (("p50", found.ttft_s.p50, forecast.ttft_s.p50), ("p99", found.ttft_s.p99, forecast.ttft_s.p99))
         for name, measured, predicted in pairs:
             off = max(measured / predicted, predicted / measured)
             yield self.row(f"TTFT {name} at 90%", what, measured, predicted, "s", NEAR_TTFT, predicted / measured, ratio=off)
 
-    def _poisson(self, share: float) -> tuple[Figures, ServingForecast, str]:
-        """Measured and simulated at so much of the planned load."""
+    def _poisson(self, share: float) -> tuple[Figures, ServingForecast, float, str]:
+        """Measured and simulated at so much of the planned load, and seconds of a pass."""
         rate = share * planned_load(self.served, self.arrivals(8 * self.clients))
         arrivals = self.arrivals(min(2000, max(40, round(rate * self.seconds))), rate)
         forecast = simulate_serving(self.served, arrivals)
         with self.server(self.path) as (server, name):
-            bodies = self.bodies(name, arrivals.requests, seed=f"poisson {share}")
+            bodies, before = self.bodies(name, arrivals.requests, seed=f"poisson {share}"), server.metrics()
             replies = whole(asyncio.run(arriving(server.address, COMPLETIONS, bodies, list(arrivals.moments()))), server)
-        return Figures.of(replies), forecast, f"{arrivals.requests} requests, {rate:.3g} a second"
+            pass_s = self._pass_s(server, before)
+        return Figures.of(replies), forecast, pass_s, f"{arrivals.requests} requests, {rate:.3g} a second"
+
+    def _pass_s(self, server: Server, before: Mapping[str, float]) -> float:
+        """The mean of the passes since ``before``."""
+        time.sleep(VITAL_S)
+        after = server.metrics()
+        return grown(before, after, "penstock_engine_busy_seconds_total") / grown(before, after, "penstock_passes_total")
 
     def closed(self) -> Iterator[Row]:
         with self.server(self.path) as (server, name):
@@ -215,6 +226,7 @@ class Serving:
         with self.server(self.path) as (server, name):
             before = server.metrics()
             self.load(server, name, self.clients, 2 * self.clients, seed="idle")
+            time.sleep(VITAL_S)
             after = server.metrics()
         idle_s, busy_s = (grown(before, after, f"penstock_engine_{kind}_seconds_total") for kind in ("idle", "busy"))
         what = f"{self.clients} streams"
@@ -236,32 +248,32 @@ class Serving:
             asked = [body_of(COMPLETIONS, prompt, TURN_NEW, name) for prompt in firsts]
             whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, 2)), server)
             alone, beside, seconds = asyncio.run(self._second_turns(server.address, name, firsts))
-        pass_s = median(gaps([alone]))
+        pass_s = median(reply.between_s for reply in alone)
         restored = median(reply.cached_tokens for reply in seconds)
         limit = restored * plan.model.kv_bytes_per_token / link / 1e9 + 1.5 * pass_s
         what = f"{restored:.0f} of {tokens + TAIL_TOKENS} tokens restored, median of {TURNS}"
         yield self.row("second turn, TTFT", what, median(r.ttft_s for r in seconds), limit, "s", "<= 1.15")
-        yield self.row("other rows' steps meanwhile", "over steps before", median(gaps([beside])), pass_s, "s", "<= 1.05")
+        yield self.row(
+            "other rows' steps meanwhile", "over steps before", median(reply.between_s for reply in beside), pass_s, "s", "<= 1.05"
+        )
 
-    async def _second_turns(self, address: Address, name: str, firsts: Sequence[list[int]]) -> tuple[Reply, Reply, list[Reply]]:
-        """A row that decodes alone, one that decodes beside the second turns, and these."""
+    async def _second_turns(self, address: Address, name: str, firsts: Sequence[list[int]]) -> tuple[list[Reply], list[Reply], list[Reply]]:
+        """Rows that decode alone, those that decode beside the second turns, and these."""
         vocab = self.served.model.vocab
 
-        def row(seed: str) -> dict[str, Any]:
-            return body_of(COMPLETIONS, token_prompt(self.prompt, vocab, seed), self.new, name)
+        async def row(seed: str) -> Reply:
+            return await ask(address, COMPLETIONS, body_of(COMPLETIONS, token_prompt(self.prompt, vocab, seed), self.new, name))
 
-        alone = await ask(address, COMPLETIONS, row("alone"))
-        beside, seconds = Reply(0.0), list[Reply]()
-        other = asyncio.create_task(ask(address, COMPLETIONS, row("beside 0")))
+        alone = [await row(f"alone {k}") for k in range(3)]
+        beside, seconds = list[Reply](), list[Reply]()
+        other = asyncio.create_task(row("beside 0"))
         for k, first in enumerate(firsts):
-            seconds.append(
-                await ask(address, COMPLETIONS, body_of(COMPLETIONS, first + token_prompt(TAIL_TOKENS, vocab, f"tail {k}"), 4, name))
-            )
+            body = body_of(COMPLETIONS, first + token_prompt(TAIL_TOKENS, vocab, f"tail {k}"), 4, name)
+            seconds.append(await ask(address, COMPLETIONS, body))
             if other.done():
-                beside.times_s += other.result().times_s
-                other = asyncio.create_task(ask(address, COMPLETIONS, row(f"beside {k + 1}")))
-        beside.times_s += (await other).times_s
-        return alone, beside, seconds
+                beside.append(other.result())
+                other = asyncio.create_task(row(f"beside {k + 1}"))
+        return alone, [*beside, await other], seconds
 
     def llama(self) -> Iterator[Row]:
         """Both with the same VRAM, as much of llama.cpp's model in it as fits."""
@@ -316,14 +328,12 @@ def whole(replies: list[Reply], server: Server) -> list[Reply]:
     return replies
 
 
-def gaps(replies: Sequence[Reply]) -> list[float]:
-    return [b - a for reply in replies for a, b in zip(reply.times_s, reply.times_s[1:], strict=False)]
-
-
 def decode_gap(replies: Sequence[Reply], rows: int) -> float:
-    """The median from one token to the next while all ``rows`` decode, none of them behind its prompt."""
+    """From one token to the next while all ``rows`` decode, none of them behind its prompt: the median over rows of each one's mean, since
+    a loaded client reads several at a time."""
     since, until = max(reply.times_s[0] for reply in replies), min(reply.times_s[-1] for reply in replies)
-    found = [b - a for reply in replies for a, b in zip(reply.times_s, reply.times_s[1:], strict=False) if since <= a and b <= until]
+    inside = [[t for t in reply.times_s if since <= t <= until] for reply in replies]
+    found = [(times[-1] - times[0]) / (len(times) - 1) for times in inside if len(times) > 1]
     if not found:
         raise SystemExit(f"{rows} rows never decoded together: steps={len(replies[0].times_s)} is too few")
     return median(found)
