@@ -340,7 +340,7 @@ STUDIES: Mapping[str, Study] = {
     "serve_clients": Study(
         "Clients that others wrote",
         "Against a server of a tiny trained model whose replies end. llm-comply: tests that pass; those left out want images, or a model "
-        "that reasons. lm-eval: loglikelihoods and replies beside transformers' own. schemathesis: a ratio of one is no finding.",
+        "that reasons. lm-eval: loglikelihoods and replies beside transformers' own.",
         rows_table, rows_checks, "serve_clients.py"),
     "run": Study(
         "Reports of single runs",
