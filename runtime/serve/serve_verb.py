@@ -13,12 +13,13 @@ from typing import Any
 
 from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.interrupt import uncollected
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit
 from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.serve.front.served_as import Served, tell
+from penstock.runtime.serve.serve_process import serve
 from penstock.runtime.serve.serve_schema import Auth, ServeConfig
 from penstock.runtime.serve.wire.messages import Open
 from penstock.runtime.tools.solving import NoPlan, solve
@@ -45,9 +46,6 @@ def serve_verb(cfg: ServeConfig) -> None:
             engine=asdict(cfg.engine),
             queue=cfg.limits.queue,
         )
-        with uncollected():
-            from penstock.runtime.serve.front.guard import tell
-            from penstock.runtime.serve.routes.serving import Served, serve
         served = Served(
             name=cfg.name or plan.model.name,
             host=cfg.host,

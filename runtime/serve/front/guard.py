@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import traceback
 from collections.abc import Callable
 
@@ -164,8 +163,3 @@ def _where(error: BaseException) -> str:
     return f"fault: {type(error).__name__} at " + " < ".join(
         f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames)
     )
-
-
-def tell(line: str) -> None:
-    """A line for the log: standard error."""
-    print(f"runtime: {line}", file=sys.stderr, flush=True)

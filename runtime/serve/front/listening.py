@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 import socket
 from collections import defaultdict
@@ -16,15 +15,12 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.planner.common.errors import UserError
 from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.front.front_limits import FrontLimits
 from penstock.runtime.serve.front.sse import as_json
 
 HEADER_BYTES = 65536
 """Of a request's line and headers together."""
-SPARE_FILES = 128
-"""Descriptors beside those of connections."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -211,30 +207,3 @@ class Listening(uvicorn.Server):
         draining = asyncio.ensure_future(self._drain())
         await super().shutdown(sockets)
         await draining
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 takes any. UserError where that cannot be."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"host={host}: no such address ({error}); give one of this machine, such as 127.0.0.1") from error
-    sock = socket.socket(family, kind, proto)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(1024)
-    except OSError as error:
-        sock.close()
-        raise UserError(
-            f"host={host} port={port}: cannot listen there ({error.strerror}); choose another port, or port=0 for any"
-        ) from error
-    return sock
-
-
-def allow_files(connections: int) -> None:
-    """Let this process have as many descriptors as ``connections`` need, where the system allows that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = connections + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < need:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else min(need, hard), hard))

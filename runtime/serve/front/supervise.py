@@ -66,6 +66,7 @@ class Supervisor:
         self._posted: asyncio.Queue[Message] = asyncio.Queue()
         self._process: MotorProcess | None = None
         self._frames: AsyncFrames | None = None
+        self._running: asyncio.Task[None] | None = None
         self._ending = False
 
     def submit(self, submit: Submit, mail: Mail) -> None:
@@ -86,6 +87,19 @@ class Supervisor:
     def leave(self, number: int) -> None:
         """No more of this request."""
         self._mail.pop(number, None)
+
+    def started(self) -> asyncio.Task[None]:
+        """:meth:`run`, begun by the first who asks."""
+        if self._running is None:
+            self._running = asyncio.create_task(self.run())
+        return self._running
+
+    async def leave_off(self) -> None:
+        """End the motor, if there is one, and return when it has ended."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
 
     async def run(self) -> None:
         """Until :meth:`drain`, or until the first motor is ``refused``. OSError where the first one cannot be started."""

@@ -36,6 +36,7 @@ def desk(exact_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     tokenizer.save_pretrained(desk / "model")
     write_plan(serving_plan(desk / "model"), desk / "plan.yaml")
     (desk / "keys.txt").write_text(f"# of a test\n{KEY}\n")
+    (desk / "keys.txt").chmod(0o600)
     (desk / "short.txt").write_text("# of a test\nabc\n")
     (desk / "empty.txt").write_text("# none\n\n")
     return desk

@@ -14,8 +14,10 @@ from llguidance import LLMatcher, hf
 from pydantic import BaseModel
 
 from penstock.runtime.serve.front.callers import Keys
-from penstock.runtime.serve.front.listening import bound
-from penstock.runtime.serve.routes.serving import Served, serve_on
+from penstock.runtime.serve.front.listen_address import bound
+from penstock.runtime.serve.front.served_as import Served, tell
+from penstock.runtime.serve.front.supervise import Supervisor
+from penstock.runtime.serve.routes.serving import serve_on
 from penstock.runtime.serve.wire.messages import Open, Over, Submit
 from tests.runtime.serve.fake_motor import EOS, FakeMotor, Script
 from tests.runtime.serve.talkers import vocabulary
@@ -51,7 +53,7 @@ async def listening(script: Script) -> AsyncIterator[str]:
         return FakeMotor(script)
 
     sock = bound("127.0.0.1", 0)
-    served = asyncio.create_task(serve_on(sock, Served("model"), WORDS, Keys(()), Open("plan.yaml"), start))
+    served = asyncio.create_task(serve_on(sock, Served("model"), WORDS, Keys(()), Supervisor(start, Open("plan.yaml"), tell)))
     try:
         async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", api_key="none", max_retries=0) as client:
             while (await client.get("/ready", cast_to=object, options={"timeout": 5}) if script.started else None) is None:

@@ -246,6 +246,27 @@ def test_a_key_has_so_many_requests_and_no_more_and_what_ends_makes_room() -> No
     assert later.status_code == 200 and under_way == 0
 
 
+def test_requests_that_have_begun_do_not_wait_any_more() -> None:
+    script = Script(go_on=asyncio.Event())
+
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        begun = []
+        for count in range(1, 4):
+            begun.append(asyncio.create_task(post(prompt="a", stream=True)(client)))
+            while len(script.submitted) < count or client.front.crowd._waiting:  # type: ignore[attr-defined]
+                await asyncio.sleep(0.001)
+        script.begin = asyncio.Event()
+        waits = asyncio.create_task(post(prompt="a")(client))
+        while len(script.submitted) < 4:
+            await asyncio.sleep(0.001)
+        refused = await post(prompt="a")(client)
+        script.begin.set()
+        script.go_on.set()  # type: ignore[union-attr]
+        return [(await task).status_code for task in [*begun, waits]] + [refused.status_code]
+
+    assert play(script, ask, limits=FrontLimits(waiting_per_key=1)) == [200, 200, 200, 200, 429]
+
+
 REFUSED = [
     ("queue_full", 429, "rate_limit_error"),
     ("too_long", 400, "invalid_request_error"),

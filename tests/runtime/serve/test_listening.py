@@ -17,8 +17,10 @@ import pytest
 from penstock.planner.common.errors import UserError
 from penstock.runtime.serve.front.callers import Keys
 from penstock.runtime.serve.front.front_limits import FrontLimits
-from penstock.runtime.serve.front.listening import bound
-from penstock.runtime.serve.routes.serving import Served, serve_on
+from penstock.runtime.serve.front.listen_address import bound
+from penstock.runtime.serve.front.served_as import Served, tell
+from penstock.runtime.serve.front.supervise import Supervisor
+from penstock.runtime.serve.routes.serving import serve_on
 from penstock.runtime.serve.wire.messages import Failed, Open
 from tests.runtime.serve.fake_motor import FakeMotor, Script, vocabulary
 
@@ -61,7 +63,7 @@ async def serving(script: Script, drain_s: float = 10.0, **limits: Any) -> Async
     sock = bound("127.0.0.1", 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     served = Served("model", limits=FrontLimits(**limits), drain_s=drain_s)
-    task = asyncio.create_task(serve_on(sock, served, vocabulary(), Keys(()), Open("plan.yaml"), start))
+    task = asyncio.create_task(serve_on(sock, served, vocabulary(), Keys(()), Supervisor(start, Open("plan.yaml"), tell)))
     one = Served_(sock.getsockname()[1], task)
     try:
         with contextlib.suppress(ConnectionError):

@@ -68,7 +68,7 @@ def serving(desk: Path, *typed: str) -> Iterator[tuple[subprocess.Popen[str], st
     process = subprocess.Popen(command, cwd=desk, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)  # type: ignore[call-overload]
     try:
         line = process.stderr.readline()
-        assert "listening on " in line, line + process.stderr.read()
+        assert "listening on " in line, line
         url = line.partition("listening on ")[2].partition(";")[0]
         wait_ready(url)
         yield process, url
