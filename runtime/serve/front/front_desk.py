@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from penstock.runtime.serve.front.supervise import Supervisor
 from penstock.runtime.serve.wire.messages import EngineInfo, Submit
 
 Read = TypeVar("Read")
+LONG_S = 0.05
+"""Of reading a text: longer than 20,000 characters take."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class Front:
 
     async def beside(self, read: Callable[[], Read]) -> Read:
         """What ``read`` makes of a request's text, beside the event loop. One at a time: a tokenizer takes some 100 bytes a character."""
-        return await asyncio.get_running_loop().run_in_executor(self._texts, read)
+        return await asyncio.get_running_loop().run_in_executor(self._texts, _tidily, read)
 
     @property
     def info(self) -> EngineInfo:
@@ -149,3 +152,14 @@ def caller_of(request: Request) -> Caller:
     caller = request.state.caller
     assert isinstance(caller, Caller)
     return caller
+
+
+def _tidily(read: Callable[[], Read]) -> Read:
+    """As ``read``; what a long text took goes back to the system, which glibc keeps otherwise."""
+    begun = time.monotonic()
+    try:
+        return read()
+    finally:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None and time.monotonic() - begun > LONG_S:
+            trim(0)
