@@ -21,11 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+
+import psutil  # noqa: E402
 
 from bench.cases import Row, run_cases  # noqa: E402
 from bench.clients import CHAT, Figures, body_of, closed_loop, model_name  # noqa: E402
@@ -135,7 +138,8 @@ def main() -> None:
     others: dict[str, Callable[..., Told]] = {"guidellm": partial(guidellm, Path(given.get("guidellm", "guidellm")))}
     if "aiperf" in given and "tokenizer" in given:
         others["aiperf"] = partial(aiperf, Path(given["aiperf"]), given["tokenizer"])
-    where = {"gpu": None, "cores": usable_cores(), "date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    where = {"gpu": None, "cores": usable_cores(), "dram_gb": psutil.virtual_memory().total / 1e9, "date": time.strftime("%Y-%m-%d")}
+    where |= {"python": platform.python_version(), "torch": version("torch"), "transformers": version("transformers")}
     where |= {"server": given.get("url", "bench/paced_server.py")}
     with paced() if "url" not in given else _at(given["url"]) as url:
         cases = {
