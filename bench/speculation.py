@@ -84,7 +84,7 @@ def measure_chains(trial: Trial, cases: Sequence[str]) -> dict[str, Any]:
         session.load(batch)
 
         def reply(right: float, length: ChainLength | None) -> tuple[list[int], list[float], float, dict[str, Any]]:
-            session.chains = length and Chains("played", Played(said, len(prompt), right, vocab), length)
+            session.chains = None if length is None else Chains("played", Played(said, len(prompt), right, vocab), length)
             begun = time.perf_counter()
             made = session.generate(batch, Sampler(Sampling(), device))
             seconds = time.perf_counter() - begun - made.prefill_s
