@@ -62,7 +62,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(desk: Path, mon
 @contextmanager
 def serving(desk: Path, *typed: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`runtime serve` in ``desk``, and its address once it is ready."""
-    code = "import sys; sys.argv[0] = 'runtime'; from penstock.scripts import runtime; runtime()"
+    code = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", "plan=plan.yaml", "port=0", *typed]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=desk, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)  # type: ignore[call-overload]
