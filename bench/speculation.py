@@ -14,8 +14,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,17 +23,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cases import Row, chosen, run_cases  # noqa: E402
-from bench.hybrid import HANG_S, Hybrid, profile_of  # noqa: E402
-from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, machine  # noqa: E402
-from bench.worker import Trial, Worker  # noqa: E402
-from penstock.planner.common.errors import UserError  # noqa: E402
+from bench.cases import Row  # noqa: E402
+from bench.hybrid import Hybrid, play  # noqa: E402
+from bench.worker import Trial  # noqa: E402
+from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.speculation.acceptance import Acceptance  # noqa: E402
 from penstock.planner.contract.speculation.chain_length import ChainLength  # noqa: E402
 from penstock.planner.contract.speculation.drafting import expected_tokens  # noqa: E402
 
-KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "quick")
 CASES = ("price", "played")
 LONG = (7, 15)
 ACCEPTANCES = (0.6, 0.8, 0.9)
@@ -63,7 +60,7 @@ class Fixed(ChainLength):
         return self.most
 
 
-def measure_chains(trial: Trial, cases: Sequence[str]) -> dict[str, Any]:
+def measure_chains(trial: Trial) -> dict[str, Any]:
     """In a process of its own: seconds of passes by their drafts, and of replies by the acceptance."""
     import torch
 
@@ -97,7 +94,7 @@ def measure_chains(trial: Trial, cases: Sequence[str]) -> dict[str, Any]:
         for drafts in dict.fromkeys((1, 3, *LONG)):
             passes[drafts] = median(reply(0, Fixed(drafts, lambda k: 1.0, Acceptance(0.5)))[1][1:])
         replies = {}
-        for right in ACCEPTANCES if "played" in cases else ():
+        for right in ACCEPTANCES:
             length = ChainLength(MOST, lambda k: passes[min(passes, key=lambda known: abs(known - k))], Acceptance(0.5))
             tokens, steps, seconds, facts = reply(right, length)
             spent = sum(steps)
@@ -108,47 +105,37 @@ def measure_chains(trial: Trial, cases: Sequence[str]) -> dict[str, Any]:
     return {"passes_s": passes, "replies": replies, "tokens": trial.steps}
 
 
-class Drafting:
-    """The cases over one checkpoint."""
+class Drafting(Hybrid):
+    """The cases over one checkpoint, all measured when the first one is asked for."""
 
-    def __init__(self, bench: Bench, worker: Worker, profile: Mapping[str, Any], given: Mapping[str, str]):
-        self.hybrid = Hybrid(bench, worker, profile, given)
-        self.worker, self.given = worker, given
-
-    def play(self, cases: Sequence[str]) -> Iterator[Row]:
-        checkpoint, steps = self.hybrid.checkpoint("bf16"), int(self.given.get("steps", "96"))
+    @cached_property
+    def found(self) -> tuple[Plan, dict[str, Any]]:
+        checkpoint, steps = self.checkpoint("bf16"), int(self.given.get("steps", "96"))
         layers = int(json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"])
-        share = () if self.hybrid.card else (f"force.cap_layers={layers * 2 // 5}",)
-        plan = self.hybrid.solve("speculation", checkpoint, *share, prompt=PROMPT, new=steps)
-        found = self.worker(measure_chains, Trial(plan, checkpoint, steps, 0), list(cases))
-        passes, said = found["passes_s"], plan.prediction
+        share = () if self.card else (f"force.cap_layers={layers * 2 // 5}",)
+        plan = self.solve("speculation", checkpoint, *share, prompt=PROMPT, new=steps)
+        return plan, self.worker(measure_chains, Trial(plan, checkpoint, steps, 0))
 
-        def row(case: str, what: str, result: float, limit: float, unit: str, target: str) -> Row:
-            return Row(case, what, result, limit, unit, result / limit, target, None, said.vram_bytes / 1e9, said.dram_bytes / 1e9)
+    def drafting_row(self, case: str, what: str, result: float, limit: float, unit: str, target: str) -> Row:
+        said = self.found[0].prediction
+        return Row(case, what, result, limit, unit, result / limit, target, None, said.vram_bytes / 1e9, said.dram_bytes / 1e9)
 
-        for drafts in LONG if "price" in cases else ():
-            yield row(f"{drafts + 1} rows", "a pass over one of one row", passes[drafts], passes[0], "s", PRICES[drafts])
-        for right, reply in found["replies"].items():
+    def price(self) -> Iterator[Row]:
+        passes = self.found[1]["passes_s"]
+        for drafts in LONG:
+            what = "a pass over one of one row"
+            yield self.drafting_row(f"{drafts + 1} rows", what, passes[drafts], passes[0], "s", PRICES[drafts])
+
+    def played(self) -> Iterator[Row]:
+        passes, tokens = self.found[1]["passes_s"], self.found[1]["tokens"]
+        for right, reply in self.found[1]["replies"].items():
             best = max(passes, key=lambda k: expected_tokens(right, k) / passes[k])
             bound = expected_tokens(right, best) / passes[best]
             what = f"{reply['tokens_a_pass']:.2f} tokens a pass, {reply['kept']} of {reply['drafted']} kept; best {best} drafts"
-            yield row(f"played, a = {right}", what, reply["tokens_per_s"], bound, "tok/s", ">= 0.93")
-            gain = f"first {reply['alike']} of {found['tokens']} tokens alike"
-            yield row(f"played, a = {right}, over plain", gain, reply["tokens_per_s"], 1 / passes[0], "tok/s", "")
-
-
-def main() -> None:
-    try:
-        given = given_of(sys.argv[1:], KEYS)
-    except UserError as error:
-        raise SystemExit(str(error)) from None
-    bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    profile = profile_of(bench, given.get("quick", "false"))
-    with closing(Worker(HANG_S)) as worker:
-        one = Drafting(bench, worker, profile, given)
-        names = list(chosen(given.get("cases", ",".join(CASES)), dict.fromkeys(CASES, lambda: iter(()))))
-        run_cases({"all": lambda: one.play(names)}, machine(profile), Path(given["out"]) if "out" in given else None)
+            yield self.drafting_row(f"played, a = {right}", what, reply["tokens_per_s"], bound, "tok/s", ">= 0.93")
+            alike = f"first {reply['alike']} of {tokens} tokens alike"
+            yield self.drafting_row(f"played, a = {right}, over plain", alike, reply["tokens_per_s"], 1 / passes[0], "tok/s", "")
 
 
 if __name__ == "__main__":
-    main()
+    play(Drafting, CASES, ",".join(CASES))
