@@ -256,6 +256,11 @@ STUDIES: Mapping[str, Study] = {
         "Routed experts computed where the bytes lie",
         "The CPU computes missed experts beside the card. The limit is the slowest of bus, CPU, link and chain, or copying alone.",
         rows_table, rows_checks, "hybrid_routed.py"),
+    "speculation": Study(
+        "Drafted tokens",
+        "Passes that verify drafts beside one without, and tokens a second where each draft is kept with a probability that is played. The "
+        "limit of the latter is E(a, k) over the seconds of a pass with the best k.",
+        rows_table, rows_checks, "speculation.py"),
     "llama_rate": Study(
         "The CPU's products beside llama.cpp's",
         "Stored bytes a second. Our product's limit is llama.cpp's decode at its best thread count, or a plain read where that is lower.",
