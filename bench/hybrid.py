@@ -344,18 +344,20 @@ def profile_of(bench: Bench, quick: str) -> dict:
     return json.loads(kept.read_text())
 
 
-def play(of: Callable[[Bench, Worker, Mapping, Mapping[str, str]], Hybrid], names: Sequence[str], usual: str) -> None:
-    """The cases ``names`` of what ``of`` makes, as the command line asks for them; ``usual`` where it names none."""
+def play(
+    of: Callable[[Bench, Worker, Mapping, Mapping[str, str]], object], names: Sequence[str], usual: str, keys: Sequence[str] = KEYS
+) -> None:
+    """The cases ``names`` of what ``of`` makes, as the command line asks for them by ``keys``; ``usual`` where it names none."""
     try:
-        given = given_of(sys.argv[1:], KEYS)
+        given = given_of(sys.argv[1:], keys)
+        bench = Bench(Path(given.get("work", "bench-work")).resolve())
+        profile = profile_of(bench, given.get("quick", "false"))
+        with closing(Worker(HANG_S)) as worker:
+            one = of(bench, worker, profile, given)
+            methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in names}
+            run_cases(chosen(given.get("cases", usual), methods), machine(profile), Path(given["out"]) if "out" in given else None)
     except UserError as error:
         raise SystemExit(str(error)) from None
-    bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    profile = profile_of(bench, given.get("quick", "false"))
-    with closing(Worker(HANG_S)) as worker:
-        one = of(bench, worker, profile, given)
-        methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in names}
-        run_cases(chosen(given.get("cases", usual), methods), machine(profile), Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,15 +34,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.cases import Row, chosen, run_cases  # noqa: E402
+from bench.cases import Row  # noqa: E402
 from bench.clients import COMPLETIONS, Figures, arriving, body_of, closed_loop, model_name, token_prompt  # noqa: E402
-from bench.hybrid import ALONE, HANG_S, Hybrid, profile_of  # noqa: E402
-from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, machine  # noqa: E402
+from bench.hybrid import ALONE, Hybrid, play  # noqa: E402
+from bench.link import Bench  # noqa: E402
 from bench.serve_rig import Server, grown, histogram_share  # noqa: E402
 from bench.sse import Address, Reply, ask  # noqa: E402
 from bench.worker import Worker  # noqa: E402
-from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.common.measures import parse_bytes  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
@@ -376,21 +374,5 @@ async def answered(address: Address, process: subprocess.Popen[bytes], log: Path
     raise SystemExit(f"not ready after {within_s} s: {log.read_text(errors='replace')[-800:]}")
 
 
-def main() -> None:
-    try:
-        given = given_of(sys.argv[1:], KEYS)
-    except UserError as error:
-        raise SystemExit(str(error)) from None
-    bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    profile = profile_of(bench, given.get("quick", "false"))
-    with closing(Worker(HANG_S)) as worker:
-        one = Serving(bench, worker, profile, given)
-        methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
-        try:
-            run_cases(chosen(given.get("cases", "rows"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
-        except UserError as error:
-            raise SystemExit(str(error)) from None
-
-
 if __name__ == "__main__":
-    main()
+    play(Serving, CASES, "rows", KEYS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
@@ -11,9 +12,13 @@ from penstock.planner.contract.prices.cost import predict
 
 def speculating(plan: Plan, asked: Speculate, tokens: int | None) -> Plan:
     """``plan`` with drafts as ``asked``, ``tokens`` of them where that is not None. ``auto`` drafts only where it pays; a note says on
-    which acceptance the plan counts."""
+    which acceptance the plan counts. UserError where nobody would use them."""
     if asked is Speculate.none:
+        if tokens:
+            raise UserError(f"force.speculate_tokens={tokens}: nobody drafts; set speculate=lookup, or leave it out")
         return plan
+    if plan.workload.is_served:
+        raise UserError(f"speculate={asked}: a server drafts no tokens; leave it out, or choose another workload")
     drafter = Drafter.lookup
     acceptance = DEFAULT_ACCEPTANCE[drafter]
     tried = [

@@ -12,7 +12,7 @@ from penstock.planner.contract.checkpoint.checkpoint_files import merged_adapter
 from penstock.planner.contract.checkpoint.foreign_files import adapter_digest
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.speculating import as_asked
+from penstock.planner.contract.decided.speculating import Drafter, as_asked
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
@@ -99,6 +99,8 @@ def _check_values(cfg: RunConfig) -> None:
 
 def _forced(cfg: RunConfig, plan: Plan) -> Plan:
     forced, wanted = Force.from_config(cfg.force), as_asked(plan.decisions.speculation, cfg.speculate)
+    if forced.speculate_tokens and wanted.drafter is Drafter.none:
+        raise UserError(f"force.speculate_tokens={forced.speculate_tokens}: nobody drafts; set speculate=lookup, or leave it out")
     plan = replace(plan, decisions=replace(plan.decisions, speculation=wanted))
 
     def first_broken(force: Force) -> BrokenRule | None:

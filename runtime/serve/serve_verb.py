@@ -14,6 +14,7 @@ from typing import Any
 from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
+from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit
@@ -37,6 +38,10 @@ def serve_verb(cfg: ServeConfig) -> None:
     if not 0 <= cfg.drain_s < 86400:
         raise UserError(f"drain_s={cfg.drain_s}: must be 0 or more, less than a day; set it so")
     with _planned(cfg) as (path, plan):
+        if plan.decisions.speculation.drafter is not Drafter.none:
+            raise UserError(
+                f"speculation.drafter={plan.decisions.speculation.drafter}: a server drafts no tokens; solve without speculate="
+            )
         _, checkpoint = check_fit(_as_run(cfg), plan)
         opening = Open(
             plan=str(path),

@@ -72,3 +72,15 @@ def test_auto_drafts_where_the_link_binds_and_not_where_each_row_visits_other_ex
     assert dense.prediction.decode_tokens_per_s * dense.prediction.decode_s_per_token == pytest.approx(dense.prediction.tokens_a_pass)
     assert routed.decisions.speculation.tokens == 0
     assert any("no tokens are drafted" in note for note in routed.notes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"force.speculate_tokens": 4}, "force.speculate_tokens=4: nobody drafts"),
+        ({"speculate": "lookup", "workload": "serve"}, "speculate=lookup: a server drafts no tokens"),
+    ],
+)
+def test_drafts_that_nobody_would_use_are_refused(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(penstock.UserError, match=said):
+        penstock.solve(model="llama8b", hardware="rtx4090", **keys)

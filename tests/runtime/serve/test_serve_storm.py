@@ -7,9 +7,10 @@ from pathlib import Path
 
 from bench.clients import model_name
 from bench.known import known_replies
-from bench.serve_faults import descriptors, left_under_way, said_to, smuggling
+from bench.serve_faults import descriptors, left_under_way
 from bench.serve_rig import Server
 from bench.serve_storm import KINDS, Weather
+from bench.smuggled import said_to, smuggling
 
 CLEAR = 1e-4
 """Between two logprobs in float32."""
