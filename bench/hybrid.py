@@ -344,9 +344,11 @@ def profile_of(bench: Bench, quick: str) -> dict:
     return json.loads(kept.read_text())
 
 
-def play(
-    of: Callable[[Bench, Worker, Mapping, Mapping[str, str]], object], names: Sequence[str], usual: str, keys: Sequence[str] = KEYS
-) -> None:
+Cases = Callable[[Bench, Worker, Mapping, Mapping[str, str]], object]
+"""Makes what has the cases as methods."""
+
+
+def play(of: Cases, names: Sequence[str], usual: str, keys: Sequence[str] = KEYS) -> None:
     """The cases ``names`` of what ``of`` makes, as the command line asks for them by ``keys``; ``usual`` where it names none."""
     try:
         given = given_of(sys.argv[1:], keys)

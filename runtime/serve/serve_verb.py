@@ -38,10 +38,9 @@ def serve_verb(cfg: ServeConfig) -> None:
     if not 0 <= cfg.drain_s < 86400:
         raise UserError(f"drain_s={cfg.drain_s}: must be 0 or more, less than a day; set it so")
     with _planned(cfg) as (path, plan):
-        if plan.decisions.speculation.drafter is not Drafter.none:
-            raise UserError(
-                f"speculation.drafter={plan.decisions.speculation.drafter}: a server drafts no tokens; solve without speculate="
-            )
+        drafter = plan.decisions.speculation.drafter
+        if drafter is not Drafter.none:
+            raise UserError(f"speculation.drafter={drafter}: a server drafts no tokens; solve again without speculate=")
         _, checkpoint = check_fit(_as_run(cfg), plan)
         opening = Open(
             plan=str(path),
