@@ -113,10 +113,10 @@ class _Run:
             self._prefix.keep(self.sequences)
         return _numbers(torch.stack([logits[sequence.number] for sequence in self.sequences]))
 
-    def step(self, live: Sequence[KvSequence], drafts: Drafts) -> torch.Tensor:
-        """The last token of each of ``live``, and its ``drafts`` behind it -> logits [live + drafts, vocab]."""
+    def step(self, live: Sequence[KvSequence], drafts: Drafts, ends: bool) -> torch.Tensor:
+        """The last token of each of ``live``, and its ``drafts`` behind it -> logits [live + drafts, vocab]. ``ends``: as a step has it."""
         each = zip(live, drafts, strict=True)
-        return self._pass(Step(tuple(s.drafted(draft) if draft else s.row(1, RowKind.decode) for s, draft in each)))
+        return self._pass(Step(tuple(s.drafted(draft) if draft else s.row(1, RowKind.decode) for s, draft in each), ends))
 
     def put_by(self) -> None:
         """Queue copies of some of the prompts' pages, as many as can go beside what comes next."""
@@ -225,13 +225,14 @@ def generating(
             left = [batch.new_tokens[sequence.number] - len(result.tokens[sequence.number]) for sequence in live]
             drafts = [()] * len(live) if chains is None else chains.draft(live, left)
             starts = [sequence.cached for sequence in live]
-            chosen = choose.keep(run.step(live, drafts), [sequence.number for sequence in live], drafts)
+            chosen = choose.keep(run.step(live, drafts, max(left) == 1), [sequence.number for sequence in live], drafts)
             for sequence, start, tokens in zip(live, starts, chosen, strict=True):
                 sequence.cached = start + len(tokens)  # what was computed of drafts that are not kept is written over
             if chains is not None:
                 chains.book(drafts, chosen, time.perf_counter() - begun)
             result.step_s.append(time.perf_counter() - begun)
             result.stepped += sum(map(len, chosen))
+        stepper.make_way()
         run.put_rest_by()
     finally:
         if chains is not None:

@@ -70,10 +70,15 @@ class Stepper:
         if self.graphs is not None:
             if self.graphs.serves(step):
                 return self.graphs.run(step)
-            self.graphs.make_way()
+            self.make_way()
         logits = self.compute(*self.begin(step))
         self.pool.end_pass()
         return logits
+
+    def make_way(self) -> None:
+        """No decode step comes next: what a prompt begins with may come."""
+        if self.graphs is not None:
+            self.graphs.make_way()
 
     @property
     def put(self) -> Put:

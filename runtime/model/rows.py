@@ -42,6 +42,8 @@ class Step:
     """The rows of one pass, packed one after the other."""
 
     rows: tuple[Row, ...]
+    ends: bool = False
+    """Whether it is known that no decode step follows: what comes next is a prompt, or nothing."""
 
     @property
     def tokens(self) -> int:

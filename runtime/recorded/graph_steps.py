@@ -124,7 +124,9 @@ class GraphSteps:
             if self._host is not None:
                 self._host.begin_step()
             self._graph.launch()
-            self._stream.launched()
+            self._stream.launched(step.ends)
+            if step.ends and self._turns is not None:
+                self._turns.give()
         self.steps += 1
         return made.logits[: len(step.rows)].clone()
 

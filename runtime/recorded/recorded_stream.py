@@ -108,7 +108,7 @@ class RecordedStream:
     A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Units of one slot class
     are a chain of copies. Copies for the next pass are the last of their chain. They are no part of what is recorded: each launch is
     followed by them, so that the next one need not wait for all of them, and the link does not for it. A word a unit says that it has come,
-    and one a chain that all have.
+    and one a chain that all have. A launch that ends a run of them is followed by none: the link is free for whoever comes next.
     """
 
     def __init__(
@@ -139,6 +139,8 @@ class RecordedStream:
         self._behind: list[_Copied] = []
         """Copies behind the last launch but one, which brought what the last one began with, and behind the last one."""
         self._launched = 0
+        self._ended, self._since_s = False, 0.0
+        """Whether no copies follow the last launch; when the first one began since others had the slots."""
         self._booked = True
         self._like = _Spent(0.0, {}, 0.0, 0.0)
 
@@ -199,12 +201,21 @@ class RecordedStream:
         """The next launch begins when what it begins with lies in the slots, whoever brought it."""
         self._words.fill_(1)
         self._book_behind()
+        self._ended, self._since_s = False, 0.0
 
-    def launched(self) -> None:
-        """A recorded pass was launched; the one before was booked. Copies for the next one follow it."""
+    @property
+    def brought(self) -> Sequence[int]:
+        """Units that lie in their slots when the last launch is over, and the copies behind it."""
+        return () if self._ended else self.rounds.first
+
+    def launched(self, ends: bool = False) -> None:
+        """A recorded pass was launched; the one before was booked. Copies for the next one follow it, unless it ``ends`` a run of them:
+        then others have the slots before the next launch."""
         self._launched += 1
-        self._booked = False
+        self._booked, self._ended = False, ends
         self._before, self._behind = self._behind, []
+        if ends:
+            return
         for i, chain, left in self._next:
             begin = self._recorder.follow(chain, left)
             self._copy(chain, i)
@@ -227,6 +238,9 @@ class RecordedStream:
             self._like = _Spent(*self._book_compute(begun_s, over_s), self._book_copies([*self._before, *self._copied]), over_s - begun_s)
         else:
             self._book_alike(begun_s, over_s)
+        self._since_s = self._since_s or begun_s
+        if self._ended:
+            self._book_first()
         return over_s - begun_s
 
     def finish(self) -> None:
@@ -238,6 +252,12 @@ class RecordedStream:
         self._recorder.wait()
         self._book_copies(self._behind)
         self._behind = []
+
+    def _book_first(self) -> None:
+        """What a run of launches began with: others brought it, right before the first one. Taken to be as fast as the copies of a pass."""
+        nbytes = sum(self._streamed[i].nbytes for i in self.rounds.first)
+        seconds = self._like.copies_s * nbytes / self.nbytes if nbytes else 0.0
+        self._ledger.add("h2d", "pass", self._since_s - seconds, self._since_s, nbytes)
 
     def _book_compute(self, begun_s: float, over_s: float) -> tuple[float, dict[str, float]]:
         """Seconds of compute, of the pass's ``over_s - begun_s``, and of waiting by what was waited for."""

@@ -60,12 +60,12 @@ class SlotTurns:
         self._taken = True
 
     def give(self) -> None:
-        """The ring comes next."""
+        """The ring comes next. May be said as soon as the last recorded pass is launched."""
         if not self._taken:
             return
         self._launched.yield_copies()
-        units = self._recorded.units
-        self._ring.adopt({units[i]: self._recorded.buffer(i) for i in self._recorded.rounds.first}, self._device.copy_event(), self._bring)
+        lies = {self._recorded.units[i]: self._recorded.buffer(i) for i in self._recorded.brought}
+        self._ring.adopt(lies, self._device.copy_event(), self._bring)
         self._taken = False
 
     def _bring(self, unit: Unit, into: torch.Tensor) -> Event:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -30,8 +31,10 @@ class PlayedGraph:
     """A recorder whose launches are passes over the recorded stream: what it is told happens at once."""
 
     begin = results = 0.0
+    copies = 0
 
     def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self.copies += 1
         dst.copy_(src)
 
     def copy_event(self, chain: str) -> float:
@@ -115,15 +118,19 @@ class Rig:
             assert torch.equal(buffer, self.dram.bytes[unit])
             self.ring.leave(unit, self.device.compute_event())
 
-    def launched_as_a_whole(self) -> None:
+    def launched_as_a_whole(self, ends: bool = False) -> None:
         self.turns.take()
+        before, first = self.graph.copies, len(self.recorded.rounds.first)
         self.recorded.begin_pass()
         for i, unit in enumerate(self.recorded.units):
             assert torch.equal(self.recorded.buffer(i), self.dram.bytes[unit])
             self.recorded.enter(unit)
             self.recorded.leave(unit)
         self.recorded.end_pass()
-        self.recorded.launched()
+        self.recorded.launched(ends)
+        assert self.graph.copies - before == len(self.recorded.units) - ends * first
+        if ends:
+            self.turns.give()
         self.recorded.settle()
         self.recorded_passes += 1
 
@@ -135,7 +142,7 @@ def test_passes_of_both_sorts_find_their_units(seed: int) -> None:
     rig = Rig(kinds, (choose.randint(1, 4), choose.randint(1, 4)), choose.randint(0, 6), choose.choice([0, 0, 1, len(kinds)]))
     with rig.started():
         for _ in range(12):
-            choose.choice([rig.launched_singly, rig.launched_as_a_whole])()
+            choose.choice([rig.launched_singly, rig.launched_as_a_whole, partial(rig.launched_as_a_whole, ends=True)])()
         rig.recorded.finish()
     copied = rig.ledger.totals().get("h2d")
     assert (copied.bytes if copied else 0) == rig.recorded_passes * rig.recorded.nbytes
