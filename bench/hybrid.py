@@ -177,9 +177,9 @@ class Hybrid:
         threads = plan.hardware.host.threads if plan.hardware.host else self.cores
         return self.worker(measure_rates, sorted(formats) or ["BF16"], threads, BUSY_S if self.card else SHORT_S)
 
-    def resident_s(self, checkpoint: Path, batch: int = 1) -> float:
+    def resident_s(self, checkpoint: Path, batch: int = 1, prompt: int = SHORT) -> float:
         """A step with all weights in VRAM; without a card, in DRAM."""
-        plan = self.solve("resident", checkpoint, vram=WHOLE, batch=batch)
+        plan = self.solve("resident", checkpoint, vram=WHOLE, batch=batch, prompt=prompt)
         if self.card and plan.placement.streamed_units:
             raise SystemExit(f"{checkpoint.name}: does not fit into the card's memory as a whole, so that no chain can be measured")
         return median(self.run(plan, checkpoint).step_s for _ in range(2))

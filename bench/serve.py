@@ -10,11 +10,12 @@ and 64 clients, throughput beside the simulator. `idle`: the engine between step
 16 conversations of 4k tokens. `llama`: 16 clients, beside llama.cpp's server (`llama_server=PATH`, `gguf=FILE`), the best of three thread
 counts.
 
-`model`, `layers`, `vram`, `prompt`, `new`, `clients` change the work; `seconds` is about how long each load lasts. The checkpoint is made
-once under `work`, unless `checkpoint=DIR` names one; `host=true` lets the CPU compute beside the card, as plans may. The machine is probed
-once; `quick=true` leaves the CPU's products out of it. What a limit is made of is measured by the process that runs the fixed batch
-(bench/worker.py). Planned load is the highest Poisson rate that the simulator sustains, and it plays the very arrivals that the clients
-send. A pass's seconds are the server's own, of /metrics.
+`model`, `layers`, `vram`, `prompt`, `new`, `clients` change the work, `counts` the rows and the clients of `closed`, `shares` the loads of
+`light`; `seconds` is about how long each load lasts, `pairs` how often a fixed batch runs. Cases of one plan share one server, `crowd` and
+`idle` one load. The checkpoint is made once under `work`, unless `checkpoint=DIR` names one; `host=true` lets the CPU compute beside the
+card, as plans may. The machine is probed once; `quick=true` leaves the CPU's products out of it. What a limit is made of is measured by the
+process that runs the fixed batch (bench/worker.py). Planned load is the highest Poisson rate that the simulator sustains, and it plays the
+very arrivals that the clients send. A pass's seconds are the server's own, of /metrics.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, partial
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,19 +47,24 @@ from penstock.planner.common.measures import parse_bytes  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 from penstock.planner.contract.serving.arrivals import Arrivals, Lengths  # noqa: E402
+from penstock.planner.contract.serving.pass_prices import PassPrices  # noqa: E402
+from penstock.planner.contract.serving.serve_limits import ServeLimits  # noqa: E402
 from penstock.planner.contract.serving.serving_forecast import ServingForecast, planned_load, simulate_serving  # noqa: E402
 
 KEYS = (
     "work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "prompt", "new", "clients", "seconds", "quick", "form",
-    "llama_server", "gguf", "ngl", "peer_threads", "host", "checkpoint",
+    "llama_server", "gguf", "ngl", "peer_threads", "host", "checkpoint", "counts", "shares",
 )  # fmt: skip
 CASES = ("rows", "crowd", "light", "ninety", "closed", "idle", "turns", "llama")
-COUNTS = (1, 2, 4, 8, 16, 32)
-CLOSED = (1, 8, 32, 64)
+COUNTS, LIGHT = "1,2,4,8,16,32", "0.3,0.6"
+CLOSED, QUEUE = "1,8,32,64", 256
 SETTLED = 0.25
 """As in the simulator: what lies between the first and the last quarter of the answers."""
 MOST_STEP, LEAST_SHARE, MOST_P50, MOST_P99, NEAR_TTFT, NEAR_RATE = "<= 1.03", ">= 0.92", "<= 2.2", "<= 4", "<= 1.25", "<= 0.1"
 LLAMA_ROWS = 16
+WARM_NEW = 8
+CROWD = 3
+"""Requests of each client."""
 VITAL_S = 1.5
 """Longer than between two words of the engine on itself."""
 TURNS, TURN_TOKENS, TURN_NEW, TAIL_TOKENS = 16, 4096, 32, 64
@@ -66,8 +73,12 @@ TURNS, TURN_TOKENS, TURN_NEW, TAIL_TOKENS = 16, 4096, 32, 64
 class Serving:
     """The cases over one checkpoint; ``given`` are the command's keys."""
 
-    def __init__(self, bench: Bench, worker: Worker, profile: Mapping[str, Any], given: Mapping[str, str]):
+    def __init__(self, servers: ExitStack, bench: Bench, worker: Worker, profile: Mapping[str, Any], given: Mapping[str, str]):
         self.bench, self.given = bench, given
+        self._servers, self._open = servers, dict[Path, tuple[Server, str]]()
+        self._fixed: dict[int, tuple[Plan, float]] = {}
+        self._resident_s: dict[int, float] = {}
+        self._link_gbps: float | None = None
         self.hybrid = Hybrid(bench, worker, profile, given)
         self.prompt, self.new = int(given.get("prompt", "512")), int(given.get("new", "128"))
         self.clients, self.seconds = int(given.get("clients", "32")), float(given.get("seconds", "60"))
@@ -85,7 +96,7 @@ class Serving:
         path = self.bench.work / f"serve-{name}-{clients}-{prompt}-{new}-{vram}.yaml"
         if not path.exists():
             budget = [f"hardware.vram_bytes={vram}"] if self.hybrid.card else []
-            asked = {"clients": clients, "prompt_tokens": prompt, "new_tokens": new, "queue": 4 * max(CLOSED)}
+            asked = {"clients": clients, "prompt_tokens": prompt, "new_tokens": new, "length_spread": 0, "queue": QUEUE}
             given = ["hardware=local", "model=hf", f"model.checkpoint={self.checkpoint}", "workload=serve", f"out={path}", *budget]
             self.bench.call("planner", "solve", *given, *(f"workload.{key}={value}" for key, value in asked.items()), *keys)
         return path
@@ -103,16 +114,38 @@ class Serving:
     def served(self) -> Plan:
         return read_plan(self.path)
 
-    @contextmanager
-    def server(self, path: Path) -> Iterator[tuple[Server, str]]:
-        """It, loaded and warm, and its model's name."""
-        log = self.bench.work / f"{path.stem}.log"
-        with Server(log, f"plan={path}", env=self.bench.env) as server:
-            name = asyncio.run(model_name(server.address))
-            self.load(server, name, 2, 2)
-            yield server, name
-        if server.report:
+    def server(self, path: Path) -> tuple[Server, str]:
+        """It, loaded and warm, and its model's name. Open until another is asked for, or the machine alone."""
+        if path not in self._open:
+            self.machine_alone()
+            log = self.bench.work / f"{path.stem}.log"
+            server = self._servers.enter_context(Server(log, f"plan={path}", env=self.bench.env))
+            print(f"  runtime serve {path.stem}: {server.load_s:.1f} s", file=sys.stderr, flush=True)
+            self._open[path] = server, asyncio.run(model_name(server.address))
+            self.load(*self._open[path], 2, 2, WARM_NEW)
+        return self._open[path]
+
+    def machine_alone(self) -> None:
+        """No server takes memory or time of what is measured next."""
+        self._servers.close()
+        for server, _ in self._open.values():
             print(f"  the server's own: {json.dumps(server.report)[:300]}", file=sys.stderr, flush=True)
+        self._open.clear()
+
+    def resident(self, rows: int) -> float:
+        """Seconds of a step of ``rows`` sequences with all weights in VRAM."""
+        if rows not in self._resident_s:
+            self.machine_alone()
+            self._resident_s[rows] = self.hybrid.resident_s(self.checkpoint, rows, self.prompt)
+        return self._resident_s[rows]
+
+    def fixed(self, rows: int) -> tuple[Plan, float]:
+        """The plan of a fixed batch of ``rows``, and its seconds a step."""
+        if rows not in self._fixed:
+            self.machine_alone()
+            plan = self.hybrid.solve(f"rows-{rows}", self.checkpoint, *self.alone, prompt=self.prompt, batch=rows)
+            self._fixed[rows] = plan, median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(self.hybrid.pairs))
+        return self._fixed[rows]
 
     def bodies(self, name: str, count: int, new: int | None = None, seed: str = "") -> list[dict[str, Any]]:
         vocab = self.served.model.vocab
@@ -124,8 +157,10 @@ class Serving:
         return whole(asyncio.run(closed_loop(server.address, COMPLETIONS, self.bodies(name, count, new, seed), clients)), server)
 
     def link_gbps(self, plan: Plan) -> float:
-        """Of the card's link, by the process that runs plans; 0 without a card."""
-        return self.hybrid.rates(plan).link_gbps if self.hybrid.card else 0.0
+        """Of the card's link, by the process that runs plans, once; 0 without a card."""
+        if self._link_gbps is None:
+            self._link_gbps = self.hybrid.rates(plan).link_gbps if self.hybrid.card else 0.0
+        return self._link_gbps
 
     # ---- rows
 
@@ -140,36 +175,45 @@ class Serving:
 
     def rows(self) -> Iterator[Row]:
         """Seconds a step: a fixed batch by its own plan, then the server by one plan for all counts."""
-        counts = [count for count in COUNTS if count <= self.clients]
-        limits: dict[int, float] = {}
-        link = 0.0
+        served, prices = ServeLimits.of(self.served), PassPrices(self.served)
+        counts = [count for count in map(int, self.given.get("counts", COUNTS).split(",")) if count <= served.rows]
+        print(f"  counts={counts}: the plan serves {served.rows} rows", file=sys.stderr, flush=True)
+        most_s = self.resident(max(counts))
         for count in counts:
-            plan = self.hybrid.solve(f"rows-{count}", self.checkpoint, *self.alone, prompt=self.prompt, batch=count)
-            step_s = median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(2))
-            link = link or self.link_gbps(plan)
-            limits[count] = self.hybrid.resident_s(self.checkpoint, count)
-            yield self._step_row("fixed batch", count, step_s, plan, link, limits[count], plan.prediction.decode_s_per_token)
-        with self.server(self.path) as (server, name):
-            for count in counts:
-                replies = self.load(server, name, count, count, max(8, self.hybrid.steps), f"rows {count}")
-                step_s = decode_gap(replies, count)
-                predicted = simulate_serving(self.served, self.arrivals(count, clients=count, new=max(8, self.hybrid.steps))).between_s.p50
-                yield self._step_row("server", count, step_s, self.served, link, limits[count], predicted)
+            plan, step_s = self.fixed(count)
+            yield self._step_row("fixed batch", count, step_s, plan, most_s, plan.prediction.decode_s_per_token)
+        for count in counts:
+            server, name = self.server(self.path)
+            behind = ceil(count * self.prompt / (served.pass_tokens - served.rows))
+            new = min(behind + max(8, self.hybrid.steps), served.capacity_tokens // count - self.prompt)
+            step_s = decode_gap(self.load(server, name, count, count, new, f"rows {count}"), count)
+            predicted = prices.decode_s(count, self.prompt + new / 2)
+            yield self._step_row("server", count, step_s, self.served, most_s, predicted)
 
-    def _step_row(self, who: str, count: int, step_s: float, plan: Plan, link: float, resident_s: float, predicted_s: float) -> Row:
+    def _step_row(self, who: str, count: int, step_s: float, plan: Plan, most_s: float, predicted_s: float) -> Row:
+        """``most_s``: compute with the most rows. Where the stream takes longer than that, it does so with fewer, too."""
         copied_gb = sum(plan.placement.unit_bytes(unit) for unit in plan.placement.step_units) / 1e9
+        link = self.link_gbps(plan)
         streamed_s = copied_gb / link if link else 0.0
+        resident_s = most_s if most_s <= streamed_s else self.resident(count)
         what = f"{copied_gb:.2f} GB streamed, {streamed_s * 1e3:.1f} ms; compute {resident_s * 1e3:.1f} ms"
         limit = max(streamed_s, resident_s)
         return self.row(f"{count} rows, {who}", what, step_s, limit, "s", MOST_STEP, predicted_s / step_s)
 
+    @cached_property
+    def full(self) -> tuple[list[Reply], dict[str, float], dict[str, float]]:
+        """Of all clients in a closed loop: the replies, and the server's figures before and after."""
+        server, name = self.server(self.path)
+        before = server.metrics()
+        replies = self.load(server, name, self.clients, CROWD * self.clients, seed="crowd")
+        time.sleep(VITAL_S)
+        return replies, before, server.metrics()
+
     def crowd(self) -> Iterator[Row]:
         """Tokens a second of clients that come and go, over those of as many rows that stay."""
-        plan = self.hybrid.solve(f"rows-{self.clients}", self.checkpoint, *self.alone, prompt=self.prompt, batch=self.clients)
-        step_s = median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(2))
-        with self.server(self.path) as (server, name):
-            replies = self.load(server, name, self.clients, 4 * self.clients, seed="crowd")
-        forecast = simulate_serving(self.served, self.arrivals(4 * self.clients, clients=self.clients))
+        _, step_s = self.fixed(self.clients)
+        replies, _, _ = self.full
+        forecast = simulate_serving(self.served, self.arrivals(CROWD * self.clients, clients=self.clients))
         found = settled(replies)
         yield self.row(
             f"{self.clients} clients", "over the fixed batch", found, self.clients / step_s, "tok/s", LEAST_SHARE,
@@ -180,7 +224,7 @@ class Serving:
         return Arrivals(Lengths(self.prompt, new or self.new), requests, per_s, clients, 1)
 
     def light(self) -> Iterator[Row]:
-        for share in (0.3, 0.6):
+        for share in map(float, self.given.get("shares", LIGHT).split(",")):
             found, _, pass_s, what = self._poisson(share)
             for name, seconds, most in (("p50", found.ttft_s.p50, MOST_P50), ("p99", found.ttft_s.p99, MOST_P99)):
                 yield self.row(f"TTFT {name} at {share:.0%}", f"in passes; {what}", seconds, pass_s, "s", most)
@@ -197,10 +241,10 @@ class Serving:
         rate = share * planned_load(self.served, self.arrivals(8 * self.clients))
         arrivals = self.arrivals(min(2000, max(40, round(rate * self.seconds))), rate)
         forecast = simulate_serving(self.served, arrivals)
-        with self.server(self.path) as (server, name):
-            bodies, before = self.bodies(name, arrivals.requests, seed=f"poisson {share}"), server.metrics()
-            replies = whole(asyncio.run(arriving(server.address, COMPLETIONS, bodies, list(arrivals.moments()))), server)
-            pass_s = self._pass_s(server, before)
+        server, name = self.server(self.path)
+        bodies, before = self.bodies(name, arrivals.requests, seed=f"poisson {share}"), server.metrics()
+        replies = whole(asyncio.run(arriving(server.address, COMPLETIONS, bodies, list(arrivals.moments()))), server)
+        pass_s = self._pass_s(server, before)
         return Figures.of(replies), forecast, pass_s, f"{arrivals.requests} requests, {rate:.3g} a second"
 
     def _pass_s(self, server: Server, before: Mapping[str, float]) -> float:
@@ -210,22 +254,18 @@ class Serving:
         return grown(before, after, "penstock_engine_busy_seconds_total") / grown(before, after, "penstock_passes_total")
 
     def closed(self) -> Iterator[Row]:
-        with self.server(self.path) as (server, name):
-            for clients in CLOSED:
-                each = simulate_serving(self.served, self.arrivals(4 * clients, clients=clients))
-                count = max(4, 3 * clients, round(each.requests_per_s * self.seconds))
-                forecast = simulate_serving(self.served, self.arrivals(count, clients=clients))
-                found = settled(self.load(server, name, clients, count, seed=f"closed {clients}"))
-                off = abs(forecast.tokens_per_s / found - 1)
-                what, near = f"{count} requests, throughput beside the simulator's", forecast.tokens_per_s / found
-                yield self.row(f"{clients} clients", what, found, forecast.tokens_per_s, "tok/s", NEAR_RATE, near, ratio=off)
+        server, name = self.server(self.path)
+        for clients in map(int, self.given.get("counts", CLOSED).split(",")):
+            each = simulate_serving(self.served, self.arrivals(4 * clients, clients=clients))
+            count = max(4, 3 * clients, round(each.requests_per_s * self.seconds))
+            forecast = simulate_serving(self.served, self.arrivals(count, clients=clients))
+            found = settled(self.load(server, name, clients, count, seed=f"closed {clients}"))
+            off = abs(forecast.tokens_per_s / found - 1)
+            what, near = f"{count} requests, throughput beside the simulator's", forecast.tokens_per_s / found
+            yield self.row(f"{clients} clients", what, found, forecast.tokens_per_s, "tok/s", NEAR_RATE, near, ratio=off)
 
     def idle(self) -> Iterator[Row]:
-        with self.server(self.path) as (server, name):
-            before = server.metrics()
-            self.load(server, name, self.clients, 2 * self.clients, seed="idle")
-            time.sleep(VITAL_S)
-            after = server.metrics()
+        _, before, after = self.full
         idle_s, busy_s = (grown(before, after, f"penstock_engine_{kind}_seconds_total") for kind in ("idle", "busy"))
         what = f"{self.clients} streams"
         yield self.row("engine idle between steps", what, idle_s, idle_s + busy_s, "s", "<= 0.01")
@@ -242,10 +282,10 @@ class Serving:
         plan, vocab = read_plan(path), self.served.model.vocab
         firsts = [token_prompt(tokens, vocab, f"turn {k}") for k in range(TURNS)]
         link = self.link_gbps(plan) or self.served.hardware.dram_copy_gbps
-        with self.server(path) as (server, name):
-            asked = [body_of(COMPLETIONS, prompt, TURN_NEW, name) for prompt in firsts]
-            whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, 2)), server)
-            alone, beside, seconds = asyncio.run(self._second_turns(server.address, name, firsts))
+        server, name = self.server(path)
+        asked = [body_of(COMPLETIONS, prompt, TURN_NEW, name) for prompt in firsts]
+        whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, 2)), server)
+        alone, beside, seconds = asyncio.run(self._second_turns(server.address, name, firsts))
         pass_s = median(reply.between_s for reply in alone)
         restored = median(reply.cached_tokens for reply in seconds)
         limit = restored * plan.model.kv_bytes_per_token / link / 1e9 + 1.5 * pass_s
@@ -280,10 +320,10 @@ class Serving:
             raise SystemExit("cases=llama: give llama_server=PATH and gguf=FILE, the same geometry in the same format")
         cores = self.hybrid.cores
         threads = self.given.get("peer_threads", f"{max(1, cores // 4)},{max(1, cores // 2)},{cores}").split(",")
+        self.machine_alone()
         theirs = {count: self._llama_rate(program, gguf, count) for count in dict.fromkeys(threads)}
         best = max(theirs, key=theirs.__getitem__)
-        with self.server(self.path) as (server, name):
-            mine = settled(self.load(server, name, LLAMA_ROWS, 4 * LLAMA_ROWS, seed="llama"))
+        mine = settled(self.load(*self.server(self.path), LLAMA_ROWS, 4 * LLAMA_ROWS, seed="llama"))
         what = f"{LLAMA_ROWS} clients; {best} threads, -ngl {self._llama_layers()}: " + ", ".join(
             f"{k}: {v:.3g}" for k, v in theirs.items()
         )
@@ -375,4 +415,5 @@ async def answered(address: Address, process: subprocess.Popen[bytes], log: Path
 
 
 if __name__ == "__main__":
-    play(Serving, CASES, "rows", KEYS)
+    with ExitStack() as servers:
+        play(partial(Serving, servers), CASES, "rows", KEYS)
