@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,6 +30,10 @@ from penstock.planner.contract.speculation.acceptance import Acceptance  # noqa:
 from penstock.planner.contract.speculation.chain_length import ChainLength  # noqa: E402
 from penstock.planner.contract.speculation.drafting import expected_tokens  # noqa: E402
 
+if TYPE_CHECKING:
+    from penstock.runtime.kv.batch.kv_sequence import KvSequence
+    from penstock.runtime.speculate.drafter import Drafts
+
 CASES = ("price", "played")
 LONG = (7, 15)
 ACCEPTANCES = (0.6, 0.8, 0.9)
@@ -40,8 +44,11 @@ PRICES = {7: "<= 1.05", 15: "<= 1.1"}
 class Anything:
     """Drafts what costs nothing."""
 
-    def propose(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
-        return [1 + k for k in range(most)]
+    def read(self, rows: Sequence[KvSequence]) -> None:
+        """Nothing is remembered."""
+
+    def propose(self, rows: Sequence[KvSequence], most: Sequence[int]) -> Drafts:
+        return [[1 + k for k in range(room)] for room in most]
 
     def forget(self, number: int) -> None:
         """Nothing is remembered."""

@@ -14,7 +14,8 @@ from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
 from penstock.runtime.model.rows import RowKind, Step
-from penstock.runtime.speculate.chains import Chains, Drafts
+from penstock.runtime.speculate.chains import Chains
+from penstock.runtime.speculate.drafter import Drafts
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total)."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
-from penstock.runtime.speculate.drafter import Proposer
-
-Drafts = Sequence[Sequence[int]]
+from penstock.runtime.speculate.drafter import Drafts, Proposer
 
 
 @dataclass
@@ -26,6 +25,10 @@ class DraftedSoFar:
     drafted_at: list[int] = field(default_factory=list)
     """Of the first, second, ... token of a chain: how many were drafted."""
     kept_at: list[int] = field(default_factory=list)
+    draft_s: float = 0.0
+    """Seconds of drafting: a part of the passes' seconds."""
+    read_s: float = 0.0
+    """Seconds in which the drafter read prompts, and what was said while it rested."""
 
 
 class Chains:
@@ -34,18 +37,24 @@ class Chains:
     def __init__(self, name: str, proposer: Proposer, length: ChainLength):
         self._name, self._proposer, self._length = name, proposer, length
         self.counts = DraftedSoFar()
+        self._read_s = 0.0
+        """Of the pass that is to come."""
 
     def draft(self, live: Sequence[KvSequence], left: Sequence[int]) -> Drafts:
         """Tokens to compute behind the last one of each of ``live``, which may say ``left`` more: fewer than those."""
         most = self._length.choose()
         if not most:
             return [()] * len(live)
-        rooms = [min(most, room - 1) for room in left]
-        each = zip(live, rooms, strict=True)
-        return [self._proposer.propose(s.number, s.tokens, room) if room > 0 else () for s, room in each]
+        begun = time.perf_counter()
+        self._proposer.read(live)
+        self._read_s = time.perf_counter() - begun
+        drafts = self._proposer.propose(live, [max(0, min(most, room - 1)) for room in left])
+        self.counts.read_s += self._read_s
+        self.counts.draft_s += time.perf_counter() - begun - self._read_s
+        return drafts
 
     def book(self, drafts: Drafts, said: Sequence[Sequence[int]], seconds: float) -> None:
-        """The pass of ``drafts`` took ``seconds``, and its sequences said ``said``: what was kept, and one token more."""
+        """The pass of ``drafts`` took ``seconds``, drafting and reading counted, and its sequences said ``said``: what was kept, and one token more."""
         counts = self.counts
         counts.passes += 1
         for draft, tokens in zip(drafts, said, strict=True):
@@ -58,7 +67,8 @@ class Chains:
                     totals[k] += 1
             if draft:
                 self._length.acceptance.book(len(draft), kept)
-        self._length.took(max(map(len, drafts)), seconds)
+        self._length.took(max(map(len, drafts)), seconds - self._read_s)
+        self._read_s = 0.0
 
     def forget(self, number: int) -> None:
         """Sequence ``number`` has ended."""

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
+
+Drafts = Sequence[Sequence[int]]
+"""Of each row the tokens that may follow its own."""
+
 
 class Proposer(Protocol):
-    """Proposes what comes next. Its proposals change how long a reply takes, never what it says."""
+    """Proposes what comes next. Its proposals change how long a reply takes, never what it says.
 
-    def propose(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
-        """Up to ``most`` tokens that may follow ``tokens``, those of sequence ``number`` so far; none where nothing suggests itself."""
+    A row is known by its number. Its tokens only grow until :meth:`forget`; drafts are not among them.
+    """
+
+    def read(self, rows: Sequence[KvSequence]) -> None:
+        """Take in what each of ``rows`` has said since the last call: a whole prompt at first. Its seconds are not booked as drafting."""
+
+    def propose(self, rows: Sequence[KvSequence], most: Sequence[int]) -> Drafts:
+        """For each of ``rows``, which were read, as many tokens as ``most`` says for it, or fewer; none where nothing suggests itself."""
 
     def forget(self, number: int) -> None:
         """Sequence ``number`` has ended."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
+from penstock.runtime.speculate.drafter import Drafts
+
 LONGEST, SHORTEST = 4, 2
 """Tokens of an n-gram that is looked up: the longest that occurred before wins."""
 
@@ -26,14 +29,19 @@ class LookupDrafter:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
-    def propose(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
-        known = self._known.setdefault(number, _Known())
-        if known.read > len(tokens):
-            known = self._known[number] = _Known()
-        for end in range(max(known.read, SHORTEST), len(tokens)):
-            for size in range(SHORTEST, min(LONGEST, end) + 1):
-                known.behind[tuple(tokens[end - size : end])] = end
-        known.read = len(tokens)
+    def read(self, rows: Sequence[KvSequence]) -> None:
+        for row in rows:
+            known, tokens = self._known.setdefault(row.number, _Known()), row.tokens
+            for end in range(max(known.read, SHORTEST), len(tokens)):
+                for size in range(SHORTEST, min(LONGEST, end) + 1):
+                    known.behind[tuple(tokens[end - size : end])] = end
+            known.read = len(tokens)
+
+    def propose(self, rows: Sequence[KvSequence], most: Sequence[int]) -> Drafts:
+        return [self._behind(row, room) if room else () for row, room in zip(rows, most, strict=True)]
+
+    def _behind(self, row: KvSequence, most: int) -> Sequence[int]:
+        tokens, known = row.tokens, self._known[row.number]
         for size in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):
             at = known.behind.get(tuple(tokens[-size:]))
             if at is not None:

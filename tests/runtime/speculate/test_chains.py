@@ -20,8 +20,9 @@ from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.speculate.chains import Chains
-from penstock.runtime.speculate.drafter import Proposer
+from penstock.runtime.speculate.drafter import Drafts, Proposer
 from penstock.runtime.speculate.lookup_drafter import LookupDrafter
 from tests.runtime.steppers import CPU, unstreamed
 from tests.support import save_tiny
@@ -46,7 +47,13 @@ class Played:
     def __init__(self, said: Sequence[Sequence[int]], right: float, seed: int, vocab: int):
         self._said, self._right, self._draw, self._vocab = said, right, random.Random(seed), vocab
 
-    def propose(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
+    def read(self, rows: Sequence[KvSequence]) -> None:
+        """Nothing is remembered."""
+
+    def propose(self, rows: Sequence[KvSequence], most: Sequence[int]) -> Drafts:
+        return [self._behind(row.number, row.tokens, room) if room else () for row, room in zip(rows, most, strict=True)]
+
+    def _behind(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
         at = next(len(tokens) - k for k in range(len(tokens), -1, -1) if list(tokens[len(tokens) - k :]) == list(self._said[number][:k]))
         coming = self._said[number][len(tokens) - at :][: self._draw.randint(0, most)]
         return [t if self._draw.random() < self._right else (t + 1) % self._vocab for t in coming]
@@ -99,7 +106,7 @@ def test_right_drafts_are_all_kept_and_save_their_passes(model: nn.Module) -> No
     plain = run(model, batch, Sampling(), None)
 
     class Right(Played):
-        def propose(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
+        def _behind(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
             return self._said[number][len(tokens) - 4 :][:most]
 
     drafted = chains(Right(plain.tokens, 1.0, 0, 256))
@@ -112,10 +119,16 @@ def test_right_drafts_are_all_kept_and_save_their_passes(model: nn.Module) -> No
 
 def test_lookup_finds_what_followed_last_time() -> None:
     drafter = LookupDrafter()
-    assert list(drafter.propose(0, [1, 2, 3, 4, 5, 1, 2, 3], 4)) == [4, 5, 1, 2]
-    assert list(drafter.propose(0, [1, 2, 3, 4, 5, 1, 2, 3, 9, 2, 3], 2)) == [9, 2]
-    assert list(drafter.propose(0, [7, 8], 2)) == []
-    assert list(drafter.propose(1, [6, 6, 6], 3)) == [6, 6, 6]
+
+    def behind(number: int, tokens: Sequence[int], most: int) -> list[int]:
+        row = KvSequence.of(number, tokens)
+        drafter.read([row])
+        return list(drafter.propose([row], [most])[0])
+
+    assert behind(0, [1, 2, 3, 4, 5, 1, 2, 3], 4) == [4, 5, 1, 2]
+    assert behind(0, [1, 2, 3, 4, 5, 1, 2, 3, 9, 2, 3], 2) == [9, 2]
+    assert behind(1, [7, 8], 2) == []
+    assert behind(2, [6, 6, 6], 3) == [6, 6, 6]
 
 
 def test_drawn_tokens_have_the_distribution_of_the_model(model: nn.Module, alone: nn.Module) -> None:
@@ -129,7 +142,7 @@ def test_drawn_tokens_have_the_distribution_of_the_model(model: nn.Module, alone
                 expected[behind] = expected.get(behind, 0.0) + share * probability
 
     class Likeliest(Played):
-        def propose(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
+        def _behind(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
             return [max(expected, key=expected.__getitem__)][:most]
 
     counts: Counter[int] = Counter()
