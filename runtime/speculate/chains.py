@@ -54,7 +54,8 @@ class Chains:
         return drafts
 
     def book(self, drafts: Drafts, said: Sequence[Sequence[int]], seconds: float) -> None:
-        """The pass of ``drafts`` took ``seconds``, drafting and reading counted, and its sequences said ``said``: what was kept, and one token more."""
+        """The pass of ``drafts`` took ``seconds``, drafting and reading counted, and its sequences said ``said``: what was kept, and one
+        token more."""
         counts = self.counts
         counts.passes += 1
         for draft, tokens in zip(drafts, said, strict=True):
