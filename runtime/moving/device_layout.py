@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import align_up
+from penstock.planner.contract.prices.sizes import OVERHEADS
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.memory.vram import TENSOR_ALIGN
 from penstock.runtime.reading.layout import TensorLayout, UnitLayout
 
 _RUN_ALIGN = 16
+_BETWEEN = 256
+"""Bytes between two tensors are copied along where they are less than one part in so many of a unit."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +27,20 @@ class DeviceLayout:
 def device_layout(layout: UnitLayout) -> DeviceLayout:
     """Re-place ``layout``'s tensors for VRAM.
 
-    Tensors of one run in DRAM stay one copy if each of them then starts at a multiple of 16 bytes. Bytes between them are copied, too, if
-    they are no more than the next one's alignment would take. In a checkpoint in place a tensor starts at any byte. In VRAM it may not.
+    Tensors that lie behind one another in DRAM are one copy if each of them then starts at a multiple of 16 bytes. Few bytes between them
+    are copied, too: between two copies of a launched pass the link waits for the host, some 0.2 ms.
+    In a checkpoint in place a tensor starts at any byte. In VRAM it may not.
     """
+    spare = min(OVERHEADS.unit_padding_bytes, layout.payload_bytes // _BETWEEN)
     tensors: list[TensorLayout] = []
     segments: list[Segment] = []
     for t in sorted(layout.tensors, key=lambda t: t.offset):
         last = segments[-1] if segments else None
         end = last.dst + last.nbytes if last else 0
         apart, along = align_up(end, TENSOR_ALIGN), last.dst + t.offset - last.src if last else -1
-        if last is not None and end <= along <= max(end, apart) and along % _RUN_ALIGN == 0:
+        if last is not None and end <= along <= max(apart, end + spare) and along % _RUN_ALIGN == 0:
             dst = along
+            spare -= max(0, along - apart)
             segments[-1] = replace(last, nbytes=dst + t.nbytes - last.dst)
         else:
             dst = apart

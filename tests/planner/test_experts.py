@@ -132,7 +132,7 @@ class TestSlots:
         made = solve(hardware, m, work())
         more = with_slots(made, made.experts.vram_slots - 1, made.experts.dram_slots - 1)
         vram, dram = (use(hardware, m, work(), made)["experts"] - use(hardware, m, work(), more)["experts"] for use in (vram_use, dram_use))
-        assert vram == align_up(15 * MB) == expert_vram_bytes(m.experts)
+        assert vram == align_up(15 * MB) + 2 * 4096 == expert_vram_bytes(m.experts)
         assert dram == expert_dram_bytes(m.experts) >= align_up(15 * MB) + 3 * 2 * 4096, "three tensors, each with a page at either end"
         assert arena_bytes(hardware, m, made) - arena_bytes(hardware, m, more) == dram
 

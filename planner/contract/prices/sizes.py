@@ -72,8 +72,9 @@ def scratch_bytes(model: ModelSpec) -> int:
 
 
 def unit_vram_bytes(unit_bytes: int) -> int:
-    """VRAM of one unit, resident or in its ring slot: whole pages."""
-    return align_up(unit_bytes)
+    """VRAM of one unit, resident or in its ring slot: whole pages, and those between two runs of a file, which come in one copy; 0 bytes
+    take nothing."""
+    return align_up(unit_bytes) + OVERHEADS.unit_padding_bytes if unit_bytes else 0
 
 
 def unit_dram_bytes(unit_bytes: int) -> int:
