@@ -1,0 +1,81 @@
+"""Bodies that no engine gets: each is a status and one line that names what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.runtime.serve.front.front_limits import FrontLimits
+from tests.runtime.serve.fake_motor import CAPACITY, Script
+from tests.runtime.serve.played import play, post
+
+WRONG = [
+    ({"prompt": "a", "best_of": 2}, "best_of"),
+    ({}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": 1}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt.0"),
+    ({"prompt": "a", "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    ({"prompt": [257]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": ["a"] * 65}, "prompt"),
+    ({"prompt": "a", "temperature": -1}, "temperature"),
+    ({"prompt": "a", "temperature": "1"}, "temperature"),
+    ({"prompt": "a", "n": 0}, "n"),
+    ({"prompt": "a", "n": 17}, "n"),
+    ({"prompt": "a", "n": True}, "n"),
+    ({"prompt": "a", "stop": ""}, "stop"),
+    ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
+    ({"prompt": "a", "logit_bias": {"257": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": CAPACITY}, "messages"),
+    ({"prompt": "a" * CAPACITY}, "messages"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"prompt": "a", "seed": 2**63}, "seed"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=[f"{param}-{k}" for k, (_, param) in enumerate(WRONG)])
+def test_a_wrong_body_is_a_400_that_names_its_key(body: dict[str, Any], param: str) -> None:
+    script = Script()
+    response = play(script, post(**body))
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
+    assert error["param"] == param and "\n" not in error["message"]
+    assert not script.submitted
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"null", b'"a"', b'{"model": "model", "prompt": "\\ud800"}', b"\xff", b"[" * 100_000,
+     b'{"model": "model", "prompt": "a", "temperature": NaN}', b'{"model": "model", "prompt": "a", "seed": ' + b"9" * 5000 + b"}"],
+    ids=["empty", "cut", "list", "null", "text", "surrogate", "no-utf8", "deep", "nan", "digits"],
+)  # fmt: skip
+def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
+
+    response = play(Script(), ask)
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_another_model_and_another_path_are_404() -> None:
+    for ask in (post(model="gpt-4", prompt="a"), post("/v1/embeddings")):
+        response = play(Script(), ask)
+        assert response.status_code == 404 and response.json()["error"]["type"] == "not_found_error"
+
+
+def test_a_body_beyond_its_limit_is_a_413_whatever_its_length_says() -> None:
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        async def parts() -> Any:
+            for _ in range(20):
+                yield b"x" * 100
+
+        return [(await client.post("/v1/completions", content=content)).status_code for content in (b"x" * 2000, parts())]
+
+    assert play(Script(), ask, limits=FrontLimits(body_bytes=1000)) == [413, 413]
