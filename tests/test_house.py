@@ -11,7 +11,8 @@ from tests.cli import ROOT, docs_script
 
 PLANNER = (
     "planner.common", "planner.common.outside", "planner.common.timeline", "planner.common.command",
-    "planner.contract.given", "planner.contract.decided", "planner.contract.policy", "planner.contract.speculation",
+    "planner.contract.given", "planner.contract.ranks", "planner.contract.decided", "planner.contract.policy",
+    "planner.contract.speculation",
     "planner.contract.experts.policies", "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored",
     "planner.contract.checkpoint", "planner.contract.published", "planner.contract.config", "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan", "planner.contract.serving",

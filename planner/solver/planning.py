@@ -20,6 +20,7 @@ from penstock.planner.solver.context_limit import within_limit
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
+from penstock.planner.solver.ranks_choice import answer_dealt, ranks_of
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
 from penstock.planner.solver.speculation_choice import speculating
 from penstock.planner.solver.terms.problem import Question
@@ -28,7 +29,10 @@ from penstock.planner.solver.terms.problem import Question
 def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
     asked = read_question(cfg)
-    plan = answer(asked.question, (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes))
+    count, why_one = ranks_of(cfg, asked.question)
+    if count > 1:
+        return answer_dealt(asked.question, count, (*format_notes(asked.question.model, cfg.model), *_noted(cfg, asked)))
+    plan = answer(asked.question, (*_noted(cfg, asked), *why_one))
     model = asked.hits.in_slots(plan.decisions.experts)
     plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
     plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens)
@@ -41,6 +45,10 @@ def make_plan(cfg: SolveConfig) -> Plan:
             *expert_notes(plan, asked.hits.source),
         ),
     )
+
+
+def _noted(cfg: SolveConfig, asked: Asked) -> tuple[str, ...]:
+    return (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
 
 
 def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:

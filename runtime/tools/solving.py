@@ -39,7 +39,8 @@ def solve(cfg: SolveConfig) -> Plan:
         out = Path(scratch, "plan.yaml")
         presets = [f"{group}={ASKED}" for group in ("hardware", "model", "workload")]
         force = [f"force.{key}={value}" for key, value in vars(cfg.force).items() if value is not None]
-        words = ["--config-dir", scratch, *presets, *force, f"calibration={cfg.calibration}", f"out={out}"]
+        asked = [f"calibration={cfg.calibration}", f"ranks={cfg.ranks or 1}", f"out={out}"]
+        words = ["--config-dir", scratch, *presets, *force, *asked]
         try:
             planner("solve", *words)
         except UserError as error:

@@ -33,7 +33,7 @@ PARAMETERS = {
 
 HARDWARE = (
     "rtx5080", "rtx5090", "rtx5070ti", "rtx4090", "rtx4080", "rtx3090", "rtx3060", "rtx6000ada", "laptop",
-    "t4", "l40s", "a100-80g", "h100", "h200", "cpu",
+    "t4", "l40s", "a100-80g", "h100", "h100x2", "h100x4", "h200", "cpu",
 )  # fmt: skip
 MODELS = (*PARAMETERS, "demo")
 PUBLISHED = {

@@ -121,6 +121,17 @@ class HostConfig:
 
 
 @dataclass
+class LinksConfig:
+    together_gbps: list[list[Any]] = field(default_factory=list)
+    """Page-locked host to device of several GPUs at once: rows of [GPUs, GB/s of all together]; empty: each as fast as alone."""
+    hop_s: Annotated[float, SECONDS] = 7e-5
+    """Seconds in which the hidden state of a token goes from one rank to the next, while all links are busy. The default is NCCL's send and
+    receive of 16 KB between two H100s."""
+    p2p_gbps: Annotated[float, RATE_IF_MEASURED] = 0.0
+    """Rate between ranks of the hidden states of a prompt; 0: not measured, and not waited for."""
+
+
+@dataclass
 class HardwareConfig:
     name: str = MISSING
     """As it is shown, and as a preset or profile is found."""
@@ -147,6 +158,10 @@ class HardwareConfig:
     """Seconds that a start takes beyond reading, page-locking and the first kernels, found likewise."""
     spread: dict[str, float] = field(default_factory=dict)
     """Of what runs have measured: figure -> the share by which nine of ten runs are within the profile's."""
+    devices: list[int] | None = None
+    """Numbers of the GPUs that a plan may use, all of the same kind and of `vram_bytes` each; null: the first one. `[0]` plans for one."""
+    links: LinksConfig | None = None
+    """What several ranks share; null: not measured, so that each GPU's link carries what it does alone."""
 
 
 @dataclass
@@ -276,6 +291,9 @@ class SolveConfig(Closing):
     speculate: Speculate = Speculate.none
     """Who drafts tokens for each pass to verify: `lookup`, the sequence itself; `auto`, lookup where it pays; `none`, nobody. The text is
     that of plain decoding."""
+    ranks: Annotated[int | None, Bounds(1, 1024)] = None
+    """Processes that a model's layers are dealt over, one GPU each or, without GPUs, a share of the cores each; null: one for each GPU of
+    the profile."""
     out: str = "plan.yaml"
     """The plan file to write."""
     notes: list[str] = field(default_factory=list, metadata={"internal": True})

@@ -11,12 +11,13 @@ from typing import Any
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.outside.bounds import EXABYTE, MOST_DEPTH, RATE, check_bounds
-from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, HostConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, HostConfig, LinksConfig, ModelConfig, WorkloadConfig
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 
@@ -65,7 +66,28 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         cpu_decode=_by_format("hardware.cpu.decode", cfg.cpu.decode),
         cpu_products=_by_format("hardware.cpu.products", cfg.cpu.products),
         host=_host(cfg.host) if cfg.host is not None and gpu is not None else None,
+        devices=_devices(cfg.devices) if gpu is not None else (),
+        links=Links() if cfg.links is None else _links(cfg.links),
     )
+
+
+def _devices(devices: list[int] | None) -> tuple[int, ...]:
+    """Numbers of cards, each once. UserError for others."""
+    if devices is None:
+        return ()
+    if not devices or len(set(devices)) < len(devices) or min(devices) < 0 or max(devices) > _MOST_DEVICE:
+        raise UserError(f"hardware.devices={devices}: must be numbers of GPUs, each once, such as [0,1]; null is the first one")
+    return tuple(devices)
+
+
+def _links(cfg: LinksConfig) -> Links:
+    together = _curve("hardware.links.together_gbps", cfg.together_gbps, "[GPUs, GB/s]") if cfg.together_gbps else None
+    return Links(together, cfg.hop_s, cfg.p2p_gbps)
+
+
+def _links_mapping(links: Links) -> dict[str, Any]:
+    together = [] if links.together is None else [list(point) for point in links.together.points]
+    return {"together_gbps": together, "hop_s": links.hop_s, "p2p_gbps": links.p2p_gbps}
 
 
 def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
@@ -104,6 +126,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
         }
         | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates},
         **({} if profile.host is None else {"host": _host_mapping(profile.host)}),
+        **({"devices": list(profile.devices)} if profile.devices else {}),
+        **({} if profile.links == Links() else {"links": _links_mapping(profile.links)}),
         "layer_launch_s": profile.layer_launch_s,
         "pass_s": profile.pass_s,
         "start_s": profile.start_s,
@@ -259,6 +283,7 @@ def _rows(key: str, rows: list[list[Any]], shape: str, width: int) -> list[list[
 
 
 _MOST_SPREAD = 1e3
+_MOST_DEVICE = 1023
 
 
 def _check_spread(spread: Mapping[str, float]) -> None:

@@ -10,6 +10,8 @@ from penstock.planner.contract.given.model import OWN_ATTENTION, ModelSpec
 
 def never_recorded(model: ModelSpec) -> str | None:
     """Why no step of ``model`` is recorded, wherever its weights lie; None where one can be."""
+    if model.dealt is not None:
+        return "hidden states go from rank to rank"
     if model.experts is not None:
         return "the host reads what routers chose"
     if model.state_bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.given.links import Links
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,15 @@ class HardwareProfile:
     """Format -> GB/s of stored bytes that the CPU multiplies by one row, without a card; a format that is missing is decoded."""
     host: HostRates | None = None
     """The CPU's products beside a card; None: not known, so the card computes everything."""
+    devices: tuple[int, ...] = ()
+    """Numbers of the cards that plans may use, each of them as ``gpu``, of ``vram_bytes`` each; empty: the first one alone."""
+    links: Links = Links()
+    """Of several cards, or ranks."""
+
+    @property
+    def cards(self) -> int:
+        """That plans may use."""
+        return 0 if self.gpu is None else max(1, len(self.devices))
 
     def read_long(self) -> HardwareProfile:
         """The same with no read faster than the drive's long rate."""

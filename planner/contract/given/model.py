@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Annotated
 
 from penstock.planner.common.outside.bounds import COUNT_BYTES, Bounds
+from penstock.planner.contract.given.dealt import Dealt
 from penstock.planner.contract.given.formats import Dtype, Format
 from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind, UnitSpec
 
@@ -116,6 +117,8 @@ class ModelSpec:
     ffn_activation: str = ""
     """Of a model whose FFNs are each one MLP, gated or plain, and nothing else: ``silu``, ``gelu`` or ``gelu_tanh``. Empty for any other: a
     CPU cannot compute its FFNs beside a card."""
+    dealt: Dealt | None = None
+    """Of which part of a whole model this is; None for a whole one. A part's layers are numbered from 0."""
 
     def __hash__(self) -> int:
         """Of what tells most models apart: to hash every unit takes longer than most of what is kept by model."""
@@ -213,8 +216,13 @@ class ModelSpec:
 
     @property
     def embed_row_bytes(self) -> int:
-        """Of one token's row in the embedding table, as stored."""
-        return self.of_kind(UnitKind.embed)[0].format.stored_bytes(1, self.hidden)
+        """Of one token's row in the embedding table, as stored; 0 where a rank has no table."""
+        return sum(unit.format.stored_bytes(1, self.hidden) for unit in self.of_kind(UnitKind.embed))
+
+    @property
+    def computes_embedding(self) -> bool:
+        """Whether hidden states begin here: the ranks behind the first one have no embedding table."""
+        return bool(self.of_kind(UnitKind.embed))
 
     @cached_property
     def head_bytes(self) -> int:

@@ -138,15 +138,21 @@ def _layers(row: UnitRow, layers: int, where: str) -> list[int | None]:
         if row.layers is not None:
             raise UserError(f"{where}={row.layers}: {row.kind} belongs to no layer; leave it out")
         return [None]
-    numbers: list[int | None] = []
-    fits = True
-    for span in (row.layers or "").split():
-        found = _SPAN.fullmatch(span)
-        last = int(found[2] or found[1]) if found else layers
-        fits = fits and last < layers and len(numbers) <= layers
-        numbers += range(int(found[1]), last + 1) if found and fits else []
-    if not numbers or not fits:
+    numbers = numbers_in(row.layers or "", layers)
+    if not numbers:
         raise UserError(f"{where}={row.layers}: must be numbers and spans within 0 to {layers - 1}, such as 0-{layers - 1}")
+    return list(numbers)
+
+
+def numbers_in(text: str, count: int) -> list[int]:
+    """What :func:`spans` wrote of numbers below ``count``; empty for any other text."""
+    numbers: list[int] = []
+    for span in text.split():
+        found = _SPAN.fullmatch(span)
+        last = int(found[2] or found[1]) if found else count
+        if found is None or last >= count or len(numbers) > count:
+            return []
+        numbers += range(int(found[1]), last + 1)
     return numbers
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from penstock.planner.contract.decided.decisions import Decisions
@@ -11,6 +11,8 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.interval import Intervals, intervals
+from penstock.planner.contract.plan.plan_ranks import Ranks
+from penstock.planner.contract.plan.rank_predictions import paced, predict_each, rank_terms
 from penstock.planner.contract.prices.cost import Prediction
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import BreakEven, break_even
@@ -21,25 +23,48 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """Decisions for one model on one machine under one workload, with their prediction."""
+    """Decisions for one model on one machine under one workload, with their prediction.
+
+    A plan of several ranks is a plan for each of them: ``hardware`` and ``model`` are whole, ``decisions`` are the first rank's, and
+    :meth:`of_rank` is what one of them runs.
+    """
 
     hardware: HardwareProfile
     model: ModelSpec
     workload: Workload
     decisions: Decisions
     prediction: Prediction
-    """What a run of the plan will show: seconds, bytes a token, bytes of each tier."""
+    """What a run of the plan will show: seconds, bytes a token, bytes of each tier. Of several ranks: ``predict_ranks``."""
     notes: tuple[str, ...] = field(default=())
+    ranks: Ranks = Ranks()
+
+    def of_rank(self, rank: int) -> Plan:
+        """The ordinary plan of ``rank``: its layers and rows of the LM head, its card and its share of the rest. It promises its own bytes
+        and the seconds of all ranks together. Itself where there is one. ValueError for a rank that is none."""
+        return self._of_ranks[rank] if 0 <= rank < self.ranks.count else _no_rank(rank, self.ranks.count)
+
+    @cached_property
+    def _of_ranks(self) -> tuple[Plan, ...]:
+        if self.ranks.count == 1:
+            return (self,)
+        terms = rank_terms(self.hardware, self.model, self.workload, self.ranks.decided(self.decisions))
+        each = predict_each(terms)
+        return tuple(
+            replace(self, hardware=hardware, model=model, decisions=decisions, prediction=paced(own, each), ranks=Ranks())
+            for (hardware, model, _, decisions), own in zip(terms, each, strict=True)
+        )
 
     @cached_property
     def break_even(self) -> BreakEven:
         """From how many tokens on restoring the head of a prompt of the workload beats computing it, per tier."""
-        return break_even(Prefill(self.hardware, self.model, self.workload, self.decisions))
+        first = self.of_rank(0)
+        return break_even(Prefill(first.hardware, first.model, first.workload, first.decisions))
 
     @cached_property
     def intervals(self) -> Intervals:
         """Between what nine of ten runs will find the prediction's seconds."""
-        return intervals(self.hardware, self.model, self.workload, self.decisions)
+        first = self.of_rank(0)
+        return intervals(first.hardware, first.model, first.workload, first.decisions)
 
     @property
     def passes_s(self) -> dict[str, float]:
@@ -54,4 +79,9 @@ class Plan:
 
     @property
     def placement(self) -> Placement:
-        return place(self.model, self.decisions.weights, self.hardware.gpu is not None)
+        """Of the first rank, where there are several."""
+        return place(self.of_rank(0).model, self.decisions.weights, self.hardware.gpu is not None)
+
+
+def _no_rank(rank: int, count: int) -> Plan:
+    raise ValueError(f"rank {rank} of a plan of {count}")

@@ -21,7 +21,10 @@ from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, 
 from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.plan.model_section import model_from, model_mapping
 from penstock.planner.contract.plan.plan import FORMAT, Plan
-from penstock.planner.contract.prices.cost import Prediction, predict
+from penstock.planner.contract.plan.plan_ranks import check_ranks
+from penstock.planner.contract.plan.rank_predictions import predict_ranks, rank_terms
+from penstock.planner.contract.plan.ranks_section import ranks_from, ranks_mapping
+from penstock.planner.contract.prices.cost import Prediction
 from penstock.planner.contract.prices.reuse import BreakEven
 from penstock.planner.contract.rules.broken import broken_rules
 
@@ -35,6 +38,8 @@ _COMMENTS = {
     "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
     "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
     "speculation": "Tokens that are drafted behind each sequence's last one, for one pass to verify.",
+    "ranks": "The model's layers are dealt over so many ranks, layer i to rank i mod count. What is above is of rank 0; others: of those "
+    "that decide otherwise.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest, and a "
     "decode step longer where experts are known late; nine_in_ten: [least, most] in nine of ten runs.",
     "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
@@ -50,7 +55,7 @@ _UNWRAPPED = 2**31 - 1
 _KEYS_A_LINE, _LINE = 6, 100
 """A mapping is written on one line up to this many keys and columns."""
 _REQUIRED = ("weights", "kv", "batch", "prefill_chunk_tokens", "hardware", "model", "workload")
-_OPTIONAL = ("notes", "experts", "speculation", "predicted", "break_even_tokens")
+_OPTIONAL = ("notes", "experts", "speculation", "ranks", "predicted", "break_even_tokens")
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -87,8 +92,12 @@ def read_plan(path: Path, key: str = "plan") -> Plan:
 
 def check_plan(plan: Plan) -> None:
     """Raise UserError with the first rule that ``plan`` breaks."""
-    for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions):
-        raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
+    check_ranks(plan.hardware, plan.model, plan.workload, plan.ranks.count)
+    decided = plan.ranks.decided(plan.decisions)
+    for rank, terms in enumerate(rank_terms(plan.hardware, plan.model, plan.workload, decided)):
+        of = f" of rank {rank}" * (len(decided) > 1)
+        for rule in broken_rules(*terms):
+            raise UserError(f"the plan{of} breaks a rule ({rule.name}): {rule.message}")
 
 
 def _plan_from(data: Mapping[str, Any]) -> Plan:
@@ -110,14 +119,16 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         prefill_chunk_tokens=convert(int, data["prefill_chunk_tokens"], "prefill_chunk_tokens"),
         speculation=build(Speculation, data.get("speculation", {}), "speculation"),
     )
-    if broken_rules(hardware, model, workload, decisions):
+    ranks = ranks_from(data.get("ranks"), decisions)
+    check_ranks(hardware, model, workload, ranks.count)
+    if any(broken_rules(*terms) for terms in rank_terms(hardware, model, workload, ranks.decided(decisions))):
         predicted = build(Prediction, _without_intervals(data.get("predicted")), "predicted")
     else:
-        predicted = predict(hardware, model, workload, decisions)
+        predicted = predict_ranks(hardware, model, workload, ranks.decided(decisions))
     if "break_even_tokens" in data:
         build(BreakEven, data["break_even_tokens"], "break_even_tokens")
     notes = convert(tuple[str, ...], data.get("notes") or [], "notes")
-    return Plan(hardware, model, workload, decisions, predicted, notes)
+    return Plan(hardware, model, workload, decisions, predicted, notes, ranks)
 
 
 def _without_intervals(predicted: Any) -> Any:
@@ -154,6 +165,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "batch": decisions.batch,
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
         "speculation": None if decisions.speculation == Speculation() else _plain(decisions.speculation),
+        "ranks": _plain(ranks_mapping(plan.ranks, decisions)),
         "predicted": _rounded(_plain(plan.prediction) | {_INTERVALS: _plain(plan.intervals)}),
         "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
         "hardware": hardware_mapping(plan.hardware),

@@ -32,6 +32,7 @@ from penstock.planner.contract.prices.stages import (
     prompt_fill,
     recorded_s,
 )
+from penstock.planner.contract.ranks.rank_chain import chained_s, turns
 
 STORED = ResidentForms()
 _NONE: Mapping[UnitKind, Amount] = MappingProxyType({})
@@ -91,7 +92,7 @@ def decode_phase(
 ) -> Phase:
     """A step at the mean context."""
     computed_by = model.decoded(forms.decoded)
-    launched_s = decode_compute_s(hardware, computed_by, workload, batch)
+    launched_s = chained_s(hardware, model, batch, 1, lambda machine: decode_compute_s(machine, computed_by, workload, batch))
     context = workload.prompt_tokens + workload.new_tokens / 2
     records = can_record(hardware, model)
     compute_s = recorded_s(hardware, computed_by, context, batch) if records else launched_s
@@ -121,7 +122,9 @@ def prefill_phase(
     passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
     rows = batch * min(chunk_tokens, left)
     computed_by = model.decoded(forms.decoded)
-    compute_s = prefill_compute_s(hardware, computed_by, workload, batch, chunk_tokens, start)
+    compute_s = chained_s(
+        hardware, model, rows, passes, lambda machine: prefill_compute_s(machine, computed_by, workload, batch, chunk_tokens, start)
+    )
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
     rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, chunk_tokens, start)))
     lookups = _lookups(hardware, model, batch * left, passes)
@@ -208,9 +211,9 @@ def _coded(
         units = model.of_kind(kind)
         beyond_s = sum(unit_s(hardware, unit, rows) - unit_s(hardware, unit.decoded, rows) for unit in units) / len(units)
         issued_s = _issued_s(hardware, model, passes * coded_issue_s(hardware, units[0])) if issues else 0.0
-        found[kind] = Price({computing_of(hardware): passes * beyond_s}, issued=issued_s)
+        found[kind] = Price({computing_of(hardware): passes * turns(model) * beyond_s}, issued=issued_s)
     return found
 
 
 def _lookups(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> Price:
-    return Price({Resource.card: lookup_s(model, rows, passes)}) if hardware.gpu else Price()
+    return Price({Resource.card: lookup_s(model, rows, passes)}) if hardware.gpu and model.computes_embedding else Price()

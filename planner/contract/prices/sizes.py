@@ -212,7 +212,8 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
     masked = served or tokens < workload.longest_prompt
     mask = tokens * workload.max_tokens * (1 + dtype) if masked else 0
-    logits = model.vocab * (dtype + f32)
+    gathered = model.vocab if model.dealt is None or model.dealt.rank else model.dealt.vocab
+    logits = gathered * (dtype + f32)
     return workload.together(batch) * max(tokens * max(norm, ffn), tokens * attention + one_layer_kv + mask) + batch * logits
 
 

@@ -154,6 +154,8 @@ class Formulation(LinearProgram):
         model, force = self.problem.model, self.problem.force
         forced = None if force.embedding is None else int(force.embedding is Tier.vram)
         self.embed_in_vram = self.integer("embed_in_vram", 0, 1 if self.gpu else 0, forced)
+        if not model.computes_embedding:
+            self.add(self.embed_in_vram <= 0)
         embed, head_streams = model.embed_bytes, self._streams(2)
         if model.tied:
             in_vram, in_dram = self.amount("tied_vram", 1), self.amount("tied_dram", 1)

@@ -1,0 +1,20 @@
+"""What a rank's model says of the whole one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Which part of a whole model a rank has: :class:`penstock.planner.contract.ranks.dealing.Dealing` says which layers and rows."""
+
+    rank: int
+    count: int
+    """Of ranks."""
+    layers: int
+    """Of the whole model."""
+    vocab: int
+    """Rows of the whole LM head."""
+    tied: bool
+    """Whether the whole model's LM head is its embedding table. A rank's head is a unit of its own: rows of that table."""

@@ -1,0 +1,29 @@
+"""How the links of several cards carry at once, and what goes from rank to rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.given.curve import Curve
+
+
+@dataclass(frozen=True)
+class Links:
+    """Of one host."""
+
+    together: Curve | None = None
+    """Cards -> GB/s that the links of so many carry to them at once, all together; None: each carries what it does alone."""
+    hop_s: float = 7e-5
+    """Seconds in which a token's hidden state goes from a rank to the next one, while all links are busy: NCCL's send and receive of 16 KB
+    between two H100s."""
+    p2p_gbps: float = 0.0
+    """Rate of larger hidden states between ranks; 0: not known, so nothing waits for it."""
+
+    def share(self, cards: int, alone_gbps: float) -> float:
+        """Of a link's ``alone_gbps``, what is left while those of ``cards`` carry at once."""
+        return 1.0 if self.together is None or cards == 1 else min(1.0, self.together.at(cards) / (cards * alone_gbps))
+
+    def hop_of(self, nbytes: float) -> float:
+        """Seconds in which ``nbytes`` of hidden states go from a rank to the next one."""
+        return self.hop_s + (nbytes / self.p2p_gbps / GB if self.p2p_gbps else 0.0)

@@ -1,0 +1,50 @@
+"""How many ranks a plan is for, and what the others decide beside the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.ranks.rank_model import never_dealt
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """``count`` processes that a model's layers are dealt over, as :class:`penstock.planner.contract.ranks.dealing.Dealing` has it."""
+
+    count: int = 1
+    others: tuple[Decisions, ...] = ()
+    """Of the ranks behind the first one, whose decisions are the plan's own. Batch and passes are the same for all."""
+
+    def decided(self, first: Decisions) -> Sequence[Decisions]:
+        """Of all ranks, where the first one's are ``first``."""
+        return first, *self.others
+
+
+def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload, count: int) -> None:
+    """UserError where ``count`` ranks of ``hardware`` cannot share ``model`` for ``workload``, with the remedy."""
+    if count == 1:
+        return
+    asked = f"ranks={count}"
+    if hardware.gpu is not None and count > hardware.cards:
+        raise UserError(
+            f"{asked}: {hardware.name} has {hardware.cards} GPU{'s' * (hardware.cards > 1)} for plans; set ranks={hardware.cards} or fewer "
+            "and solve again, or name more GPUs by hardware.devices="
+        )
+    if hardware.gpu is None and count > hardware.cpu_cores:
+        raise UserError(
+            f"{asked}: hardware.cpu.cores={hardware.cpu_cores}, and each rank needs one; set ranks={hardware.cpu_cores} or fewer"
+        )
+    if count > min(model.layers, model.vocab):
+        raise UserError(f"{asked}: {model.name} has {model.layers} layers, and each rank needs one; set ranks={model.layers} or fewer")
+    if why := never_dealt(model):
+        raise UserError(f"{asked}: {model.name} runs on one rank, since {why}; set ranks=1")
+    for key, value in (("clients", workload.clients), ("kv_spill", workload.kv_spill), ("kept_tokens", workload.kept_tokens)):
+        if value:
+            given = str(value).lower()
+            raise UserError(f"{asked}: workload.{key}={given} works on one rank alone yet; set ranks=1, or leave workload.{key} out")

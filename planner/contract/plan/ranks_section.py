@@ -1,0 +1,58 @@
+"""A plan file's section ``ranks``: how many, and what those decide that differ from the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.strictly import build, convert
+from penstock.planner.contract.decided.decisions import Decisions, KvPages, WeightDecisions
+from penstock.planner.contract.plan.model_section import numbers_in, spans
+from penstock.planner.contract.plan.plan_ranks import Ranks
+
+MOST_RANKS = 1024
+_KEYS = ("count", "others")
+_SECTIONS = {"weights": WeightDecisions, "kv": KvPages}
+
+
+def ranks_mapping(ranks: Ranks, first: Decisions) -> dict[str, Any] | None:
+    """``ranks`` as the file shows it, where the first one decides ``first``; None for one rank. :func:`ranks_from` takes it back."""
+    if ranks.count == 1:
+        return None
+    alike: dict[Decisions, list[int]] = {}
+    for rank, decisions in enumerate(ranks.others, 1):
+        if decisions != first:
+            alike.setdefault(decisions, []).append(rank)
+    others = {
+        spans(of): {name: getattr(decisions, name) for name in _SECTIONS if getattr(decisions, name) != getattr(first, name)}
+        for decisions, of in alike.items()
+    }
+    return {"count": ranks.count} | ({"others": others} if others else {})
+
+
+def ranks_from(data: Any, first: Decisions) -> Ranks:
+    """The ranks of a plan file whose first one decides ``first``. Raises UserError naming ``ranks.`` and the key."""
+    if data is None:
+        return Ranks()
+    if not isinstance(data, Mapping) or not set(data) <= set(_KEYS) or "count" not in data:
+        raise UserError(f"ranks: must be a mapping of {', '.join(_KEYS)}; write the plan again with `planner solve`")
+    count = convert(int, data["count"], "ranks.count")
+    if not 1 <= count <= MOST_RANKS:
+        raise UserError(f"ranks.count={count}: must be 1 to {MOST_RANKS}")
+    decided = [first] * (count - 1)
+    others = data.get("others") or {}
+    if not isinstance(others, Mapping):
+        raise UserError("ranks.others: must be a mapping of ranks, such as 1-3, to what they decide")
+    for named, changes in others.items():
+        where = f"ranks.others.{named}"
+        numbers = numbers_in(str(named), count)
+        if not numbers or 0 in numbers:
+            raise UserError(f"{where}: must be numbers and spans of ranks within 1 to {count - 1}")
+        if not isinstance(changes, Mapping) or not set(changes) <= set(_SECTIONS):
+            raise UserError(f"{where}: must be a mapping of {', '.join(_SECTIONS)}")
+        built = {name: build(_SECTIONS[name], value, f"{where}.{name}") for name, value in changes.items()}
+        for rank in numbers:
+            decided[rank - 1] = replace(first, **built)
+    return Ranks(count, tuple(decided))

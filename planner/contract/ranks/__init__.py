@@ -1,0 +1,1 @@
+"""A model dealt over ranks: one process each, one card each."""

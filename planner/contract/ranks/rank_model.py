@@ -1,0 +1,52 @@
+"""A rank's part of a model, as a model of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.planner.contract.given.dealt import Dealt
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+from penstock.planner.contract.ranks.dealing import Dealing
+
+
+def never_dealt(model: ModelSpec) -> str:
+    """Why ``model`` cannot be dealt over ranks; empty where it can."""
+    if model.experts is not None:
+        return "routed experts are not dealt over ranks yet"
+    if model.state_bytes:
+        return "some layers keep a state beside K and V, and its share of a rank is not known"
+    return "" if model.kv_elements is None else "layers keep different amounts of KV, and the share of a rank is not known"
+
+
+def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
+    """The layers of ``rank``, numbered from 0, and its rows of the LM head, of which no rank's is tied.
+
+    Rank 0 alone has the embedding table. Small tensors that always stay (``norm``) count in proportion to layers. Of one rank it is
+    ``model`` itself. ValueError for a model that is :func:`never_dealt`, or is dealt already.
+    """
+    if dealing.count == 1:
+        return model
+    if model.dealt is not None or dealing.layers != model.layers:
+        raise ValueError(f"{model.name} has {model.layers} layers and is dealt already" if model.dealt else f"{dealing} of {model.layers}")
+    if why := never_dealt(model):
+        raise ValueError(why)
+    mine, rows = dealing.of(rank), dealing.vocab_rows(rank, model.vocab)
+    units: list[UnitSpec] = []
+    for kind in (UnitKind.attn, UnitKind.ffn):
+        whole = model.of_kind(kind)
+        units += (replace(whole[layer], layer=local) for local, layer in enumerate(mine))
+    before = sum(len(dealing.of(earlier)) for earlier in range(rank))
+    units += (_part(unit, before, before + len(mine), model.layers) for unit in model.of_kind(UnitKind.norm))
+    if rank == 0:
+        units += model.of_kind(UnitKind.embed)
+    units.append(replace(_part(model.lm_head, rows.start, rows.stop, model.vocab), kind=UnitKind.head))
+    dealt = Dealt(rank, dealing.count, model.layers, model.vocab, model.tied)
+    return replace(model, units=tuple(units), tied=False, vocab=len(rows), dealt=dealt)
+
+
+def _part(unit: UnitSpec, first: int, last: int, parts: int) -> UnitSpec:
+    """Of ``unit`` the parts from ``first`` to before ``last``, of ``parts`` equal ones: those of all together are the unit."""
+    elements = [unit.elements * at // parts for at in (first, last)]
+    stored = [unit.stored_bytes * at // max(1, unit.elements) for at in elements]
+    return replace(unit, elements=elements[1] - elements[0], stored_bytes=stored[1] - stored[0])

@@ -1,0 +1,75 @@
+"""A plan of several ranks: how many there are to be, and what each of them decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import SolveConfig
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.decided.speculating import Speculate
+from penstock.planner.contract.given.unit_spec import UnitSpec
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.plan_ranks import Ranks, check_ranks
+from penstock.planner.contract.plan.rank_predictions import predict_ranks
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_model import model_of_rank
+from penstock.planner.contract.ranks.rank_share import share_of_rank
+from penstock.planner.solver.simple_choice import choose, doubt
+from penstock.planner.solver.terms.problem import Question
+
+_ALONE = ("host_ffn", "host_rows", "expert_host", "speculate_tokens")
+"""Decisions of one rank alone yet."""
+
+
+def ranks_of(cfg: SolveConfig, question: Question) -> tuple[int, tuple[str, ...]]:
+    """The ranks that ``cfg`` asks for: one for each card where it says nothing, unless that cannot be, which a note then says. UserError
+    where they are asked for and cannot be."""
+    count = question.hardware.cards or 1 if cfg.ranks is None else cfg.ranks
+    try:
+        _check(cfg, question, count)
+    except UserError as error:
+        if cfg.ranks is not None:
+            raise
+        return 1, (f"one of {count} GPUs is used: {error}",)
+    return count, ()
+
+
+def _check(cfg: SolveConfig, question: Question, count: int) -> None:
+    q = question
+    check_ranks(q.hardware, q.model, q.workload, count)
+    if count == 1:
+        return
+    if cfg.speculate is not Speculate.none:
+        raise UserError(f"ranks={count}: speculate={cfg.speculate} works on one rank alone yet; set ranks=1, or speculate=none")
+    for name in _ALONE:
+        if q.force.given.get(name):
+            raise UserError(f"ranks={count}: {q.force.key(name)} is of one rank alone yet; set ranks=1, or leave it out")
+
+
+def of_rank(question: Question, count: int, rank: int) -> Question:
+    """What is asked of one of ``count`` ranks."""
+    q, dealing = question, Dealing(count, question.model.layers)
+    return replace(q, hardware=share_of_rank(q.hardware, count, rank), model=model_of_rank(q.model, dealing, rank))
+
+
+def answer_dealt(question: Question, count: int, notes: tuple[str, ...] = ()) -> Plan:
+    """The plan of ``count`` ranks. The first one, which has most layers, decides batch, passes and pages for all; ranks with the same units
+    decide the same. Costs a solve for each kind of rank, four at most. Raises UserError; ``Infeasible`` when one finds no plan."""
+    q, found = question, dict[tuple[UnitSpec, ...], Decisions]()
+    decided: list[Decisions] = []
+    for rank in range(count):
+        asked = of_rank(q, count, rank)
+        if asked.model.units not in found:
+            if decided:
+                first = decided[0]
+                shared = {"prefill_chunk_tokens": first.prefill_chunk_tokens, "page_tokens": first.kv.page_tokens}
+                force = q.force.without("embedding").but(**shared)
+                asked = replace(asked, force=force, workload=replace(q.workload, batch=first.batch))
+            choice = choose(asked)
+            found[asked.model.units] = choice.decisions
+            if not decided and choice.left is not None:
+                notes = (*notes, doubt(choice.left))
+        decided.append(found[asked.model.units])
+    predicted = predict_ranks(q.hardware, q.model, q.workload, decided)
+    return Plan(q.hardware, q.model, q.workload, decided[0], predicted, notes, Ranks(count, tuple(decided[1:])))

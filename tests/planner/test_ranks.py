@@ -1,0 +1,173 @@
+"""A model dealt over ranks: nothing is lost, each rank's plan is a plan, and one rank changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.links import Links
+from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind
+from penstock.planner.contract.plan.plan_ranks import check_ranks
+from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_model import model_of_rank
+from penstock.planner.contract.ranks.rank_share import share_of_rank
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.solver.planning import answer
+from penstock.planner.solver.ranks_choice import answer_dealt
+from penstock.planner.solver.terms.problem import Question
+from tests.planner.small import GB, MB, blocks, machine, model, with_units, work
+
+TOGETHER = Links(Curve(((1, 55.0), (2, 107.0), (4, 174.0))), 7e-5, 392.0)
+
+
+def host(vram: int = 2 * GB, cards: int = 4, **change: Any) -> HardwareProfile:
+    return machine(vram, **{"devices": tuple(range(cards)) if vram else (), "links": TOGETHER} | change)
+
+
+@given(st.integers(1, 9), st.integers(0, 80), st.integers(1, 5000))
+def test_every_layer_and_every_row_lies_with_one_rank(count, more, rows):
+    dealing, vocab = Dealing(count, count + more), max(count, rows)
+    layers = [(layer, rank, local) for rank in range(count) for local, layer in enumerate(dealing.of(rank))]
+    assert sorted(layer for layer, _, _ in layers) == list(range(dealing.layers))
+    assert all((dealing.owner(layer), dealing.local(layer)) == (rank, local) for layer, rank, local in layers)
+    dealt = [dealing.vocab_rows(rank, vocab) for rank in range(count)]
+    assert [row for rows in dealt for row in rows] == list(range(vocab))
+    assert min(map(len, dealt)) >= 1
+    assert max(map(len, dealt)) - min(map(len, dealt[:-1]), default=vocab) <= 128
+
+
+@given(st.integers(2, 5), st.integers(5, 12), st.booleans(), st.data())
+@settings(max_examples=50)
+def test_the_units_of_all_ranks_are_the_whole_models(count, layers, tied, data):
+    sizes = tuple(data.draw(st.lists(st.integers(1, 50).map(lambda n: n * MB), min_size=layers, max_size=layers)))
+    whole = with_units(model(layers=layers, tied=tied), *blocks(UnitKind.ffn, sizes))
+    dealing = Dealing(count, layers)
+    parts = [model_of_rank(whole, dealing, rank) for rank in range(count)]
+    again = Counter(
+        replace(unit, layer=dealing.of(rank)[unit.layer])
+        for rank, part in enumerate(parts)
+        for unit in part.units
+        if unit.layer is not None
+    )
+    assert again == Counter(unit for unit in whole.units if unit.kind in PER_LAYER)
+    assert sum(part.norm_bytes for part in parts) == whole.norm_bytes
+    assert sum(part.lm_head_bytes for part in parts) == whole.lm_head_bytes
+    assert sum(part.embed_bytes for part in parts) == parts[0].embed_bytes == whole.embed_bytes
+    assert sum(part.weight_bytes for part in parts) == whole.weight_bytes + tied * whole.lm_head_bytes
+    assert sum(part.kv_bytes_per_token for part in parts) == whole.kv_bytes_per_token
+    assert sum(part.vocab for part in parts) == whole.vocab == parts[-1].dealt.vocab
+
+
+@given(
+    st.sampled_from([1, 2, 3, 4]),
+    st.sampled_from([0, 600 * MB, 900 * MB, 2 * GB]),
+    st.sampled_from([4 * GB, 64 * GB]),
+    st.integers(4, 11),
+    st.booleans(),
+    st.sampled_from([1, 4]),
+)
+@settings(max_examples=8, deadline=None)
+def test_the_plan_of_a_rank_holds_every_rule_and_comes_back_from_its_file(tmp_path_factory, count, vram, dram, layers, tied, batch):
+    question = Question(host(vram=vram, dram=dram), model(layers=layers, tied=tied), work(batch=batch))
+    plan = answer_dealt(question, count)
+    ranks = [plan.of_rank(rank) for rank in range(count)]
+    assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in ranks)
+    assert sum(r.model.layers for r in ranks) == layers
+    assert len({(r.decisions.batch, r.decisions.prefill_chunk_tokens, r.decisions.kv.page_tokens) for r in ranks}) == 1
+    promised = plan.prediction
+    assert promised.h2d_bytes_per_token == sum(r.prediction.h2d_bytes_per_token for r in ranks)
+    assert {r.prediction.decode_s_per_token for r in ranks} == {promised.decode_s_per_token}
+    if vram:
+        carried = TOGETHER.together.at(count) if count > 1 else 55.0
+        assert promised.decode_s_per_token * carried * 1e9 >= 0.999 * promised.h2d_bytes_per_token
+    path = tmp_path_factory.mktemp("ranks") / "plan.yaml"
+    write_plan(plan, path)
+    again = read_plan(path)
+    check_plan(again)
+    assert (again.ranks, again.decisions, again.prediction) == (plan.ranks, plan.decisions, plan.prediction)
+    assert [again.of_rank(rank) for rank in range(count)] == ranks
+
+
+@given(st.sampled_from([0, 600 * MB, 2 * GB]), st.booleans())
+@settings(max_examples=4, deadline=None)
+def test_one_rank_changes_no_plan(vram, tied):
+    question = Question(host(vram=vram), model(tied=tied), work())
+    plan = answer(question)
+    assert answer_dealt(question, 1) == plan == plan.of_rank(0)
+
+
+def test_a_card_more_gains_what_its_link_carries():
+    """24 equal layers, all outside VRAM: seconds are those of the bytes over all links together."""
+    question = Question(host(vram=700 * MB, dram_bus_gbps=240.0), model(layers=24), work())
+    step_s = {count: answer_dealt(question, count).prediction for count in (1, 2, 4)}
+    assert step_s[1].decode_s_per_token / step_s[2].decode_s_per_token > 1.8
+    assert step_s[1].decode_s_per_token / step_s[4].decode_s_per_token > 2.8
+    for count, promised in step_s.items():
+        assert promised.h2d_bytes_per_token / promised.decode_s_per_token / GB > 0.92 * (TOGETHER.together.at(count))
+
+
+def test_layers_of_several_ranks_follow_each_other():
+    """All in VRAM: two cards compute no sooner than one, and hops come on top."""
+    question = Question(host(vram=40 * GB, links=replace(TOGETHER, hop_s=1e-3), layer_launch_s=1e-9), model(), work())
+    one, two = (answer_dealt(question, count).prediction.decode_s_per_token for count in (1, 2))
+    assert two == pytest.approx(one + 10e-3, rel=0.02)
+
+
+def test_a_rank_has_its_card_and_its_share_of_the_rest():
+    whole = host()
+    share = share_of_rank(whole, 4, 3)
+    assert (share.vram_bytes, share.dram_bytes, share.cpu_cores) == (whole.vram_bytes, whole.dram_bytes // 4, whole.cpu_cores // 4)
+    assert share.devices == (3,)
+    assert share.gpu.h2d.peak == pytest.approx(174 / 4)
+    assert share.ssd_peak_gbps == whole.ssd_peak_gbps / 4
+
+
+@pytest.mark.parametrize(
+    ("count", "change", "says"),
+    [
+        (5, {}, "ranks=5: small has 4 GPUs for plans; set ranks=4 or fewer and solve again"),
+        (9, {"cards": 16}, "ranks=9: small has 8 layers, and each rank needs one; set ranks=8 or fewer"),
+        (9, {"vram": 0}, r"ranks=9: hardware\.cpu\.cores=8, and each rank needs one; set ranks=8 or fewer"),
+    ],
+)
+def test_too_many_ranks_are_refused_in_one_line(count, change, says):
+    with pytest.raises(UserError, match=says):
+        check_ranks(host(**change), model(), work(), count)
+
+
+@pytest.mark.parametrize(
+    ("of", "asked", "says"),
+    [
+        (model(experts=8), {}, "small runs on one rank, since routed experts are not dealt over ranks yet; set ranks=1"),
+        (model(), {"clients": 3}, r"workload\.clients=3 works on one rank alone yet; set ranks=1, or leave workload\.clients out"),
+        (model(), {"kv_spill": True}, r"workload\.kv_spill=true works on one rank alone yet"),
+        (replace(model(), state_bytes=5), {}, "small runs on one rank, since some layers keep a state"),
+    ],
+)
+def test_what_works_on_one_rank_alone_is_refused_in_one_line(of, asked, says):
+    with pytest.raises(UserError, match=f"ranks=2: {says}"):
+        check_ranks(host(), of, work(**asked), 2)
+
+
+def test_a_plan_file_says_which_rank_is_wrong(tmp_path: Path):
+    path = tmp_path / "plan.yaml"
+    write_plan(answer_dealt(Question(host(), model(layers=5), work()), 2), path)
+    text = path.read_text().partition("\nranks:")[0] + "\n"
+    whole = path.read_text()
+    kept = text + whole[whole.index("# What it promises") :]
+    for said, wrong in ((r"ranks\.count=0: must be 1 to", "{count: 0}"), (r"ranks\.others\.7: ", "{count: 2, others: {'7': {}}}")):
+        path.write_text(f"{kept}ranks: {wrong}\n")
+        with pytest.raises(UserError, match=said):
+            read_plan(path)
+    path.write_text(kept)
+    assert read_plan(path).ranks.count == 1, "an old file has no such section"
