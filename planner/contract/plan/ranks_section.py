@@ -52,7 +52,7 @@ def ranks_from(data: Any, first: Decisions) -> Ranks:
             raise UserError(f"{where}: must be numbers and spans of ranks within 1 to {count - 1}")
         if not isinstance(changes, Mapping) or not set(changes) <= set(_SECTIONS):
             raise UserError(f"{where}: must be a mapping of {', '.join(_SECTIONS)}")
-        built = {name: build(_SECTIONS[name], value, f"{where}.{name}") for name, value in changes.items()}
+        built: dict[str, Any] = {name: build(_SECTIONS[name], value, f"{where}.{name}") for name, value in changes.items()}
         for rank in numbers:
             decided[rank - 1] = replace(first, **built)
     return Ranks(count, tuple(decided))
