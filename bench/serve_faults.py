@@ -4,12 +4,12 @@
     python bench/serve_faults.py checkpoint=DIR cases=storm requests=10000
     python bench/serve_faults.py checkpoint=DIR cases=disk,clock,never_reads,silent,headers,smuggled,template,characters
 
-`engine`: SIGKILLs of the engine under load, with `kv.dir`; replies end in an error event or are right, then and afterwards. `front`: of the
-front; the engine ends within 5 s. `disk`: the directory of pages takes no more bytes. `clock`: the wall clock jumps by days.
-`never_reads`: clients that read nothing of long replies. `silent`: 1,000 connections that say nothing. `headers`: of 1 MB. `smuggled`:
-requests inside bodies, behind headers that may be read in two ways. `template`: a chat template that raises. `characters`: replies cut
-within emoji and CJK. `storm`: `requests` of 64 clients, of whom some go away, read slowly or send what is no request
-(bench/serve_storm.py).
+`engine`: SIGKILLs of the engine under load, with `kv.dir`; replies end in an error event or are right, then and afterwards. `hang`:
+SIGSTOPs, found after `hang_s`. `front`: SIGKILLs of the front; the engine ends within 5 s. `disk`: the directory of pages takes no more
+bytes. `clock`: the wall clock jumps by days. `never_reads`: clients that read nothing of long replies. `silent`: 1,000 connections that say
+nothing. `headers`: of 1 MB. `smuggled`: requests inside bodies, behind headers that may be read in two ways. `template`: a chat template
+that raises. `characters`: replies cut within emoji and CJK. `storm`: `requests` of 64 clients, of whom some go away, read slowly or send
+what is no request (bench/serve_storm.py).
 
 `checkpoint` is a trained one with a byte-level tokenizer: replies are compared, so no token of them may be a tie. Runs on the CPU.
 """
@@ -46,12 +46,13 @@ from bench.smuggled import said_to, smuggling  # noqa: E402
 from bench.sse import Address, Reply, ask  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 
-KEYS = ("checkpoint", "work", "out", "cases", "engine", "front", "requests", "clients", "seed", "new")
-CASES = ("engine", "front", "disk", "clock", "never_reads", "silent", "headers", "smuggled", "template", "characters", "storm")
+KEYS = ("checkpoint", "work", "out", "cases", "engine", "hang", "front", "requests", "clients", "seed", "new")
+CASES = ("engine", "hang", "front", "disk", "clock", "never_reads", "silent", "headers", "smuggled", "template", "characters", "storm")
 CLIENTS = 8
 GONE_S = 5.0
 """Within which an engine ends whose front has gone."""
 SETTLED_S = 3.0
+HANG_S = 5.0
 ANY_GBPS = 100
 FLAT = 0.02
 FROM = 2000
@@ -128,21 +129,25 @@ class Faults:
     # ---- cases
 
     def engine(self) -> Iterator[Row]:
-        times, wrong = int(self.given.get("engine", "200")), list[str]()
-        pages = self.bench.work / "pages-engine"
-        shutil.rmtree(pages, ignore_errors=True)
-        counts = {"answered": 0, "error": 0}
-        with self.server("engine", *kept_in(pages)) as server:
-            name, known = self.known(server)
-            for _ in range(times):
-                wrong += asyncio.run(self._under_load(server, name, known, counts))
-                server.wait_ready(120)
-                wrong += self.judged(server, name, known[:4])
-            what = f"SIGKILL under load, kv.dir; {counts['answered']} answered, {counts['error']} ended in an error"
-        yield self.row("the engine is killed", what, wrong, times)
+        yield self._ended("the engine is killed", "engine", signal.SIGKILL, int(self.given.get("engine", "200")))
 
-    async def _under_load(self, server: Server, name: str, known: Sequence[Known], counts: dict[str, int]) -> list[str]:
-        """Clients ask; in the middle the engine is killed. Each reply is right or ends in words -> what is wrong."""
+    def hang(self) -> Iterator[Row]:
+        yield self._ended("the engine stands still", "hang", signal.SIGSTOP, int(self.given.get("hang", "10")), f"hang_s={HANG_S:g}")
+
+    def _ended(self, case: str, name: str, by: signal.Signals, times: int, *keys: str) -> Row:
+        pages, wrong, counts = self.bench.work / f"pages-{name}", list[str](), {"answered": 0, "error": 0}
+        shutil.rmtree(pages, ignore_errors=True)
+        with self.server(name, *kept_in(pages), *keys) as server:
+            model, known = self.known(server)
+            for _ in range(times):
+                wrong += asyncio.run(self._under_load(server, model, known, counts, by))
+                server.wait_ready(120)
+                wrong += self.judged(server, model, known[:4])
+        what = f"{by.name} under load, kv.dir; {counts['answered']} answered, {counts['error']} ended in an error"
+        return self.row(case, what, wrong, times)
+
+    async def _under_load(self, server: Server, name: str, known: Sequence[Known], counts: dict[str, int], by: signal.Signals) -> list[str]:
+        """Clients ask; in the middle the engine gets the signal ``by``. Each reply is right or ends in words -> what is wrong."""
         wrong, over = [], asyncio.Event()
 
         async def client(k: int) -> None:
@@ -159,7 +164,7 @@ class Faults:
         clients = [asyncio.create_task(client(k)) for k in range(CLIENTS)]
         await asyncio.sleep(0.1 + self.draw.random())
         for pid in server.children():
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, by)
         await asyncio.sleep(0.05)
         over.set()
         await asyncio.wait_for(asyncio.gather(*clients), 120)

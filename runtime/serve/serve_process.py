@@ -39,7 +39,7 @@ def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open) -> dict[s
 
 async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open, read: Callable[[], Vocabulary]) -> dict[str, Any]:
     """Connections that come before the imports are done wait for them."""
-    supervisor = Supervisor(start_motor, opening, tell)
+    supervisor = Supervisor(start_motor, opening, tell, served.hang_s)
     supervisor.started()
     try:
         vocabulary = await asyncio.to_thread(read)

@@ -55,6 +55,9 @@ class ServeConfig(Closing):
     """Origins of web pages that may ask from a browser (CORS), such as https://example.org; the server's own page needs none."""
     drain_s: float = 30.0
     """Seconds that replies under way are given to end, after SIGTERM or SIGINT."""
+    hang_s: float | None = None
+    """Silence of a loaded engine after which it is killed and started anew; it speaks once a pass, or every two seconds when idle. null: 20
+    times the longest pass that the plan predicts, 60 s at least."""
     limits: FrontLimits = field(default_factory=FrontLimits)
     kv: ReuseConfig = field(default_factory=ReuseConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -25,6 +25,8 @@ from penstock.runtime.serve.serve_schema import Auth, ServeConfig
 from penstock.runtime.serve.wire.messages import Open
 from penstock.runtime.tools.solving import NoPlan, solve
 
+QUIET_S = 2.0
+"""That an idle engine may say nothing."""
 NEEDED = ("fastapi", "uvicorn", "h11", "prometheus_client", "llguidance")
 
 
@@ -37,6 +39,8 @@ def serve_verb(cfg: ServeConfig) -> None:
     check_address(cfg)
     if not 0 <= cfg.drain_s < 86400:
         raise UserError(f"drain_s={cfg.drain_s}: must be 0 or more, less than a day; set it so")
+    if cfg.hang_s is not None and not QUIET_S < cfg.hang_s < 86400:
+        raise UserError(f"hang_s={cfg.hang_s}: must be above {QUIET_S:g}, less than a day; set it so")
     with _planned(cfg) as (path, plan):
         drafter = plan.decisions.speculation.drafter
         if drafter is not Drafter.none:
@@ -58,6 +62,7 @@ def serve_verb(cfg: ServeConfig) -> None:
             local_only=cfg.auth is None and cfg.keys is None,
             origins=tuple(cfg.origins),
             drain_s=cfg.drain_s,
+            hang_s=cfg.hang_s,
             limits=cfg.limits,
             template=cfg.template,
         )

@@ -23,6 +23,8 @@ class Served:
     """Only this machine's own names are answered to."""
     origins: tuple[str, ...] = ()
     drain_s: float = 30.0
+    hang_s: float | None = None
+    """Silence of the engine that is taken for a hang; None: by the plan."""
     limits: FrontLimits = field(default_factory=FrontLimits)
     template: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template."""

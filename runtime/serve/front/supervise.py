@@ -25,6 +25,7 @@ from penstock.runtime.serve.wire.messages import (
     heard,
     said,
 )
+from penstock.runtime.serve.wire.silence import patience_s, silent
 
 State = Literal["loading", "ready", "restarting", "draining", "stopped"]
 Mail = asyncio.Queue[Message | ApiError]
@@ -48,10 +49,15 @@ class MotorProcess(Protocol):
 
 
 class Supervisor:
-    """Keeps one motor running and hands each request what the motor says of it. ``tell`` is given lines for the log."""
+    """Keeps one motor running and hands each request what the motor says of it. ``tell`` is given lines for the log. A motor that was ready
+    and says nothing for ``hang_s`` (None: far longer than its longest pass) is killed, and started anew like one that died."""
 
-    def __init__(self, start: Callable[[], Awaitable[MotorProcess]], opening: Open, tell: Callable[[str], None]):
-        self._start, self._opening, self._tell = start, opening, tell
+    def __init__(
+        self, start: Callable[[], Awaitable[MotorProcess]], opening: Open, tell: Callable[[str], None], hang_s: float | None = None
+    ):
+        self._start, self._opening, self._tell, self._hang_s = start, opening, tell, hang_s
+        self._words = 0
+        """Messages that were heard."""
         self.state: State = "loading"
         self.progress: Loading | None = None
         self.info: EngineInfo | None = None
@@ -147,18 +153,34 @@ class Supervisor:
         frames = self._frames = await AsyncFrames.over(process.sock)
         self.post(self._opening)
         sending = asyncio.create_task(self._send(frames))
-        ready = False
+        watching: asyncio.Task[None] | None = None
         try:
             while (data := await frames.receive()) is not None:
-                ready = self._hear(heard(data)) or ready
+                self._words += 1
+                if self._hear(heard(data)) and watching is None:
+                    watching = asyncio.create_task(self._watch(process, frames))
         except (OSError, BadFrame, ValueError, TypeError) as error:
             self._tell(f"the engine's socket: {type(error).__name__}")
         finally:
             sending.cancel()
+            if watching is not None:
+                watching.cancel()
             self._fail(ApiError(503, "the engine has ended; ask again", code="engine_ended", retry_after_s=5))
             await self._end(process)
             self._process = None
-        return ready
+        return watching is not None
+
+    async def _watch(self, process: MotorProcess, frames: AsyncFrames) -> None:
+        """End a motor that is ready and gets on no more. While it drains, the drain's own end counts."""
+        assert self.info is not None
+        patience = patience_s(self.info.longest_pass_s, self._hang_s)
+        await silent(lambda: self._words, patience)
+        if not self._ending:
+            self._tell(
+                f"the engine has said nothing for {patience:.0f} s; its longest pass takes {self.info.longest_pass_s:.3g} s; it is killed"
+            )
+            process.kill()
+            frames.abort()
 
     def _hear(self, message: Any) -> bool:
         """-> whether it is the word that requests may come."""

@@ -14,6 +14,7 @@ from typing import Any
 import transformers
 
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serve_scheduler import Scheduler
@@ -117,10 +118,24 @@ class Served:
             "binds": str(made.bottleneck_decode),
             "tiers": tiers(plan),
         }
-        limits = asdict(self._limits)
         return EngineInfo(
-            plan.model.name, str(self._checkpoint), plan.model.vocab, self.capacity_tokens, limits, predicted, version("penstock")
+            plan.model.name,
+            str(self._checkpoint),
+            plan.model.vocab,
+            self.capacity_tokens,
+            asdict(self._limits),
+            predicted,
+            self._longest_pass_s,
+            version("penstock"),
         )
+
+    @property
+    def _longest_pass_s(self) -> float:
+        """All rows decode and prompts fill the pass, over a full pool. Prompts whose logprobs are asked for are cut into several passes."""
+        limits, most = self._limits, self.capacity_tokens
+        context = min(most, limits.capacity_tokens / limits.rows)
+        fullest = MixedPass(limits.rows, context, max(1, limits.pass_tokens - limits.rows), most, most)
+        return PassPrices(self.session.plan).seconds(fullest) * -(-limits.pass_tokens // wanted_rows(self._plan, limits.pass_tokens))
 
     @property
     def capacity_tokens(self) -> int:

@@ -113,6 +113,8 @@ class EngineInfo:
     """``ServeLimits`` by field."""
     predicted: dict[str, Any]
     """What the plan says of seconds, tokens/s and bytes."""
+    longest_pass_s: float
+    """Of one that carries all it can, by the plan."""
     version: str
 
 

@@ -129,7 +129,7 @@ class FakeMotor:
             return
         if self._script.load is not None:
             await self._script.load.wait()
-        info = EngineInfo("model", "/c", 257, CAPACITY, {"rows": 4, "queue": 60}, {"tokens_per_s": 3.5}, "1")
+        info = EngineInfo("model", "/c", 257, CAPACITY, {"rows": 4, "queue": 60}, {"tokens_per_s": 3.5}, 0.1, "1")
         await frames.send(said(Ready(info)), said(Vital({"rows": 1, "busy_s": 2.0, "binds": "link", "tiers": {"vram": {"kv": 7}}})))
 
     async def _answer(self, frames: AsyncFrames, submit: Submit) -> None:

@@ -39,6 +39,7 @@ def test_a_motor_loads_answers_and_ends_with_its_front(exact_checkpoint: Path, t
         assert any(isinstance(message, Loading) for message in front.others)
         info = front.others[-1].info
         assert (info.vocab, info.capacity_tokens, info.limits["rows"]) == (300, 96, 4)
+        assert info.longest_pass_s > info.predicted["decode_s_per_token"]
         (heard,) = front.answers(submit(0, [1, 2, 3], 5))
         assert len(heard.tokens[0]) == 5
         front.say(submit(1, [1, 2, 3], 60))

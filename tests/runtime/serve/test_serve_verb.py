@@ -35,6 +35,7 @@ WRONG = [
     (("port=http",), "port=http"),
     ((f"host={'a' * 64}", "auth=none"), "aaa: no such address"),
     (("drain_s=-1",), "drain_s=-1.0: must be 0 or more"),
+    (("hang_s=1",), "hang_s=1.0: must be above 2, less than a day"),
     (("limits.body_bytes=0",), "limits.body_bytes=0: must be above 0"),
     (("limits.bodies=1",), "limits.bodies"),
     (("checkpoint=none",), "none"),

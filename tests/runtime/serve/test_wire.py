@@ -17,7 +17,7 @@ SAID = [
     Cancel(1),
     Chosen(1, 0, [9], [(-0.25, [9, 3], [-0.25, -2.0])]),
     Refused(1, "too_long", "no"),
-    Ready(EngineInfo("m", "/c", 10, 64, {"rows": 2}, {"tokens_per_s": 1.0}, "1")),
+    Ready(EngineInfo("m", "/c", 10, 64, {"rows": 2}, {"tokens_per_s": 1.0}, 0.5, "1")),
     Drain(),
 ]
 
