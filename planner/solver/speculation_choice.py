@@ -8,6 +8,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.solver.served_speculation import served_with_drafts
 
 
 def speculating(plan: Plan, asked: Speculate, tokens: int | None) -> Plan:
@@ -18,7 +19,7 @@ def speculating(plan: Plan, asked: Speculate, tokens: int | None) -> Plan:
             raise UserError(f"force.speculate_tokens={tokens}: nobody drafts; set speculate=lookup, or leave it out")
         return plan
     if plan.workload.is_served:
-        raise UserError(f"speculate={asked}: a server drafts no tokens; leave it out, or choose another workload")
+        return served_with_drafts(plan, asked, tokens)
     drafter = Drafter.lookup
     acceptance = DEFAULT_ACCEPTANCE[drafter]
     tried = [

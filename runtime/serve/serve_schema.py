@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.planner.common.closing import Closing
 from penstock.planner.contract.config.config_schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.decided.speculating import Speculate
 from penstock.runtime.asked.run_schema import EngineConfig, ReuseConfig
 from penstock.runtime.serve.front.front_limits import FrontLimits
 
@@ -33,6 +34,8 @@ class ServeConfig(Closing):
     force: ForceConfig = field(default_factory=ForceConfig)
     calibration: CalibrationUse = CalibrationUse.own
     """As in `planner solve`; a plan file holds its own rates."""
+    speculate: Speculate | None = None
+    """As in `planner solve` where no plan is named, as in `runtime run` where one is."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to serve; null takes the plan's."""
     adapter: str | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
-from penstock.planner.contract.decided.speculating import Drafter
+from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit
@@ -42,9 +42,6 @@ def serve_verb(cfg: ServeConfig) -> None:
     if cfg.hang_s is not None and not QUIET_S < cfg.hang_s < 86400:
         raise UserError(f"hang_s={cfg.hang_s}: must be above {QUIET_S:g}, less than a day; set it so")
     with _planned(cfg) as (path, plan):
-        drafter = plan.decisions.speculation.drafter
-        if drafter is not Drafter.none:
-            raise UserError(f"speculation.drafter={drafter}: a server drafts no tokens; solve again without speculate=")
         _, checkpoint = check_fit(_as_run(cfg), plan)
         opening = Open(
             plan=str(path),
@@ -53,6 +50,7 @@ def serve_verb(cfg: ServeConfig) -> None:
             kv=asdict(cfg.kv),
             engine=asdict(cfg.engine),
             queue=cfg.limits.queue,
+            speculate=_drafts_asked(cfg),
         )
         served = Served(
             name=cfg.name or plan.model.name,
@@ -102,7 +100,8 @@ def _planned(cfg: ServeConfig) -> Iterator[tuple[Path, Plan]]:
     assert cfg.hardware is not None and cfg.model is not None
     try:
         with bar_console().status("solving"):
-            plan = solve(SolveConfig(cfg.hardware, cfg.model, cfg.workload or WorkloadConfig(), cfg.force, calibration=cfg.calibration))
+            work, drafts = cfg.workload or WorkloadConfig(), cfg.speculate or Speculate.none
+            plan = solve(SolveConfig(cfg.hardware, cfg.model, work, cfg.force, calibration=cfg.calibration, speculate=drafts))
     except NoPlan as none:
         raise UserError(none.whole) from none
     with tempfile.TemporaryDirectory(prefix="penstock-serve-") as scratch:
@@ -121,4 +120,16 @@ def _closing(report: Mapping[str, Any]) -> str:
 
 def _as_run(cfg: ServeConfig) -> RunConfig:
     """What the check of a run looks at."""
-    return RunConfig(plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, adapter=cfg.adapter, kv=cfg.kv, engine=cfg.engine)
+    return RunConfig(
+        plan=cfg.plan or "(solved)",
+        checkpoint=cfg.checkpoint,
+        adapter=cfg.adapter,
+        kv=cfg.kv,
+        engine=cfg.engine,
+        speculate=_drafts_asked(cfg),
+    )
+
+
+def _drafts_asked(cfg: ServeConfig) -> Speculate | None:
+    """Of a plan's server; what is solved here has been asked already."""
+    return cfg.speculate if cfg.plan is not None else None

@@ -5,10 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Protocol
 
+from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.speculate.drafter import Drafts, Proposer
+
+
+class Lengths(Protocol):
+    """Chooses how long chains are, and learns from what became of them."""
+
+    @property
+    def acceptance(self) -> Acceptance: ...
+
+    def of(self, rows: int) -> ChainLength:
+        """For so many sequences."""
 
 
 @dataclass
@@ -32,17 +44,17 @@ class DraftedSoFar:
 
 
 class Chains:
-    """Asks ``proposer`` for as many tokens as ``length`` chooses."""
+    """Asks ``proposer`` for as many tokens as ``lengths`` choose."""
 
-    def __init__(self, name: str, proposer: Proposer, length: ChainLength):
-        self._name, self._proposer, self._length = name, proposer, length
+    def __init__(self, name: str, proposer: Proposer, lengths: Lengths):
+        self._name, self._proposer, self.lengths = name, proposer, lengths
         self.counts = DraftedSoFar()
         self._read_s = 0.0
         """Of the pass that is to come."""
 
     def draft(self, live: Sequence[KvSequence], left: Sequence[int]) -> Drafts:
         """Tokens to compute behind the last one of each of ``live``, which may say ``left`` more: fewer than those."""
-        most = self._length.choose()
+        most = self.lengths.of(len(live)).choose()
         if not most:
             return [()] * len(live)
         begun = time.perf_counter()
@@ -53,9 +65,9 @@ class Chains:
         self.counts.draft_s += time.perf_counter() - begun - self._read_s
         return drafts
 
-    def book(self, drafts: Drafts, said: Sequence[Sequence[int]], seconds: float) -> None:
+    def book(self, drafts: Drafts, said: Sequence[Sequence[int]], seconds: float | None) -> None:
         """The pass of ``drafts`` took ``seconds``, drafting and reading counted, and its sequences said ``said``: what was kept, and one
-        token more."""
+        token more. None: it carried prompts as well, so that its seconds say nothing of drafts."""
         counts = self.counts
         counts.passes += 1
         for draft, tokens in zip(drafts, said, strict=True):
@@ -67,8 +79,9 @@ class Chains:
                 for k in range(until):
                     totals[k] += 1
             if draft:
-                self._length.acceptance.book(len(draft), kept)
-        self._length.took(max(map(len, drafts)), seconds - self._read_s)
+                self.lengths.acceptance.book(len(draft), kept)
+        if seconds is not None:
+            self.lengths.of(len(drafts)).took(max(map(len, drafts)), seconds - self._read_s)
         self._read_s = 0.0
 
     def forget(self, number: int) -> None:
@@ -79,4 +92,4 @@ class Chains:
         """For the report: tokens drafted and kept, by their places in the chain, and what a pass gave a sequence."""
         counts = self.counts
         a_pass = counts.tokens / counts.rows if counts.rows else None
-        return {"drafter": self._name, **asdict(counts), "tokens_a_pass": a_pass, "acceptance": self._length.acceptance.share}
+        return {"drafter": self._name, **asdict(counts), "tokens_a_pass": a_pass, "acceptance": self.lengths.acceptance.share}

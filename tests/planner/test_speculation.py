@@ -9,6 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.planner.contract.serving.arrivals import Arrivals
+from penstock.planner.contract.serving.pass_prices import PassPrices
+from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
+from penstock.planner.contract.serving.serve_limits import ServeLimits
+from penstock.planner.contract.serving.serving_forecast import simulate_serving
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import TRIALS, ChainLength
 from penstock.planner.contract.speculation.drafting import expected_tokens
@@ -78,9 +83,24 @@ def test_auto_drafts_where_the_link_binds_and_not_where_each_row_visits_other_ex
     ("keys", "said"),
     [
         ({"force.speculate_tokens": 4}, "force.speculate_tokens=4: nobody drafts"),
-        ({"speculate": "lookup", "workload": "serve"}, "speculate=lookup: a server drafts no tokens"),
     ],
 )
 def test_drafts_that_nobody_would_use_are_refused(keys: dict[str, object], said: str) -> None:
     with pytest.raises(penstock.UserError, match=said):
         penstock.solve(model="llama8b", hardware="rtx4090", **keys)
+
+
+def test_a_server_drafts_less_the_more_rows_it_has_and_is_forecast_to_be_faster_by_what_is_kept() -> None:
+    plain = penstock.solve(model="llama8b", hardware="rtx4090", workload="serve")
+    drafted = penstock.solve(model="llama8b", hardware="rtx4090", workload="serve", speculate="auto")
+    planned = PlannedDrafts(drafted, ServeLimits.of(drafted), PassPrices(drafted))
+    lengths = [planned.length(rows) for rows in (1, 4, 16, 32)]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] == drafted.decisions.speculation.tokens > lengths[-1] > 0
+    assert f"{lengths[0]} behind a row that is alone, {lengths[-1]} behind each of 32 rows" in drafted.notes[-1]
+    assert drafted.prediction.tokens_a_pass == pytest.approx(expected_tokens(0.3, lengths[-1]))
+    assert drafted.prediction.total_s < plain.prediction.total_s
+    arrivals = Arrivals.of(drafted.workload, 120)
+    before, after = simulate_serving(plain, arrivals), simulate_serving(drafted, arrivals)
+    assert (before.drafted, before.kept) == (0, 0) and after.requests == before.requests == 120
+    assert 0.1 < after.kept / after.drafted < 0.3, "what stands behind a wrong draft is not kept either"
+    assert after.tokens_per_s > before.tokens_per_s

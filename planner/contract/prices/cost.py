@@ -26,6 +26,7 @@ from penstock.planner.contract.prices.stages import (
     kv_fill,
     ssd_gbps,
 )
+from penstock.planner.contract.speculation.chain_length import best_length
 from penstock.planner.contract.speculation.drafting import expected_tokens
 
 WAITED = 0.5
@@ -132,18 +133,38 @@ def waves(workload: Workload, batch: int) -> int:
 def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
     """The prediction for ``decisions``, whoever made them; they must hold the rules of ``penstock.planner.contract.rules``."""
     plain = _undrafted(hardware, model, workload, decisions)
-    drafted = decisions.speculation
-    if not drafted.tokens:
+    length = chain_in(hardware, model, workload, decisions)
+    if not length:
         return plain
-    step_s, tokens = verify_s(hardware, model, workload, decisions), expected_tokens(drafted.acceptance, drafted.tokens)
-    _, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
+    drafted = replace(decisions.speculation, tokens=length)
+    step_s = verify_s(hardware, model, workload, replace(decisions, speculation=drafted))
+    tokens = expected_tokens(drafted.acceptance, length)
+    prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
+    waited = WAITED if workload.is_served else 0.0
+    whole = 0.0 if workload.objective is Objective.throughput else waited
+    phases_s = prefill_weight * plain.prefill_s + (decode_weight - whole) * step_s / tokens + whole * step_s
     return replace(
         plain,
+        ttft_s=plain.ttft_s + waited * (step_s - plain.decode_s_per_token),
         decode_s_per_token=step_s,
         decode_tokens_per_s=decisions.batch * tokens / step_s,
         tokens_a_pass=tokens,
-        total_s=plain.total_s + decode_weight * (step_s / tokens - plain.decode_s_per_token),
+        total_s=with_wait(workload, decisions.batch, phases_s),
     )
+
+
+def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> int:
+    """Tokens drafted behind each of ``decisions.batch`` sequences: as decided. A server has fewer where that many rows are better off with
+    fewer, or where a pass has no room for more."""
+    decided = decisions.speculation
+    if not workload.is_served or not decided.tokens:
+        return decided.tokens
+
+    def worth(drafts: int) -> float:
+        tried = replace(decisions, speculation=replace(decided, tokens=drafts))
+        return expected_tokens(decided.acceptance, drafts) / verify_s(hardware, model, workload, tried)
+
+    return best_length(min(decided.tokens, decisions.prefill_chunk_tokens // decisions.batch), worth)
 
 
 def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:

@@ -143,11 +143,19 @@ class MixedPass:
     """Tokens that each of these attends to, on average: half of its own part, and all before."""
     before: float = 0.0
     """Tokens before the parts, all together."""
+    drafted: int = 0
+    """Behind the newest tokens of the rows, all together."""
 
     @property
     def all_tokens(self) -> int:
         """That are computed."""
-        return self.rows + self.tokens
+        return self.rows + self.drafted + self.tokens
+
+    @property
+    def undrafted(self) -> MixedPass:
+        """With a row for each draft. KV is read once a sequence, so such rows have that much less of it."""
+        rows = self.rows + self.drafted
+        return replace(self, rows=rows, context=self.context * self.rows / max(1, rows), drafted=0)
 
 
 def mixed_compute_s(hardware: HardwareProfile, model: ModelSpec, mixed: MixedPass) -> float:

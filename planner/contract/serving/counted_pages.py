@@ -30,6 +30,13 @@ class CountedPages:
             self._free -= missing
         return True
 
+    def trim(self, number: int, tokens: int) -> None:
+        """What it holds beyond so many tokens is free again."""
+        spare = self._held.get(number, 0) - -(-tokens // self.page_tokens)
+        if spare > 0:
+            self._held[number] -= spare
+            self._free += spare
+
     def release(self, number: int) -> None:
         """What it holds is free again."""
         self._free += self._held.pop(number, 0)

@@ -46,6 +46,7 @@ class PassPrices:
 
     def seconds(self, mixed: MixedPass) -> float:
         """Of any pass."""
+        mixed = mixed.undrafted
         return self.mixed_s(mixed) if mixed.tokens else self.decode_s(mixed.rows, mixed.context)
 
     def balanced_tokens(self, rows: int, most: int) -> int:

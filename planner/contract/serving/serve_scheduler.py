@@ -1,69 +1,20 @@
 """Which tokens the next pass computes. Requests join and leave between passes.
 
-A pass carries the newest token of every row that decodes, then parts of prompts, the oldest prompt first. A request is admitted in order of
-arrival, where a row is free and its prompt fits beside what the living rows need next. Where pages run out all the same, the youngest row
-gives its pages up, and is computed again later. The oldest row never does, so that each request becomes the oldest and ends.
+A pass carries the newest token of every row that decodes, then parts of prompts, the oldest prompt first. What is left of it goes to drafts
+behind the rows that decode. A request is admitted in order of arrival, where a row is free and its prompt fits beside what the living rows
+need next. Where pages run out all the same, the youngest row gives its pages up, and is computed again later. The oldest row never does, so
+that each request becomes the oldest and ends. Drafts take no page that anybody else needs in the pass, and keep none behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import islice
-from typing import Literal, Protocol
 
 from penstock.planner.contract.serving.serve_limits import ServeLimits
+from penstock.planner.contract.serving.serve_step import ServePages, ServeStep, Share
 from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest, ServeRow, Waiting
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Tokens ``start`` to ``start`` + ``count`` of sequence ``number``. ``wanted``: the logits of the last one are asked."""
-
-    number: int
-    start: int
-    count: int
-    kind: Literal["prompt", "decode"]
-    wanted: bool
-
-
-@dataclass(frozen=True)
-class ServeStep:
-    """One pass: rows that decode, the oldest first, then prompts."""
-
-    rows: tuple[Share, ...] = ()
-    """Empty where nothing is to be done."""
-    given_up: tuple[int, ...] = ()
-    """Rows that wait again: their pages are released, they are computed from their first token on."""
-
-    @property
-    def tokens(self) -> int:
-        """That are computed."""
-        return sum(share.count for share in self.rows)
-
-
-class ServePages(Protocol):
-    """The pool as the scheduler sees it."""
-
-    @property
-    def page_tokens(self) -> int: ...
-
-    @property
-    def free(self) -> int:
-        """Pages that can be had now. Those that are only kept count as free."""
-        ...
-
-    def prefix(self, number: int) -> int:
-        """At admission: tokens of its prompt whose pages are shared or restored now. Whole pages, and less than the prompt."""
-        ...
-
-    def hold(self, number: int, tokens: int) -> bool:
-        """Room for so many tokens of ``number``. False: nothing was taken."""
-        ...
-
-    def release(self, number: int) -> None:
-        """It needs none of its pages any more. Nothing where it has none."""
-        ...
 
 
 class Scheduler:
@@ -107,8 +58,14 @@ class Scheduler:
         """It is not computed any further. Nothing where it is not here."""
         self._remove(number)
 
-    def next_step(self) -> ServeStep:
-        """What the next pass computes. RuntimeError where the last step is not over, or where pages that nobody holds are not to be had."""
+    @property
+    def rooms(self) -> dict[int, int]:
+        """Rows that decode, the oldest first -> tokens that may be drafted behind the newest one: less than are still to come."""
+        return {row.number: row.request.new_tokens - row.given - 1 for row in self._living.values() if row.decodes}
+
+    def next_step(self, drafts: Mapping[int, int] | None = None) -> ServeStep:
+        """What the next pass computes. ``drafts``: row -> tokens to verify behind its newest one; it may get fewer. RuntimeError where the
+        last step is not over, or where pages that nobody holds are not to be had."""
         if self._shares is not None:
             raise RuntimeError("the last step is not over")
         shares: dict[int, Share] = {}
@@ -132,14 +89,17 @@ class Scheduler:
             left -= shares[row.number].count if row.number in shares else 0
         if not short and not given_up:
             self._admit(left, shares)
+        if drafts:
+            self._draft(drafts, shares, spare=not short and not given_up)
         if shares:
             self._shares = shares
         elif self._living or any(self._may_start(row) for row in self._waiting):
             raise RuntimeError(f"{self._pages.free} of {self.limits.pages} pages are free, and no row can be computed")
         return ServeStep(tuple(shares.values()), tuple(given_up))
 
-    def finished(self, over: Collection[int] = ()) -> tuple[int, ...]:
-        """The step that was given out has been computed. A row whose last known token was in it has one more token.
+    def finished(self, over: Collection[int] = (), said: Mapping[int, int] | None = None) -> tuple[int, ...]:
+        """The step that was given out has been computed. A row whose last known token was in it has one more token; one that verified has
+        those that it ``said``: its kept drafts, and one more.
 
         Returns the numbers that are over: those that have all their ``new_tokens``, and those in ``over`` that are here."""
         if self._shares is None:
@@ -148,8 +108,11 @@ class Scheduler:
         ended = []
         for number, share in shares.items():
             row = self._living[number]
-            row.computed += share.count
-            row.given += share.wanted
+            if share.kind == "verify":
+                self._verified(row, share, (said or {})[number])
+            else:
+                row.computed += share.count
+                row.given += share.wanted
             if row.given >= row.request.new_tokens:
                 ended.append(number)
         return tuple(number for number in dict.fromkeys([*ended, *over]) if self._remove(number))
@@ -191,6 +154,31 @@ class Scheduler:
             row.held = self.limits.pages_of(end)
         shares[row.number] = Share(row.number, row.computed, count, "decode" if row.decodes else "prompt", end == row.tokens)
         return True
+
+    def _draft(self, drafts: Mapping[int, int], shares: dict[int, Share], spare: bool) -> None:
+        """Drafts behind rows that decode, from what the pass has left: each as many as any other, but none more than it has. Pages that are
+        free are taken for them where they are ``spare``."""
+        left = self.limits.pass_tokens - sum(share.count for share in shares.values())
+        rooms = {number: min(drafts.get(number, 0), room) for number, room in self.rooms.items() if number in shares}
+        for place, (number, room) in enumerate(sorted(rooms.items(), key=lambda each: each[1])):
+            row, share = self._living[number], shares[number]
+            count = min(room, left // (len(rooms) - place))
+            if spare and self._pages.hold(number, share.start + 1 + count):
+                row.held = max(row.held, self.limits.pages_of(share.start + 1 + count))
+            count = min(count, row.held * self.limits.page_tokens - share.start - 1)
+            if count > 0:
+                shares[number] = replace(share, count=1 + count, kind="verify")
+                left -= count
+
+    def _verified(self, row: ServeRow, share: Share, said: int) -> None:
+        """Drafts that were not kept are written over, and need no pages."""
+        if not 1 <= said <= share.count:
+            raise ValueError(f"row {row.number} said {said} tokens; allowed: 1 to {share.count}")
+        row.computed += said
+        row.given += said
+        if row.held > self.limits.pages_of(row.tokens):
+            self._pages.trim(row.number, row.tokens)
+            row.held = self.limits.pages_of(row.tokens)
 
     def _room(self, row: ServeRow) -> int:
         """Tokens of it for which there are pages."""

@@ -14,8 +14,10 @@ from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.arrivals import Arrivals
 from penstock.planner.contract.serving.counted_pages import CountedPages
 from penstock.planner.contract.serving.pass_prices import PassPrices
+from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
 from penstock.planner.contract.serving.serve_limits import ServeLimits
-from penstock.planner.contract.serving.serve_scheduler import Scheduler, ServeStep
+from penstock.planner.contract.serving.serve_scheduler import Scheduler
+from penstock.planner.contract.serving.serve_step import ServeStep
 from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest
 
 SETTLED = 0.25
@@ -67,6 +69,10 @@ class ServingForecast:
     pass_s: Spread
     rows: float
     """That decode in a pass, on average."""
+    drafted: int
+    """Tokens behind those of rows, for a pass to verify."""
+    kept: int
+    """Of these, by the acceptance that the plan counts on."""
 
     def document(self) -> dict[str, Any]:
         """As plain JSON values, of six figures."""
@@ -90,6 +96,8 @@ class _Found:
     """Tokens of all replies, when each request ended."""
     tokens: int = 0
     rows: int = 0
+    drafted: int = 0
+    kept: int = 0
     refused: int = 0
     given_up: int = 0
 
@@ -98,9 +106,10 @@ class _Playing:
     """A server's day without a server. The clock stands still but for passes, and for waiting until somebody asks."""
 
     def __init__(self, plan: Plan, arrivals: Arrivals, limits: ServeLimits, prices: PassPrices):
-        self._arrivals, self._prices = arrivals, prices
+        self._arrivals, self._prices, self._drafts = arrivals, prices, PlannedDrafts(plan, limits, prices)
         self._scheduler = Scheduler(limits, CountedPages(limits.pages, limits.page_tokens))
         self._chance = random.Random(f"lengths {arrivals.seed}")
+        self._luck = random.Random(f"drafts {arrivals.seed}")
         self._most = min(plan.workload.max_tokens if arrivals.lengths.spread else limits.capacity_tokens, limits.capacity_tokens)
         self._moments = list(arrivals.moments())
         """A heap."""
@@ -117,7 +126,7 @@ class _Playing:
         while True:
             while self._moments and self._moments[0] <= self.now_s:
                 self._ask(heappop(self._moments))
-            step = self._scheduler.next_step()
+            step = self._scheduler.next_step(self._drafts.behind(self._scheduler.rooms))
             if step.rows:
                 self._compute(step)
             elif self._moments:
@@ -149,10 +158,15 @@ class _Playing:
         self.now_s += seconds
         found.pass_s.append(seconds)
         found.rows += mixed.rows
+        found.drafted += mixed.drafted
+        said = {}
         for share in step.rows:
-            if share.wanted:
+            if share.kind == "verify":
+                said[share.number] = 1 + self._drafts.kept(share.count - 1, self._luck)
+                found.kept += said[share.number] - 1
+            for _ in range(said.get(share.number, share.wanted)):
                 self._token(self._asked[share.number])
-        for number in self._scheduler.finished():
+        for number in self._scheduler.finished((), said):
             del self._asked[number]
             found.ended_s.append(self.now_s)
             found.ended_tokens.append(found.tokens)
@@ -170,13 +184,13 @@ class _Playing:
 
 def mixed_of(step: ServeStep) -> MixedPass:
     """What ``step`` carries, as its price needs it."""
-    rows = context = tokens = before = seen = 0
+    rows = context = tokens = before = seen = drafted = 0
     for share in step.rows:
-        if share.kind == "decode":
-            rows, context = rows + 1, context + share.start
+        if share.kind != "prompt":
+            rows, context, drafted = rows + 1, context + share.start, drafted + share.count - 1
         else:
             tokens, before, seen = tokens + share.count, before + share.start, seen + share.count * (2 * share.start + share.count)
-    return MixedPass(rows, context / max(1, rows), tokens, seen / 2 / max(1, tokens), before)
+    return MixedPass(rows, context / max(1, rows), tokens, seen / 2 / max(1, tokens), before, drafted)
 
 
 def simulate_serving(
@@ -200,6 +214,8 @@ def simulate_serving(
         between_s=Spread.of(found.between_s),
         pass_s=Spread.of(found.pass_s),
         rows=found.rows / max(1, len(found.pass_s)),
+        drafted=found.drafted,
+        kept=found.kept,
     )
 
 

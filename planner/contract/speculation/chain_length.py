@@ -14,6 +14,11 @@ WEIGHT = 0.25
 """Of the newest measured pass beside those before."""
 
 
+def best_length(most: int, worth: Callable[[int], float]) -> int:
+    """Of 0 to ``most`` drafts what is worth most; the shorter of equals."""
+    return max(range(most + 1), key=lambda drafts: (worth(drafts), -drafts))
+
+
 @dataclass
 class ChainLength:
     """Chooses the chain that gives the most tokens a second, by what was accepted and what passes took.
@@ -29,6 +34,10 @@ class ChainLength:
     _since_trial_s: float = 0.0
     _longer: bool = False
     """Whether a longer chain is tried next, or none."""
+
+    def of(self, rows: int) -> ChainLength:
+        """For so many sequences: this one, however many there are."""
+        return self
 
     def seconds(self, drafts: int) -> float:
         """Of a pass with ``drafts`` drafted tokens a sequence: measured; on the line between the measured ones beside it; beyond them the
@@ -50,7 +59,7 @@ class ChainLength:
     @property
     def best(self) -> int:
         """The length that gives the most tokens a second; the shorter of equals."""
-        return max(range(self.most + 1), key=lambda drafts: (self.worth(drafts), -drafts))
+        return best_length(self.most, self.worth)
 
     def choose(self) -> int:
         """For the next pass. What seems not to pay is tried now and then: a longer chain, or none."""

@@ -39,6 +39,12 @@ class KvSequence:
         if missing > 0:
             self.pages += pool.take(missing, self.pages[-1] if self.pages else None)
 
+    def trim(self, pool: PagePool, tokens: int) -> None:
+        """Give pages beyond those of ``tokens`` back."""
+        needed = -(-tokens // pool.page_tokens)
+        pool.release(self.pages[needed:])
+        del self.pages[needed:]
+
     def release(self, pool: PagePool) -> None:
         """Give the pages back."""
         pool.release(self.pages)

@@ -19,6 +19,8 @@ COUNTED: Mapping[str, str] = {
     "prompt_tokens_total": "prompt_tokens",
     "restored_tokens": "restored_tokens",
     "preempted": "preempted_rows",
+    "drafted_tokens": "drafted_tokens",
+    "accepted_tokens": "accepted_tokens",
     "idle_s": "engine_idle_seconds",
     "busy_s": "engine_busy_seconds",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -59,15 +59,16 @@ def drawn_rows(plan: Plan) -> int:
     return max(1, (room - logits) // 2 // (DRAWING_BYTES * model.vocab))
 
 
-def cut_step(counts: Sequence[tuple[int, int]], most: int) -> list[list[tuple[int, int, int]]]:
+def cut_step(counts: Sequence[tuple[int, int]], most: int, whole: Collection[int] = ()) -> list[list[tuple[int, int, int]]]:
     """A step whose rows have (tokens, wanted), cut into passes that each want ``most`` at most: per pass, (row, tokens, wanted).
 
-    Rows that want one logit or none come first, all in the first pass. The tokens of the others are cut where a pass is full.
+    Rows that want one logit or none, and those in ``whole``, come first, all in the first pass. The tokens of the others are cut where a
+    pass is full.
     """
-    passes: list[list[tuple[int, int, int]]] = [[(i, *row) for i, row in enumerate(counts) if row[1] <= 1]]
+    passes: list[list[tuple[int, int, int]]] = [[(i, *row) for i, row in enumerate(counts) if row[1] <= 1 or i in whole]]
     room = most - sum(wanted for _, _, wanted in passes[0])
     for i, (tokens, wanted) in enumerate(counts):
-        if wanted <= 1:
+        if wanted <= 1 or i in whole:
             continue
         before = tokens - wanted
         while wanted:

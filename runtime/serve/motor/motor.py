@@ -18,8 +18,9 @@ from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uncollected
-from penstock.planner.common.strictly import build
+from penstock.planner.common.strictly import build, convert
 from penstock.planner.common.threads import wait_asleep
+from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.order import check_fit
 from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
@@ -102,6 +103,7 @@ def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
         adapter=asked.adapter,
         kv=build(ReuseConfig, asked.kv, "kv"),
         engine=build(EngineConfig, asked.engine, "engine"),
+        speculate=convert(Speculate | None, asked.speculate, "speculate"),
     )
     plan, checkpoint = check_fit(cfg, read_plan(Path(asked.plan).expanduser()))
     reuse = fitted(cfg.kv, plan)

@@ -27,6 +27,17 @@ class Picked(NamedTuple):
     """Of the row's own grammar."""
 
 
+class PassLogits(NamedTuple):
+    """Of one pass."""
+
+    logits: torch.Tensor
+    """[rows, vocab]"""
+    found: torch.Tensor
+    """The likeliest token of each row [rows]; -1 where its logits are no numbers."""
+    likeliest: list[int]
+    """The same on the host."""
+
+
 class RowSampler:
     """Chooses on the device that computed the logits. ``put`` brings whole numbers there, past the weights.
 
@@ -47,31 +58,42 @@ class RowSampler:
     @torch.inference_mode()
     def choose(self, logits: torch.Tensor, choices: Sequence[RowChoice]) -> list[Picked]:
         """The next token of each row: [rows, vocab]. Each counts as said."""
+        return self.pick(self.read(logits), range(len(choices)), choices)
+
+    @torch.inference_mode()
+    def read(self, logits: torch.Tensor) -> PassLogits:
+        """``logits`` [rows, vocab] of a pass, and the likeliest token of each row."""
         best, ids = logits.max(-1)
+        found = torch.where(best.isnan(), -1, ids)
+        return PassLogits(logits, found, found.tolist())
+
+    @torch.inference_mode()
+    def pick(self, read: PassLogits, rows: Sequence[int], choices: Sequence[RowChoice]) -> list[Picked]:
+        """The next token by each of ``rows`` of the logits, each by its own of ``choices``. Each counts as said."""
+        tokens, found = [read.likeliest[row] for row in rows], [read.found[row : row + 1] for row in rows]
         errors: dict[int, str] = {}
         some = [i for i, choice in enumerate(choices) if not choice.plain]
         if some:
-            ids = self._changed(logits, ids, choices, some, errors)
-        found = torch.where(best.isnan(), -1, ids)
-        tokens = found.tolist()
-        told = self._logprobs(logits, ids, choices)
+            places = self._put([rows[i] for i in some])
+            ids = self._changed(read.logits[places].float(), some, choices, errors)
+            ids = torch.where(read.found[places] < 0, -1, ids)
+            for k, (i, token) in enumerate(zip(some, ids.tolist(), strict=True)):
+                tokens[i], found[i] = token, ids[k : k + 1]
+        told = self._logprobs(read.logits, rows, tokens, choices)
         picked = []
         for i, (choice, token) in enumerate(zip(choices, tokens, strict=True)):
             error = errors.get(i)
             if token >= 0 and error is None:
                 try:
-                    choice.add(token, found[i : i + 1])
+                    choice.add(token, found[i])
                 except RuntimeError as wrong:
                     error = str(wrong)
             picked.append(Picked(None if token < 0 else token, told.get(i), error))
         return picked
 
-    def _changed(
-        self, logits: torch.Tensor, ids: torch.Tensor, choices: Sequence[RowChoice], some: list[int], errors: dict[int, str]
-    ) -> torch.Tensor:
-        """``ids``, those of rows ``some`` chosen anew. ``errors`` gets what became of their grammars."""
-        rows = self._put(some)
-        scores = logits[rows].float()
+    def _changed(self, scores: torch.Tensor, some: Sequence[int], choices: Sequence[RowChoice], errors: dict[int, str]) -> torch.Tensor:
+        """The ids that ``some`` of ``choices`` choose by their ``scores`` [some, vocab] in float32. ``errors`` gets what became of their
+        grammars."""
         masks: dict[int, array[int]] = {}
         for k, i in enumerate(some):
             choices[i].change(scores[k])
@@ -86,7 +108,7 @@ class RowSampler:
         for group in self._groups([(k, choices[i]) for k, i in enumerate(some) if choices[i].drawn]):
             where = self._put([k for k, _ in group])
             chosen[where] = self._draw(scores[where], [choice for _, choice in group])
-        return ids.index_copy(0, rows, chosen)
+        return chosen
 
     def _groups(self, drawn: Sequence[tuple[int, RowChoice]]) -> Iterator[Sequence[tuple[int, RowChoice]]]:
         """Rows that are drawn at once: all that look at a few tokens alone, and some of the others."""
@@ -125,14 +147,16 @@ class RowSampler:
         place = torch.minimum(place, last)
         return (place if order is None else order.gather(1, place))[:, 0]
 
-    def _logprobs(self, logits: torch.Tensor, ids: torch.Tensor, choices: Sequence[RowChoice]) -> dict[int, TopLogprobs]:
-        """Of the rows that ask for them, by the model's own logits."""
+    def _logprobs(
+        self, logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], choices: Sequence[RowChoice]
+    ) -> dict[int, TopLogprobs]:
+        """Of those that ask for them, by the model's own logits."""
         asked = [i for i, choice in enumerate(choices) if choice.told.logprobs is not None]
         if not asked:
             return {}
-        rows = self._put(asked)
+        places, ids = self._put([*(rows[i] for i in asked), *(max(0, tokens[i]) for i in asked)]).view(2, -1)
         most = max(choices[i].told.logprobs or 0 for i in asked)
-        found = in_blocks(logits[rows], ids[rows], most, self._block_rows)
+        found = in_blocks(logits[places], ids, most, self._block_rows)
         return {i: _first(own, choices[i].told.logprobs or 0) for i, own in zip(asked, found, strict=True)}
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from penstock.planner.contract.serving.serve_scheduler import Share
+from penstock.planner.contract.serving.serve_step import Share
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import Row, RowKind
@@ -27,10 +27,10 @@ class SharedPrefix(Protocol):
 
 class ServeSequences:
     """The scheduler's ``ServePages`` over the pool of ``stepper``. ``prefix`` is None where nothing can be shared: a model whose sequences
-    keep a state beside K and V."""
+    keep a state beside K and V. ``ended`` hears the number of each that has gone."""
 
-    def __init__(self, stepper: Stepper, prefix: SharedPrefix | None):
-        self._stepper, self._pool, self._prefix = stepper, stepper.pool.pages, prefix
+    def __init__(self, stepper: Stepper, prefix: SharedPrefix | None, ended: Callable[[int], None] = lambda number: None):
+        self._stepper, self._pool, self._prefix, self._ended = stepper, stepper.pool.pages, prefix, ended
         self._living: dict[int, KvSequence] = {}
         self._alone: set[int] = set()
         """Sequences that begin with nothing that others computed."""
@@ -49,6 +49,7 @@ class ServeSequences:
         """It has gone, and holds no pages."""
         self._living.pop(number)
         self._alone.discard(number)
+        self._ended(number)
 
     def spoil(self, number: int) -> None:
         """What was computed of it is no good: none of its pages is kept."""
@@ -58,9 +59,9 @@ class ServeSequences:
         """Its reply goes on with ``token``."""
         self._living[number].tokens.append(token)
 
-    def tokens(self, number: int) -> list[int]:
-        """Its prompt, and its reply so far."""
-        return self._living[number].tokens
+    def each(self, numbers: Iterable[int]) -> list[KvSequence]:
+        """Those of ``numbers``, not to be changed."""
+        return [self._living[number] for number in numbers]
 
     @property
     def page_tokens(self) -> int:
@@ -111,6 +112,10 @@ class ServeSequences:
             return False
         return True
 
+    def trim(self, number: int, tokens: int) -> None:
+        """Its pages beyond so many tokens are given back."""
+        self._living[number].trim(self._pool, tokens)
+
     def release(self, number: int) -> None:
         """Its pages are given back; full ones of what is checked stay while there is room."""
         sequence = self._living[number]
@@ -120,17 +125,22 @@ class ServeSequences:
         self._stepper.forget(number)
         sequence.release(self._pool)
 
-    def row(self, share: Share, done: int, count: int, wanted: int) -> Row:
-        """``count`` tokens of ``share`` behind its first ``done``, with the logits of the last ``wanted``."""
+    def row(self, share: Share, done: int, count: int, wanted: int, draft: Sequence[int] = ()) -> Row:
+        """``count`` tokens of ``share`` behind its first ``done``, with the logits of the last ``wanted``. Where it verifies, its newest
+        token and as many of ``draft``."""
         sequence = self._living[share.number]
         if sequence.cached != share.start + done:
             raise RuntimeError(f"sequence {share.number} has {sequence.cached} tokens, the pass begins at {share.start + done}")
-        return sequence.row(count, RowKind(share.kind), wanted)
+        return sequence.drafted(draft[: count - 1]) if share.kind == "verify" else sequence.row(count, RowKind(share.kind), wanted)
 
     def computed(self, rows: Sequence[Row]) -> None:
         """A pass of ``rows`` is queued or over."""
         for row in rows:
             self._living[row.sequence].cached = row.end
+
+    def verified(self, number: int, cached: int) -> None:
+        """What was computed of it beyond ``cached`` tokens is written over: drafts that were not kept."""
+        self._living[number].cached = cached
 
     def confirm(self) -> dict[int, int]:
         """The step is over. What was restored for it is checked now -> number -> tokens that it is left with, of each whose restored pages

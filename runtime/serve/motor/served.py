@@ -16,8 +16,10 @@ import transformers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.pass_prices import PassPrices
+from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serve_scheduler import Scheduler
+from penstock.planner.contract.speculation.chain_lengths import ChainLengths
 from penstock.runtime.asked.order import capacity_tokens
 from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig
@@ -36,6 +38,7 @@ from penstock.runtime.serve.motor.serving_loop import ServingLoop
 from penstock.runtime.serve.motor.vitals import Vitals, tiers
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import EngineInfo, Open, Ready, said
+from penstock.runtime.speculate.chains import Chains
 
 
 class Served:
@@ -83,16 +86,30 @@ class Served:
         frames.send(said(Ready(self.info)))
         session, stepper, plan = self.session, self.session.engine.stepper, self.session.plan
         shares = session.prefix or (PoolPrefix(stepper.pool.pages) if stepper.goes_back else None)
-        sequences = ServeSequences(stepper, shares)
         law = ServeLaw(plan.model.vocab, self.capacity_tokens, wanted_rows(plan, self._limits.pass_tokens), block_rows(plan))
+        chains = self._chains(law.wanted_rows)
+        sequences = ServeSequences(stepper, shares, chains.forget if chains is not None else lambda number: None)
         scheduler = Scheduler(self._limits, sequences)
         generation, totals = self._vocabulary.generation, self._vitals.totals
         intake = Intake(scheduler, sequences, generation, self._grammars, law, stepper.put, inbox, totals)
-        loop = ServingLoop(session.step, stepper.put, self._sampler, scheduler, sequences, intake, law, inbox, frames, self._vitals)
+        loop = ServingLoop(session.step, stepper.put, self._sampler, scheduler, sequences, intake, law, inbox, frames, self._vitals, chains)
         over = loop.run()
         if over:
             session.flush(self._tell)
         return over
+
+    def _chains(self, wanted_rows: int) -> Chains | None:
+        """Drafts as the plan has them, by the rows that share a pass, within the logits that one may give."""
+        chains, limits = self.session.chains, self._limits
+        if chains is not None:
+            planned = PlannedDrafts(self.session.plan, limits, PassPrices(self.session.plan))
+            spare = wanted_rows - limits.rows
+            chains.lengths = ChainLengths(
+                lambda rows: min(planned.most(rows), spare // rows),
+                lambda rows, drafts: planned.pass_s(rows)(drafts),
+                chains.lengths.acceptance,
+            )
+        return chains
 
     def text(self, ids: list[int]) -> str:
         """What ``ids`` say."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 
-from penstock.planner.contract.serving.serve_scheduler import Scheduler, ServeStep, Share
+from penstock.planner.contract.serving.serve_scheduler import Scheduler
+from penstock.planner.contract.serving.serve_step import ServeStep, Share
 from penstock.planner.contract.serving.serving_forecast import mixed_of
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.model.rows import Row, Step
@@ -16,11 +18,12 @@ from penstock.runtime.serve.motor.inbox import Gone, Inbox
 from penstock.runtime.serve.motor.intake import Intake, ServeLaw
 from penstock.runtime.serve.motor.logprobs import cut_step, in_blocks
 from penstock.runtime.serve.motor.replies import Reply
-from penstock.runtime.serve.motor.row_sampling import RowSampler
+from penstock.runtime.serve.motor.row_sampling import Picked, RowSampler
 from penstock.runtime.serve.motor.serve_sequences import ServeSequences
 from penstock.runtime.serve.motor.vitals import Vitals
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import Message, PromptLogprobs, Vital, said
+from penstock.runtime.speculate.chains import Chains
 
 COPYING_S = 0.02
 """Seconds between two looks at pages that are to be copied out while nobody asks anything."""
@@ -47,11 +50,12 @@ class ServingLoop:
         inbox: Inbox,
         frames: Frames,
         vitals: Vitals,
+        chains: Chains | None = None,
     ):
         self._step, self._put, self._scheduler, self._sequences = step, put, scheduler, sequences
         self._intake, self._replies, self._law = intake, intake.replies, law
         self._inbox, self._frames, self._vitals = inbox, frames, vitals
-        self._sampler = sampler
+        self._sampler, self._chains = sampler, chains
         self._idle_from = time.perf_counter()
 
     def run(self) -> bool:
@@ -59,10 +63,12 @@ class ServingLoop:
         while self._hear():
             if self._intake.over:
                 return True
-            step = self._scheduler.next_step()
+            begun = time.perf_counter()
+            drafts = self._draft()
+            step = self._scheduler.next_step({number: len(draft) for number, draft in drafts.items()})
             self._vitals.totals.given_up += len(step.given_up)
             if step.rows:
-                self._compute(step)
+                self._compute(step, drafts, begun)
             else:
                 self._meanwhile()
             self._sequences.advance()
@@ -88,9 +94,16 @@ class ServingLoop:
             self._tell(self._intake.obey(message))
         return True
 
-    def _compute(self, step: ServeStep) -> None:
+    def _draft(self) -> dict[int, Sequence[int]]:
+        """Row that decodes -> what may follow its newest token; of those without a guess nothing."""
+        rooms = {} if self._chains is None else self._scheduler.rooms
+        if not rooms or self._chains is None:
+            return {}
+        drafts = self._chains.draft(self._sequences.each(rooms), [room + 1 for room in rooms.values()])
+        return dict(zip(rooms, drafts, strict=True))
+
+    def _compute(self, step: ServeStep, drafts: Mapping[int, Sequence[int]], begun: float) -> None:
         """One step, of one pass unless prompts want more logits than fit."""
-        begun = time.perf_counter()
         shares = step.rows
         shape = mixed_of(step)
         told: list[Message] = []
@@ -99,63 +112,117 @@ class ServingLoop:
             began = None if reply.began else reply.told_of(share.start)
             if began is not None:
                 told.append(began)
-        logits, numbers = self._logits(shares, told)
+        logits, wanted = self._logits(shares, drafts, told)
         self._meanwhile()
         void = self._sequences.confirm()
         for number, cached in void.items():
             self._scheduler.recomputed(number, cached)
-        if void:
-            kept = [k for k, number in enumerate(numbers) if number not in void]
-            logits, numbers = logits[kept], [numbers[k] for k in kept]
-        picked = self._sampler.choose(logits, [self._replies[number].choice for number in numbers]) if numbers else []
-        over: list[int] = []
-        for number, pick in zip(numbers, picked, strict=True):
-            reply = self._replies[number]
-            said_, last = reply.goes_on(pick)
-            told += said_
-            if pick.token is None:
+        chosen, over = self._choose(logits, {number: rows for number, rows in wanted.items() if number not in void}, drafts, told)
+        for share in shares:
+            if share.kind == "verify":
+                self._sequences.verified(share.number, share.start + len(chosen[share.number]))
+        for number, tokens in chosen.items():
+            if None in tokens:
                 self._sequences.spoil(number)
-                self._vitals.totals.errors += 1
-            elif not last or pick.token not in reply.submit.stop_ids:
-                self._sequences.said(number, pick.token)
-                self._vitals.totals.tokens += 1
-            if last:
-                over.append(number)
         self._tell(told)
         now = time.perf_counter()
-        self._vitals.passed(shape, now - begun, begun - self._idle_from)
+        decoded = [share for share in shares if share.kind != "prompt"]
+        gave = sum(len(chosen[share.number]) for share in decoded)
+        self._vitals.passed(shape, gave, now - begun, begun - self._idle_from)
         self._idle_from = now
+        if self._chains is not None:
+            self._book(
+                self._chains, [share for share in shares if share.kind != "prompt"], drafts, chosen, None if shape.tokens else now - begun
+            )
         for share in shares:
             if share.kind == "prompt" and share.wanted and share.number not in void and share.number not in over:
                 self._sequences.keep(share.number)
-        for number in self._scheduler.finished(over):
+        for number in self._scheduler.finished(over, {number: len(tokens) for number, tokens in chosen.items()}):
             self._replies.end(self._replies[number])
             self._sequences.end(number)
         self._vitals.totals.restored_tokens = self._sequences.restored_tokens
 
-    def _logits(self, shares: Sequence[Share], told: list[Message]) -> tuple[torch.Tensor, list[int]]:
-        """Compute ``shares`` -> logits of the tokens that come next [numbers, vocab], and whose they are. ``told`` gets the logprobs of
-        prompts."""
+    def _choose(
+        self, logits: torch.Tensor, wanted: Mapping[int, range], drafts: Mapping[int, Sequence[int]], told: list[Message]
+    ) -> tuple[dict[int, list[int | None]], list[int]]:
+        """Of each sequence, whose ``wanted`` rows of ``logits`` are: the tokens that it chooses, one behind each of its drafts that it
+        would have chosen; None where its logits are no numbers. And those that are over. ``told`` gets what is said of each token.
+
+        Every token is chosen as without drafts, from the same logits and by the same draws, so that the reply is the same.
+        """
+        chosen: dict[int, list[int | None]] = {number: [] for number in wanted}
+        over: list[int] = []
+        going = list(wanted)
+        read = self._sampler.read(logits) if going else None
+        while going and read is not None:
+            rows = [wanted[number][len(chosen[number])] for number in going]
+            picked = self._sampler.pick(read, rows, [self._replies[number].choice for number in going])
+            agreed = []
+            for number, pick in zip(going, picked, strict=True):
+                place = len(chosen[number])
+                chosen[number].append(pick.token)
+                if self._say(number, pick, told):
+                    over.append(number)
+                elif place + 1 < len(wanted[number]) and pick.token == drafts[number][place]:
+                    agreed.append(number)
+            going = agreed
+        return chosen, over
+
+    def _say(self, number: int, pick: Picked, told: list[Message]) -> bool:
+        """Its reply goes on with ``pick``. Whether it is over."""
+        reply = self._replies[number]
+        said_, last = reply.goes_on(pick)
+        told += said_
+        if pick.token is None:
+            self._vitals.totals.errors += 1
+        elif not last or pick.token not in reply.submit.stop_ids:
+            self._sequences.said(number, pick.token)
+            self._vitals.totals.tokens += 1
+        return last
+
+    def _book(
+        self,
+        chains: Chains,
+        decoded: Sequence[Share],
+        drafts: Mapping[int, Sequence[int]],
+        chosen: Mapping[int, Sequence[int | None]],
+        seconds: float | None,
+    ) -> None:
+        """What became of drafts in a pass of ``seconds``; None: it carried prompts as well."""
+        if not decoded:
+            return
+        verified = [drafts.get(share.number, ())[: share.count - 1] for share in decoded]
+        chains.book(verified, [[token or 0 for token in chosen[share.number]] for share in decoded], seconds)
+        totals = self._vitals.totals
+        totals.drafted, totals.kept = chains.counts.drafted, chains.counts.kept
+
+    def _logits(
+        self, shares: Sequence[Share], drafts: Mapping[int, Sequence[int]], told: list[Message]
+    ) -> tuple[torch.Tensor, dict[int, range]]:
+        """Compute ``shares`` -> logits of the tokens that come next, and which rows of them each sequence has. ``told`` gets the logprobs
+        of prompts."""
+        asked = [share.count if share.kind == "verify" else int(share.wanted) for share in shares]
         scoring = {k: self._replies[share.number] for k, share in enumerate(shares) if share.kind == "prompt" and self._scores(share)}
-        counts = [(share.count, self._wanted(share) if k in scoring else int(share.wanted)) for k, share in enumerate(shares)]
-        passes = cut_step(counts, self._law.wanted_rows) if scoring else [[(k, *row) for k, row in enumerate(counts)]]
+        counts = [(share.count, self._wanted(share) if k in scoring else asked[k]) for k, share in enumerate(shares)]
+        whole = [k for k in range(len(shares)) if k not in scoring]
+        passes = cut_step(counts, self._law.wanted_rows, whole) if scoring else [[(k, *row) for k, row in enumerate(counts)]]
         done, last = [0] * len(shares), dict[int, torch.Tensor]()
         for cut in passes:
-            rows = [self._sequences.row(shares[k], done[k], count, wanted) for k, count, wanted in cut]
+            rows = [self._sequences.row(shares[k], done[k], count, wanted, drafts.get(shares[k].number, ())) for k, count, wanted in cut]
             logits = self._step(Step(tuple(rows)))
             self._sequences.computed(rows)
             if not scoring:
-                return logits, [share.number for share in shares if share.wanted]
+                return logits, _places(shares, asked)
             parts = logits.split([row.wanted for row in rows])
             for (k, count, _), row, own in zip(cut, rows, parts, strict=True):
                 done[k] += count
                 if k in scoring:
                     told += self._score(scoring[k], row, own)
-                if shares[k].wanted and done[k] == shares[k].count:
-                    last[k] = own[-1:].clone()
+                if asked[k] and done[k] == shares[k].count:
+                    last[k] = own[-asked[k] :].clone()
         order = sorted(last)
         found = torch.cat([last[k] for k in order]) if order else torch.empty(0)
-        return found, [shares[k].number for k in order]
+        return found, _places([shares[k] for k in order], [asked[k] for k in order])
 
     def _scores(self, share: Share) -> bool:
         reply = self._replies[share.number]
@@ -183,3 +250,9 @@ class ServingLoop:
     def _vital(self) -> dict[str, Any]:
         used = self._scheduler.limits.pages - self._sequences.free
         return self._vitals.take(self._scheduler.living, self._scheduler.waiting, used, self._sequences.kept)
+
+
+def _places(shares: Sequence[Share], wanted: Sequence[int]) -> dict[int, range]:
+    """Sequence -> its rows of the logits, where those of ``shares`` follow each other, ``wanted`` of each."""
+    ends = list(accumulate(wanted))
+    return {share.number: range(end - count, end) for share, count, end in zip(shares, wanted, ends, strict=True) if count}

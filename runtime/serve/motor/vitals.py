@@ -8,7 +8,7 @@ Keys of ``Vital.stats``; one that is not known is left out:
   ``idle_share``: of the seconds in which there was work, those between passes; ``busy``: stage -> share of the seconds; ``binds``: the
   stage that was busy longest;
 * since the start ``requests``, ``passes``, ``generated_tokens``, ``prompt_tokens_total`` (computed), ``restored_tokens``, ``preempted``
-  (rows), ``idle_s``, ``busy_s``;
+  (rows), ``drafted_tokens``, ``accepted_tokens``, ``idle_s``, ``busy_s``;
 * ``tiers``: tier -> ``capacity`` and bytes by item, as the plan has them.
 """
 
@@ -38,6 +38,10 @@ class Totals:
     prompt_tokens: int = 0
     """That were computed."""
     restored_tokens: int = 0
+    drafted: int = 0
+    """Tokens that passes verified."""
+    kept: int = 0
+    """Of these."""
     passes: int = 0
     pass_s: float = 0.0
     idle_s: float = 0.0
@@ -68,14 +72,14 @@ class Vitals:
         self._session, self._limits, self._predicted_s = session, limits, predicted_s
         self._tiers = tiers(session.plan)
         self.totals = Totals()
-        self._last: tuple[MixedPass, float] | None = None
+        self._last: tuple[MixedPass, int, float] | None = None
         self._since = _Since(busy=self._busy())
         self._begun = time.perf_counter()
         self._work_s = 0.0
 
-    def passed(self, shape: MixedPass, seconds: float, idle_s: float) -> None:
-        """A pass is over, that began ``idle_s`` after the last one or after work came."""
-        self._last = shape, seconds
+    def passed(self, shape: MixedPass, gave: int, seconds: float, idle_s: float) -> None:
+        """A pass is over that began ``idle_s`` after the last one or after work came, and gave rows that decode ``gave`` tokens."""
+        self._last = shape, gave, seconds
         self.totals.passes += 1
         self.totals.pass_s += seconds
         self.totals.idle_s += idle_s
@@ -116,6 +120,8 @@ class Vitals:
             "prompt_tokens_total": totals.prompt_tokens,
             "restored_tokens": totals.restored_tokens,
             "preempted": totals.given_up,
+            "drafted_tokens": totals.drafted,
+            "accepted_tokens": totals.kept,
             "idle_s": totals.idle_s,
             "busy_s": totals.pass_s,
             "tiers": self._tiers,
@@ -153,7 +159,7 @@ class Vitals:
     def _last_pass(self) -> dict[str, Any]:
         if self._last is None:
             return {}
-        shape, seconds = self._last
+        shape, gave, seconds = self._last
         predicted = self._predicted_s(shape)
         self.totals.compared += 1
         self.totals.compared_s += seconds
@@ -164,7 +170,7 @@ class Vitals:
             "decode_rows": shape.rows,
             "pass_s": seconds,
             "predicted_pass_s": predicted,
-            "predicted_tokens_per_s": shape.rows / predicted,
+            "predicted_tokens_per_s": gave / predicted,
         }
 
 

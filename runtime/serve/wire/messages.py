@@ -27,6 +27,8 @@ class Open:
     """Keys of ``EngineConfig``."""
     queue: int | None = None
     """Requests that wait at most, in place of the plan's."""
+    speculate: str | None = None
+    """Who drafts; None: as the plan has it."""
     grammars: bool = True
     """Whether ``Submit.grammar`` may come: the checkpoint's tokenizer is then read by the motor, too."""
 

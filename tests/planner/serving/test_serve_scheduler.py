@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from penstock.planner.contract.serving.counted_pages import CountedPages
 from penstock.planner.contract.serving.serve_limits import ServeLimits
-from penstock.planner.contract.serving.serve_scheduler import Scheduler, Share
+from penstock.planner.contract.serving.serve_scheduler import Scheduler
+from penstock.planner.contract.serving.serve_step import Share
 from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest
 
 MANY = settings(max_examples=150, deadline=None, derandomize=True)
@@ -36,6 +37,11 @@ class Ledger:
         self.of.setdefault(number, []).extend(self.unused.pop() for _ in range(missing))
         return True
 
+    def trim(self, number, tokens):
+        needed = -(-tokens // self.page_tokens)
+        self.unused += self.of[number][needed:]
+        self.of[number] = self.of[number][:needed]
+
     def release(self, number):
         self.unused += self.of.pop(number, [])
 
@@ -58,19 +64,19 @@ class Played:
     def known(self, number):
         return self.asked[number].prompt_tokens + self.given[number]
 
-    def step(self, over=(), bad=None):
-        """One pass, checked; row ``bad``'s restore turns out void."""
+    def step(self, over=(), bad=None, drafts=None, kept=None):
+        """One pass, checked; row ``bad``'s restore turns out void. Of ``drafts`` each row keeps ``kept`` at most."""
         lived = [number for number in self.here if number in self.computed]
         decoding = [n for n in lived if self.given[n] and self.computed[n] == self.known(n) - 1]
-        step = self.scheduler.next_step()
+        step = self.scheduler.next_step(drafts)
         for number in step.given_up:
             del self.computed[number]
             assert number not in self.pages.of
         shares = {share.number: share for share in step.rows}
         assert len(shares) == len(step.rows) <= self.limits.rows
         assert step.tokens <= self.limits.pass_tokens
-        assert [share.kind for share in step.rows] == sorted(share.kind for share in step.rows)
-        assert all(n in shares and shares[n].kind == "decode" for n in decoding if n not in step.given_up), "a row that decodes starves"
+        assert [share.kind == "prompt" for share in step.rows] == sorted(share.kind == "prompt" for share in step.rows)
+        assert all(n in shares and shares[n].kind != "prompt" for n in decoding if n not in step.given_up), "a row that decodes starves"
         if lived:
             assert lived[0] in shares, "the oldest row starves"
         for number, share in shares.items():
@@ -80,6 +86,11 @@ class Played:
             else:
                 assert share.start == self.computed[number]
             end = share.start + share.count
+            if share.kind == "verify":
+                assert 1 < share.count <= 1 + drafts[number] and share.start == self.known(number) - 1
+                assert end <= self.asked[number].end_tokens and len(self.pages.of[number]) * self.limits.page_tokens >= end
+                self.computed[number] = share.start + min(share.count, 1 + kept)
+                continue
             assert share.count >= 1 and end <= self.known(number) and share.wanted == (end == self.known(number))
             assert len(self.pages.of[number]) * self.limits.page_tokens >= end
             self.computed[number] = end
@@ -88,9 +99,12 @@ class Played:
         if bad in shares:
             self.scheduler.recomputed(bad, 0)
             self.computed[bad] = 0
-        ended = self.scheduler.finished(over) if step.rows else ()
+        said = {n: min(share.count, 1 + kept) for n, share in shares.items() if share.kind == "verify"}
+        ended = self.scheduler.finished(over, said) if step.rows else ()
         for number, share in shares.items():
-            self.given[number] += share.wanted and number != bad
+            self.given[number] += said.get(number, share.wanted) if number != bad else 0
+        for number in set(said) & set(self.pages.of) - {bad}:
+            assert len(self.pages.of[number]) <= self.limits.pages_of(self.known(number)), "a draft's page is held"
         assert (
             set(ended) == {n for n in self.here if (n in shares and self.given[n] >= self.asked[n].new_tokens) or n in over} or not shares
         )
@@ -145,12 +159,15 @@ def test_any_interleaving_computes_every_token_once_in_order_and_ends(data):
                 played.gone(gone)
             else:
                 over = data.draw(st.lists(numbers, max_size=2)) if action == "over" else ()
-                played.step(over, data.draw(numbers) if action == "bad" else None)
+                drafts = {number: data.draw(st.integers(0, 9)) for number in played.scheduler.rooms}
+                played.step(over, data.draw(numbers) if action == "bad" else None, drafts, data.draw(st.integers(0, 9)))
+    greedy = data.draw(st.integers(0, 15))
     left = sum(played.asked[n].end_tokens for n in played.here)
     for _ in range(left * (len(played.here) + 1) + 1):
         if not played.here:
             break
-        assert played.step().rows, "something is to be done, and nothing is"
+        drafts = dict.fromkeys(played.scheduler.rooms, greedy)
+        assert played.step(drafts=drafts, kept=greedy // 2).rows, "something is to be done, and nothing is"
     assert played.here == []
     assert played.pages.free == limits.pages
     assert played.step().rows == ()
@@ -178,6 +195,20 @@ def test_a_long_prompt_shares_the_pass_with_rows_that_decode():
     played.add(ServeRequest(2, 3, 2))
     steps = [[(share.number, share.count) for share in played.step().rows] for _ in range(4)]
     assert steps == [[(0, 1), (1, 4)], [(0, 1), (1, 4)], [(0, 1), (1, 3), (2, 1)], [(0, 1), (1, 1), (2, 2)]]
+
+
+def test_drafts_share_what_prompts_leave_of_the_pass_and_give_their_pages_back():
+    played = Played(ServeLimits(3, 10, 2, 16, 4))
+    for number in (0, 1):
+        played.add(ServeRequest(number, 3, 12))
+    played.step()
+    played.add(ServeRequest(2, 4, 2))
+    drafts = {0: 9, 1: 1}
+    step = played.step(drafts=drafts, kept=0)
+    assert [(share.number, share.kind, share.count) for share in step.rows] == [(0, "verify", 4), (1, "verify", 2), (2, "prompt", 4)]
+    assert [len(played.pages.of[number]) for number in (0, 1, 2)] == [3, 3, 2], "row 0 had four pages"
+    assert [share.count for share in played.step(drafts={0: 2, 1: 2, 2: 9}, kept=2).rows] == [3, 3, 1], "the last of two tokens"
+    assert played.given == {0: 5, 1: 5, 2: 2}, "two of three drafts, and one more"
 
 
 def test_copies_wait_for_the_prompt_that_they_share_while_others_pass():

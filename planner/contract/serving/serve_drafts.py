@@ -1,0 +1,49 @@
+"""How many tokens a server drafts behind each of its rows: fewer, the more of them there are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.stages import MixedPass
+from penstock.planner.contract.serving.pass_prices import PassPrices
+from penstock.planner.contract.serving.serve_limits import ServeLimits
+from penstock.planner.contract.speculation.chain_length import best_length
+from penstock.planner.contract.speculation.drafting import expected_tokens
+
+
+class PlannedDrafts:
+    """As ``plan`` has them, whose ``prices`` say what a pass of more rows takes."""
+
+    def __init__(self, plan: Plan, limits: ServeLimits, prices: PassPrices):
+        self._plan, self._limits, self._prices = plan, limits, prices
+        self._lengths: dict[int, int] = {}
+
+    def most(self, rows: int) -> int:
+        """Drafts behind each of ``rows`` that a pass has room for."""
+        return min(self._plan.decisions.speculation.tokens, self._limits.pass_tokens // max(1, rows) - 1)
+
+    def pass_s(self, rows: int) -> Callable[[int], float]:
+        """Of a pass in which ``rows`` have so many drafts each, in the middle of their replies."""
+        work = self._plan.workload
+        context = work.prompt_tokens + work.new_tokens / 2
+        return lambda drafts: self._prices.seconds(MixedPass(rows, context, 0, 0.0, drafted=rows * drafts))
+
+    def length(self, rows: int) -> int:
+        """Drafts behind each of ``rows``: those that give the most tokens a second."""
+        if rows not in self._lengths:
+            decided = self._plan.decisions.speculation
+            pass_s = self.pass_s(rows)
+            self._lengths[rows] = best_length(self.most(rows), lambda drafts: expected_tokens(decided.acceptance, drafts) / pass_s(drafts))
+        return self._lengths[rows]
+
+    def behind(self, rooms: Mapping[int, int]) -> Mapping[int, int]:
+        """Row -> its drafts, for rows with room for so many."""
+        length = self.length(len(rooms)) if rooms else 0
+        return {number: min(length, room) for number, room in rooms.items()} if length else {}
+
+    def kept(self, drafts: int, chance: random.Random) -> int:
+        """Of ``drafts`` of a row those up to the first that is wrong, where each is right as the plan counts on."""
+        share = self._plan.decisions.speculation.acceptance
+        return next((k for k in range(drafts) if chance.random() >= share), drafts)
