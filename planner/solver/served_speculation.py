@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import chain_in, predict
+from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
 from penstock.planner.contract.serving.serve_limits import ServeLimits
@@ -18,15 +18,15 @@ def served_with_drafts(plan: Plan, asked: Speculate, tokens: int | None) -> Plan
     drafter = Drafter.lookup
     acceptance = DEFAULT_ACCEPTANCE[drafter]
     longest = _with(plan, Speculation(drafter, MOST_DRAFTS if tokens is None else tokens, acceptance))
-    alone = PlannedDrafts(longest, ServeLimits.of(plan), PassPrices(plan)).length(1)
+    planned = PlannedDrafts(longest, ServeLimits.of(plan), PassPrices(plan))
+    alone, rows = planned.length(1), plan.decisions.batch
     if asked is Speculate.auto and not alone:
         return replace(
             plan, notes=(*plan.notes, f"no tokens are drafted: with {acceptance:.0%} of them kept a pass of more rows costs more")
         )
     made = longest if tokens is not None else _with(plan, Speculation(drafter, max(1, alone), acceptance))
-    rows, length = plan.decisions.batch, chain_in(made.hardware, made.model, made.workload, made.decisions)
     note = (
-        f"drafts by {drafter}: {alone} behind a row that is alone, {length} behind each of {rows} rows; the prediction counts on "
+        f"drafts by {drafter}: {alone} behind a row that is alone, {planned.length(rows)} behind each of {rows} rows; the prediction counts on "
         f"{acceptance:.0%} of them kept, before a run has measured it"
     )
     return replace(made, notes=(*plan.notes, note))

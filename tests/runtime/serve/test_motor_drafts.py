@@ -96,9 +96,10 @@ def test_drafts_change_no_reply_of_a_server(
                 chains._proposer = who
             found = made.front.answers(*everything())
             made.front.say(submit(50, prompt_of(9, 30), 60))
-            made.front.hear(lambda made=made: len(made.front.requests[50].tokens.get(0, ())) > 3)
+            late = made.front.requests[50]
+            made.front.hear(lambda late=late: len(late.tokens.get(0, ())) > 3)  # type: ignore[misc]
             made.front.say(Cancel(50))
-            made.front.hear(lambda made=made: bool(made.front.requests[50].over))
+            made.front.hear(lambda late=late: bool(late.over))  # type: ignore[misc]
             totals = made.front.drain()["totals"]
         assert [plain_of(heard) for heard in found] == [plain_of(heard) for heard in said]
         for own, first in zip(found, said, strict=True):
