@@ -26,8 +26,8 @@ def served_with_drafts(plan: Plan, asked: Speculate, tokens: int | None) -> Plan
         )
     made = longest if tokens is not None else _with(plan, Speculation(drafter, max(1, alone), acceptance))
     note = (
-        f"drafts by {drafter}: {alone} behind a row that is alone, {planned.length(rows)} behind each of {rows} rows; the prediction counts on "
-        f"{acceptance:.0%} of them kept, before a run has measured it"
+        f"drafts by {drafter}: {alone} behind a row that is alone, {planned.length(rows)} behind each of {rows} rows; the prediction "
+        f"counts on {acceptance:.0%} of them kept, before a run has measured it"
     )
     return replace(made, notes=(*plan.notes, note))
 
