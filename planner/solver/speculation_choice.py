@@ -8,7 +8,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.solver.served_speculation import served_with_drafts
+from penstock.planner.solver.drafts.served_speculation import served_with_drafts
 
 
 def speculating(plan: Plan, asked: Speculate, tokens: int | None) -> Plan:

@@ -1,0 +1,1 @@
+"""Drafted tokens: how many of them a plan has."""
