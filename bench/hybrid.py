@@ -4,12 +4,13 @@
     python bench/hybrid.py work=/dev/shm/penstock out=splits.json cases=splits splits=0,4,8,12,16,20,24,28,32
     python bench/hybrid.py work=bench-work cases=files,dense,prefill,batch,lossless,int4,splits,two model=demo layers=4   # without a card
 
-`dense`: BF16, VRAM 6 GiB, batch 1. `prefill`: 2048 tokens. `batch`: 8 and 16. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `seventy`: 70B
-at 16 GiB, for a host of 512 GB. `splits`: `force.host_ffn` from 0 to all, each predicted and measured; what the plan's own choice lost to
-the best. `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the
-checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true`
-removes the files of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the CPU's
-products out, and with them all units of the CPU. Models with routed experts: bench/hybrid_routed.py.
+`dense`: BF16, VRAM 6 GiB, batch 1. `prefill`: 2048 tokens. `batch`: 8 and 16, or those of `sizes`. `lossless`: beside BF16. `int4`:
+VRAM 2 GiB. `seventy`: 70B at 16 GiB, for a host of 512 GB. `splits`: `force.host_ffn` from 0 to all, or those of `splits`, each predicted
+and measured; what the plan's own choice lost to the best. `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes
+take the cores in the middle. `files`: makes the checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the
+geometry and the budget of the cases; `drop=true` removes the files of a case behind it. The first command over a directory probes the
+machine, a minute; `quick=true` leaves the CPU's products out, and with them all units of the CPU. Models with routed experts:
+bench/hybrid_routed.py.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
 warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
@@ -50,7 +51,7 @@ from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
-KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "splits", "forms", "drop", "quick")
+KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "sizes", "splits", "forms", "drop", "quick")
 ALONE = ("force.host_ffn=0",)
 """Nothing is computed by the CPU: all that VRAM does not keep streams."""
 SHORT, LONG = 128, 2048
@@ -229,12 +230,12 @@ class Hybrid:
     def int4(self) -> Iterator[Row]:
         checkpoint = self.checkpoint("int4")
         with self.dropped(checkpoint):
-            yield from self._beside("INT4", "int4", checkpoint, "2GiB")
+            yield from self._beside("INT4", "int4", checkpoint, self.given.get("vram", "2GiB"))
 
     def seventy(self) -> Iterator[Row]:
         checkpoint = self.checkpoint(model="llama70b" if self.card else self.model)
         with self.dropped(checkpoint):
-            plan, alone = self.both("seventy", checkpoint, "16GiB")
+            plan, alone = self.both("seventy", checkpoint, self.given.get("vram", "16GiB"))
             yield self._faster("70B BF16", plan, alone, ">= 1.8")
 
     def _beside(self, case: str, name: str, checkpoint: Path, vram: str) -> Iterator[Row]:
@@ -258,7 +259,7 @@ class Hybrid:
         yield self.row("prefill over streaming alone", what, plan.prefill_s, alone.prefill_s, "s", "<= 1.02", plan, predicted)
 
     def batch(self) -> Iterator[Row]:
-        for size in (8, 16):
+        for size in map(int, self.given.get("sizes", "8,16").split(",")):
             plan, alone = self.both(f"batch{size}", self.checkpoint(), batch=size)
             yield self._faster(f"batch {size}", plan, alone, ">= 1")
 

@@ -323,6 +323,7 @@ class Engine:
         """What was taken of the compute device, whoever still has a name for the model."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            torch._C._cuda_clearCublasWorkspaces()  # one for each stream that multiplied: the next engine has streams of its own
         self._taken.close()
 
     def close(self) -> None:
