@@ -25,43 +25,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 
 from bench.cases import Row, run_cases  # noqa: E402
-from bench.host_products import COPIED_BYTES, LEAST, TURNS_BYTES, Copies  # noqa: E402
+from bench.host_products import COPIED_BYTES, LEAST, Copies  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.runtime.beside.host_library import machine_level  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
-from penstock.runtime.kv.attention.page_tables import PageTables, Traits  # noqa: E402
-from penstock.runtime.kv.attention.paged_host import HostKernel  # noqa: E402
-from penstock.runtime.kv.batch.token_shape import Pair  # noqa: E402
+from penstock.runtime.tools.host_product_times import KvLayers  # noqa: E402
 
-HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 TARGET = ">= 0.9"
 ASKED = ">= 1.4"
 """Of a step whose KV lies mostly in DRAM, over streaming it (issue 20)."""
-
-
-class Layers:
-    """K and V of ``sequences`` sequences of ``tokens`` tokens each, in as many layers as no cache holds."""
-
-    def __init__(self, sequences: int, tokens: int):
-        pages = -(-tokens // PAGE)
-        pool = sequences * pages * PAGE
-        self.nbytes = 2 * sequences * tokens * KV_HEADS * DIM * torch.bfloat16.itemsize
-        count = max(2, -(-TURNS_BYTES // self.nbytes))
-        self.held: list[Pair] = [
-            tuple(torch.randn(pool, KV_HEADS, DIM, dtype=torch.bfloat16) for _ in range(2))  # type: ignore[misc]
-            for _ in range(count)
-        ]
-        each = torch.ones(sequences, dtype=torch.long)
-        table = torch.randperm(sequences * pages).view(sequences, pages)
-        self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, table, PAGE, 1, tokens)
-        self.query = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16)
-
-    def attend(self, pool: HostPool) -> Callable[[], object]:
-        """The next layer at every call."""
-        kernel, turn, out = HostKernel(pool), cycle(self.held), torch.empty_like(self.query)
-        traits = Traits(DIM**-0.5, None, None, None, None)
-        return lambda: kernel.attend(self.query, next(turn), self.tables, traits, out)
 
 
 def gbps(work: Callable[[], object], nbytes: int, seconds: float) -> float:
@@ -87,7 +60,7 @@ def rows_of(threads: int, sequences: Sequence[int], tokens: int, seconds: float,
     """The table's lines of one length."""
     with HostPool(threads) as pool:
         for count in sequences:
-            layers = Layers(count, tokens)
+            layers = KvLayers(count, tokens)
             attend, turn = layers.attend(pool), cycle([part for held in layers.held for part in held])
             attend()
             rate, read = gbps(attend, layers.nbytes, seconds), gbps(lambda: pool.read(next(turn)), layers.nbytes // 2, seconds)  # noqa: B023

@@ -259,8 +259,8 @@ def _host(found: Findings) -> HostConfig | None:
     """None where the CPU's products were not measured."""
     if not found.number("host.threads"):
         return None
-    shares = found.number("host.beside_h2d"), found.number("host.h2d_beside")
-    return HostConfig(int(found.number("host.threads")), found.tables("host.products"), HostConfig.hop_s, *shares)
+    rates = (found.number(f"host.{name}") for name in ("beside_h2d", "h2d_beside", "attention_gbps"))
+    return HostConfig(int(found.number("host.threads")), found.tables("host.products"), HostConfig.hop_s, *rates)
 
 
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:

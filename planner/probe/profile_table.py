@@ -48,6 +48,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         products = "\n".join(_products(name, rates) for name, rates in host.products.items())
         rows += [("host.threads", str(host.threads)), ("host.products", products)]
         rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
+        rows += [("host.attention_gbps", f"{host.attention_gbps:.1f} GB/s of KV")] if host.attention_gbps else []
     return rows + [
         ("gpu.name", gpu.name),
         ("vram_bytes", show_bytes(config.vram_bytes)),

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.planner.probe.findings import CannotMeasure, Figure
 
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
-PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside")
+PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps")
 DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S = 40.0, 25.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format."""
 
@@ -40,6 +40,7 @@ def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
     yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, matrices of 14336x4096 that no cache holds, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
     yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")
+    yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
 
 
 def _told(tool: str, words: list[str], what: str, patience_s: float) -> Any:

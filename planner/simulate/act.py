@@ -26,7 +26,7 @@ from penstock.planner.simulate.dram_lane import SimulatedDram
 from penstock.planner.simulate.events import Record
 from penstock.planner.simulate.expert_lane import SimulatedExperts, TierCounts
 from penstock.planner.simulate.feed import CardFeed, HostFeed, RecordedFeed, ResidentFeed
-from penstock.planner.simulate.kv_lane import LANES, CardKv, HostKv, open_kv
+from penstock.planner.simulate.kv_lane import LANES, AttendedKv, CardKv, HostKv, open_attended, open_kv
 from penstock.planner.simulate.lanes import NS, Lanes, Work, ns
 from penstock.planner.simulate.ring_lane import SimulatedRing
 from penstock.planner.simulate.routers import DrawnRouters, Routers
@@ -97,7 +97,7 @@ class Simulation:
         self._routers = routers or (DrawnRouters(plan.model.experts) if plan.model.experts else None)
         self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)} if plan.model.experts else {}
         self._sequences = 0
-        self._kv: HostKv | CardKv | None = None
+        self._kv: HostKv | CardKv | AttendedKv | None = None
         self._kv_layers: frozenset[int] = frozenset()
         self._runs: list[Passes] = []
         self._issued_ns = 0
@@ -189,7 +189,22 @@ class Simulation:
                     self._record.prefill_ns.append(self._record.offset_ns - began)
                     self._mark("prefill", began)
             else:
+                self._attend()
                 self._repeat(run.count, AHEAD_PASSES if self._kv else 0, partial(self._step, run.each))
+
+    def _attend(self) -> None:
+        """From now on the CPU attends to its layers, which prompts have streamed: what still moves ends first, as in a run."""
+        if isinstance(self._kv, AttendedKv) or not self._plan.decisions.kv.host_layers:
+            return
+        lanes, acted = self._lanes, self._at - self._not_acted
+        began = self._record.offset_ns
+        for track in LANES:
+            lanes.of[track].queue.clear()
+        self._kv = None
+        self._await(lambda _: not any(lanes.of[track].moving for track in LANES), None, "the first decode step")
+        self._rebase()
+        self._kv = open_attended(self._plan, self._moved, self._sequences, lambda n: self._tokens(n + acted), lanes, self._record)
+        self._mark("KV of prompts", began)
 
     def _step(self, each: Pass) -> None:
         began = self._record.offset_ns
@@ -227,10 +242,13 @@ class Simulation:
                 kv.enter(unit.layer)
                 self._record.waited(COMPUTE, kv.waits_for, f"kv.{unit.layer}", since, lanes.now)
             if not each.prefill and unit in self._host_ns:
-                self._compute_beside(unit)
+                work = Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), lambda: None)
+                self._compute_beside(unit, work, self._host_ns[unit])
             else:
                 lanes.add(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), self._left_to_compute(length_ns))
                 self._until_computed(unit)
+            if isinstance(kv, AttendedKv) and unit.layer in kv.attended:
+                self._compute_beside(unit, *kv.work(unit.layer))
             if unit.kind == "ffn" and unit.layer in self._places:
                 self._route(each, unit.layer)
             self._feed.leave(unit)
@@ -247,12 +265,12 @@ class Simulation:
         self._rebase()
         self._record.offset_ns += each.idle_ns + ns(self._plan.hardware.pass_s)
 
-    def _compute_beside(self, unit: Unit) -> None:
-        """The CPU computes with ``unit``, and the card waits for it."""
+    def _compute_beside(self, unit: Unit, work: Work, length_ns: int) -> None:
+        """The CPU does ``work`` of ``unit``, and the card waits for it."""
         since, lane = self._lanes.now, self._lanes.of[CPU]
-        self._lanes.add(CPU, Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), lambda: None), self._host_ns[unit])
+        self._lanes.add(CPU, work, length_ns)
         self._await(lambda _: not lane.moving, None, unit)
-        self._record.waited(COMPUTE, CPU, str(unit), since, self._lanes.now)
+        self._record.waited(COMPUTE, CPU, work.name, since, self._lanes.now)
 
     def _route(self, each: Pass, layer: int) -> None:
         """The layer's routed experts, each as soon as it is there."""

@@ -19,7 +19,7 @@ def bus_shares(plan: Plan) -> dict[str, float]:
     if gpu := hardware.gpu:
         rates |= {H2D: h2d_gbps(gpu, weights.h2d.chunk_bytes, weights.h2d.chunk_bytes), D2H: gpu.d2h.peak}
     if hardware.host:
-        rates[CPU] = hardware.host.peak_gbps
+        rates[CPU] = hardware.host.attention_gbps if plan.decisions.kv.host_layers else hardware.host.peak_gbps
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 
 

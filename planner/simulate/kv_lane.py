@@ -9,11 +9,13 @@ from functools import partial
 
 from penstock.planner.common.timeline.spans import D2H, KV, SSD, SSD_WRITE
 from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy.layer_slots import Held, LayerSlots
 from penstock.planner.contract.policy.rolling import RollingPolicy
 from penstock.planner.contract.policy.turns import Turns
+from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.sizes import kv_ring_slots, kv_staging_slots
@@ -237,9 +239,85 @@ class _Source:
         """Nothing."""
 
 
-def open_kv(plan: Plan, moved: Moved, batch: int, tokens: Tokens, lanes: Lanes, record: Record) -> HostKv | CardKv | None:
-    """The KV of a new batch, none of which was computed yet; None where all of it lies where it is computed with."""
-    tiers = outside_kv(plan)
+class AttendedKv:
+    """In decode steps, layers of DRAM that the CPU attends to beside those that stream, if any do."""
+
+    def __init__(self, attended: Sequence[int], streamed: CardKv | None, rates: AttentionRates, tokens: Tokens, lanes: Lanes):
+        self.layers = frozenset(attended) | (streamed.layers if streamed else frozenset())
+        self.attended, self.streamed = frozenset(attended), streamed
+        self._rates, self._tokens, self._lanes = rates, tokens, lanes
+        self._passes = -1
+
+    @property
+    def waits_for(self) -> str:
+        return KV
+
+    def begin_pass(self) -> None:
+        self._passes += 1
+        if self.streamed is not None:
+            self.streamed.begin_pass()
+
+    def work(self, layer: int) -> tuple[Work, int]:
+        """Attention of ``layer`` in this pass, and its nanoseconds beside nothing else."""
+        old, _ = self._tokens(self._passes)
+        nbytes = round(old * self._rates.nbytes)
+        return Work(("kv", layer), f"kv.{layer}", nbytes, lambda: None), ns(old * self._rates.token_s + self._rates.hop_s)
+
+    def ask(self, layer: int) -> None:
+        if self.streamed is not None and layer not in self.attended:
+            self.streamed.ask(layer)
+
+    def ready(self, layer: int) -> bool:
+        return layer in self.attended or (self.streamed is not None and self.streamed.ready(layer))
+
+    def enter(self, layer: int) -> None:
+        if self.streamed is not None and layer not in self.attended:
+            self.streamed.enter(layer)
+
+    def leave(self, layer: int) -> None:
+        if self.streamed is not None and layer not in self.attended:
+            self.streamed.leave(layer)
+
+    def go_on(self) -> bool:
+        return self.streamed is not None and self.streamed.go_on()
+
+    def state(self) -> tuple[object, ...]:
+        return () if self.streamed is None else self.streamed.state()
+
+    def rebase(self, passed_ns: int) -> None:
+        if self.streamed is not None:
+            self.streamed.rebase(passed_ns)
+
+
+@dataclass(frozen=True)
+class AttentionRates:
+    """Of the CPU's attention: bytes and seconds for each token of one layer's KV of the whole batch, and seconds besides."""
+
+    nbytes: float
+    token_s: float
+    hop_s: float
+
+    @classmethod
+    def of(cls, plan: Plan, rates: KvRates) -> AttentionRates:
+        beside = Beside.of(plan.hardware, plan.decisions.batch, plan.decisions.weights.forms)
+        return cls(rates.nbytes, beside.attended(rates.nbytes).of(Resource.cpu), beside.hop.of(Resource.cpu))
+
+
+def open_attended(plan: Plan, moved: Moved, batch: int, tokens: Tokens, lanes: Lanes, record: Record) -> AttendedKv | None:
+    """The KV of a batch whose prompts were computed, for its decode steps; None where the CPU attends to none of it."""
+    attended = attended_on_host(plan.model.layers, plan.decisions.kv) if plan.hardware.gpu else ()
+    if not attended:
+        return None
+    streamed = open_kv(plan, moved, batch, tokens, lanes, record, frozenset(attended))
+    assert not isinstance(streamed, HostKv)
+    return AttendedKv(attended, streamed, AttentionRates.of(plan, KvRates.of(plan, moved, batch)), tokens, lanes)
+
+
+def open_kv(
+    plan: Plan, moved: Moved, batch: int, tokens: Tokens, lanes: Lanes, record: Record, but: frozenset[int] = frozenset()
+) -> HostKv | CardKv | None:
+    """The KV of a batch, layers ``but`` left out; None where all of it lies where it is computed with."""
+    tiers = {layer: tier for layer, tier in outside_kv(plan).items() if layer not in but}
     if not tiers:
         return None
     rates = KvRates.of(plan, moved, batch)
@@ -253,4 +331,4 @@ def open_kv(plan: Plan, moved: Moved, batch: int, tokens: Tokens, lanes: Lanes, 
         homes |= dict.fromkeys(on_ssd, spilled)
         if plan.hardware.gpu is None:
             return HostKv(spilled, on_ssd)
-    return CardKv(homes, kv_ring_slots(plan.model, plan.decisions.kv), rates, tokens, lanes, record)
+    return CardKv(homes, min(len(tiers), kv_ring_slots(plan.model, plan.decisions.kv)), rates, tokens, lanes, record)

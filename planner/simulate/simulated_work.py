@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier, WeightForm
-from penstock.planner.contract.decided.kv_tiers import kv_tiers
+from penstock.planner.contract.decided.kv_tiers import attended_on_host, kv_tiers
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -79,6 +79,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
         found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first, idle[True])))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
+    attended = frozenset(attended_on_host(model.layers, made.kv))
     page, until = made.kv.page_tokens, work.end_tokens - 1
     first = work.prompt_tokens
     while first < until:
@@ -88,7 +89,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         if not recorded:
             seconds, device_s = (step_compute_s(h, stay, context, batch) for h in machines)
         before_s = lookup_s(model, batch, 1) if far else 0.0
-        dealt = shares.cut(device_s, seconds - device_s, context, batch)
+        spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
+        dealt = shares.cut(max(0.0, device_s - spared_s), seconds - device_s, context, batch, attended)
         found.append(
             Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1, idle[False]))
         )
@@ -106,12 +108,14 @@ class _Shares:
         self._placement = plan.placement
         self._head_rows = batch
 
-    def cut(self, device_s: float, issued_s: float, context: float, tokens: int) -> tuple[tuple[int, ...], int, float]:
+    def cut(
+        self, device_s: float, issued_s: float, context: float, tokens: int, attended: frozenset[int] = frozenset()
+    ) -> tuple[tuple[int, ...], int, float]:
         """Nanoseconds of each unit, of one routed expert, and of a token routed to it. The pass has ``tokens`` tokens over all sequences.
-        Each of them attends to ``context`` others on average."""
+        Each of them attends to ``context`` others on average, in layers ``attended`` elsewhere."""
         experts = self._plan.model.experts
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
-        work, work_each, work_row = self._work(context, tokens, routed, touched)
+        work, work_each, work_row = self._work(context, tokens, routed, touched, attended)
         issue, issue_each = [self._operations(unit, tokens) for unit in self._units], 0
         if experts:
             issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None, self._grouped(tokens))
@@ -121,15 +125,16 @@ class _Shares:
         units = tuple(ns(by_work * w + by_issue * i) for w, i in zip(work, issue, strict=True))
         return units, ns(by_work * work_each + by_issue * issue_each), by_work * work_row * NS
 
-    def _work(self, context: float, tokens: int, routed: int, touched: float) -> tuple[list[float], float, float]:
+    def _work(self, context: float, tokens: int, routed: int, touched: float, attended: frozenset[int]) -> tuple[list[float], float, float]:
         """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: bytes or FLOPs."""
         model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
         read_kv = self._batch * context * model.kv_bytes_per_token / model.layers
-        read = [self._read(unit, tokens) + (read_kv if unit.kind == "attn" else 0) for unit in self._units]
+        here = {unit for unit in self._units if unit.kind == "attn" and unit.layer not in attended}
+        read = [self._read(unit, tokens) + (read_kv if unit in here else 0) for unit in self._units]
         score_s = tokens * model.attention_flops(context) / model.layers / hardware.attention_tflops
         flops = [
             2 * self._elements(unit) * (self._head_rows if unit.kind == "head" else tokens) / hardware.dense_tflops
-            + (score_s if unit.kind == "attn" else 0)
+            + (score_s if unit in here else 0)
             for unit in self._units
         ]
         expert_bytes, rows = 0.0, 0

@@ -16,6 +16,7 @@ from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Place, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
 from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.solver.terms.host_kv_terms import most_attended
 from penstock.planner.solver.terms.host_terms import most_host_units
 from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
@@ -47,7 +48,8 @@ def bound_s(problem: Problem) -> float:
     prefill_weight, decode_weight = objective_weights(p.workload, p.batch, passes[0].chunk_tokens)
     prefill_s = min(c.phase.bill(units + copied, KvPrice(), 0).lasts() for c in passes)
     phase = decode_phase(hardware, model, p.workload, p.batch, blocks, p.forms)
-    step = phase.bill(units + _shared(problem, copied) + _experts(problem, table, vram, dram), KvPrice(), 0, launched=0)
+    shared = _shared(problem, copied) + _attended(problem, page.layer_bytes * phase.kv_read)
+    step = phase.bill(units + shared + _experts(problem, table, vram, dram), KvPrice(), 0, launched=0)
     return with_wait(p.workload, p.batch, prefill_weight * prefill_s + decode_weight * step.lasts())
 
 
@@ -62,6 +64,14 @@ def _shared(problem: Problem, copied: Price) -> Price:
     copied_s = copied.of(Resource.h2d)
     peak = p.hardware.gpu.h2d.peak if p.hardware.gpu else 0.0
     return Price({Resource.h2d: copied_s * peak / (peak + gbps), Resource.card: -spared_s})
+
+
+def _attended(problem: Problem, layer_bytes: float) -> Price:
+    """What the card is spared where the CPU attends to all layers, each of ``layer_bytes``, and is sooner than the card."""
+    if not most_attended(problem):
+        return NOTHING
+    one = Beside.of(problem.hardware, problem.batch, problem.forms).attended(layer_bytes)
+    return Price({Resource.card: -problem.model.layers * max(0.0, -one.of(Resource.card) - one.of(Resource.cpu))})
 
 
 def _stored_share(problem: Problem) -> float:

@@ -88,7 +88,8 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
         SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
         H2dCopies(2**20, MENUS.in_flight),
     )
-    kv = KvPages(page, pages if gpu else 0, 0 if gpu else pages, 0)
+    attended = bool(gpu and force.host_attention and workload.kv_spill)
+    kv = KvPages(page, 0 if attended or not gpu else pages, pages if attended or not gpu else 0, 0)
     made = Decisions(weights, kv, None, batch, workload.prompt_tokens)
     if model.experts is None:
         return made

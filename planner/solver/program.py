@@ -204,7 +204,7 @@ def _least_memory(program: Formulation) -> Decisions:
     streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
     slots = PREFERENCES.headroom * program.spare_slots
-    beside = PREFERENCES.beside * program.host.any
+    beside = PREFERENCES.beside * (program.host.any + program.attention.any)
     kept = program.kept.pages * (PREFERENCES.kept / max(1, program.kept.set.pages))
     if not program.minimise(
         objective + links + PREFERENCES.streaming * streaming + passes + PREFERENCES.load * load + beside - slots - kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.recording import launched_because
+from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.host_side import HostSide
@@ -22,6 +23,7 @@ from penstock.runtime.experts.streamed_experts import Experts
 from penstock.runtime.kv.attention.page_tables import PagedKernel
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
+from penstock.runtime.kv.outside.host_attention import HostAttention
 from penstock.runtime.kv.outside.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory
 from penstock.runtime.memory.arena import PageLock
@@ -68,14 +70,16 @@ class Engine:
             self._stack.callback(self.stream.close)
             self.experts = self._open_experts(skeleton)
             directory = skeleton.store.directory if options.kv_scratch_dir is None else options.kv_scratch_dir
-            self.outside = OutsideKv(kv, copies, self.host, self.card.kv_slots if self.card else [], copier, self.model, directory)
+            attending = self._attending if kv.attended else None
+            self.outside = OutsideKv(kv, copies, host, self.card.kv_slots if self.card else [], copier, self.model, directory, attending)
             self._stack.callback(self.outside.close)
             self._binder = Binder(self.model, self.host.blocks, self._rehearsal)
             self._bind_fixtures()
             slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
             self._taken.callback(self.kv.close)
-            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, self._open_inputs(), kernel, self._binder)
+            inputs, elsewhere = self._open_inputs(), self.outside.attention
+            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, inputs, kernel, self._binder, elsewhere)
             self._records = kernel is not None and self._may_record()
             self._graphs: RecordedSide | None = None
             self._recorded = 0, 0
@@ -92,8 +96,17 @@ class Engine:
     def _begin_pass(self, step: Step) -> None:
         if self.experts is not None:
             self.experts.begin_pass(step)
-        self.outside.begin_pass()
+        self.outside.begin_pass(step)
         self._binder.begin_pass()
+
+    def _attending(self, regions: Mapping[int, torch.Tensor]) -> HostAttention:
+        """What attends to layers of KV in DRAM, by threads of its own."""
+        host, options = self.host, self.host.options
+        assert self.copier is not None
+        pool = pool_here(options.host_threads, options.tell)
+        self._stack.callback(pool.close)
+        locked = self.device.type == "cuda"
+        return HostAttention(pool, regions, host.kv.rows, host.kv.page_tokens, self.copier, locked, self.ledger, options.tell)
 
     def _open_experts(self, skeleton: Skeleton) -> Experts | None:
         host = self.host.experts

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
-from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Put
+from penstock.runtime.kv.attention.page_tables import Elsewhere, PagedKernel, PageTables, Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention, attends_over_pages
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.row_cache import row_cache
@@ -50,13 +50,14 @@ class Stepper:
         inputs: StepInputs | None = None,
         kernel: PagedKernel | None = None,
         gates: Gates | None = None,
+        elsewhere: Elsewhere | None = None,
     ):
         self.device, self.pool = device, pool
         self._model, self._begin_pass = model, begin_pass
         self._inputs = inputs or CopiedInputs(device)
         self._alone = None if attends_over_pages(model) else RowsAlone(model, gates)
         if self._alone is None:
-            self.attention = PagedAttention(model, device, pool, kernel)
+            self.attention = PagedAttention(model, device, pool, kernel, elsewhere)
             self._states = RowStates(model, pool)
             positions_by_row(model, lambda: pool.step)
             self._cache = row_cache(model.config)

@@ -3,8 +3,8 @@
     python -m penstock.runtime.tools.host_product_times cores=16 [seconds=4] [gpu=0]
 
 Ends with one JSON line: ``threads``; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
-the share of these that is left beside copies, and ``h2d_beside``, the share that is left of the copies. Or ``unbuilt``: why there are none.
-Takes 1.1 GB of DRAM, and 64 MiB of the card.
+the share of these that is left beside copies, and ``h2d_beside``, the share that is left of the copies; ``attention_gbps``, K and V that
+attention reads. Or ``unbuilt``: why there are none. Takes 1.1 GB of DRAM, and 64 MiB of the card.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import cycle
 
@@ -23,6 +23,9 @@ from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.kv.attention.page_tables import PageTables, Traits
+from penstock.runtime.kv.attention.paged_host import HostKernel
+from penstock.runtime.kv.batch.token_shape import Pair
 from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, samples
 
 MATRIX_ROWS = 14336
@@ -33,6 +36,9 @@ ROTATED_BYTES = 1 << 30
 COPIED_BYTES = 64 << 20
 SHARES = ((3, 4), (1, 1), (1, 2))
 """Of the cores that products may have, as threads that are tried."""
+HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
+ATTENDED = 16, 8192
+"""Sequences, and tokens of each, whose attention is timed."""
 LEAST = 3
 """Products that are timed at least."""
 
@@ -88,6 +94,39 @@ class Copies:
             stream.synchronize()
 
 
+class KvLayers:
+    """K and V of ``sequences`` sequences of ``tokens`` tokens each, heads as Llama-3.1-8B has them, pages in no order; as many layers as no
+    cache holds."""
+
+    def __init__(self, sequences: int, tokens: int):
+        pages = -(-tokens // PAGE)
+        pool, one = sequences * pages * PAGE, torch.randn(KV_HEADS, DIM, dtype=torch.bfloat16)
+        self.nbytes = 2 * sequences * tokens * one.nbytes
+        """Of one layer, as a step reads it."""
+        count = max(2, -(-ROTATED_BYTES // self.nbytes))
+        self.held: list[Pair] = [(one.repeat(pool, 1, 1), one.repeat(pool, 1, 1)) for _ in range(count)]
+        each = torch.ones(sequences, dtype=torch.long)
+        table = torch.randperm(sequences * pages).view(sequences, pages)
+        self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, table, PAGE, 1, tokens)
+        self.query = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16)
+
+    def attend(self, pool: HostPool) -> Callable[[], object]:
+        """One token of each sequence over the next layer at every call."""
+        kernel, turn, out = HostKernel(pool), cycle(self.held), torch.empty_like(self.query)
+        traits = Traits(DIM**-0.5, None, None, None, None)
+        return lambda: kernel.attend(self.query, next(turn), self.tables, traits, out)
+
+    def attention_gbps(self, pool: HostPool, seconds: float) -> float:
+        """K and V read a second."""
+        attend = self.attend(pool)
+        attend()
+        done, begun = 0, time.perf_counter()
+        while done < LEAST or time.perf_counter() < begun + seconds:
+            attend()
+            done += 1
+        return done * self.nbytes / 1e9 / (time.perf_counter() - begun)
+
+
 def product_gbps(pool: HostPool, matrices: Sequence[HostMatrix], rows: int, seconds: float) -> float:
     """Stored bytes a second of products of ``rows`` rows, the next matrix at every one."""
     x = torch.randn(rows, matrices[0].columns).to(torch.bfloat16)
@@ -133,6 +172,10 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
             if matrices:
                 products[name] = [[rows, round(product_gbps(pool, matrices, rows, seconds / 64), 3)] for rows in PASS_ROWS]
     yield "products", products
+    del plain
+    layers = KvLayers(*ATTENDED)
+    with closing(HostPool(-threads)) as pool:
+        yield "attention_gbps", round(layers.attention_gbps(pool, seconds / 8), 3)
 
 
 def main() -> None:

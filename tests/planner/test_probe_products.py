@@ -14,6 +14,7 @@ from penstock.planner.probe.profile_table import _figures
 from tests.planner.test_presets import hardware
 
 TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128": [[1, 50.0]]}, "beside_h2d": 0.8, "h2d_beside": 0.9}
+TOLD |= {"attention_gbps": 66.0}
 
 
 def answering(monkeypatch, told, code=0, stderr=""):
@@ -36,7 +37,13 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
     cfg = hardware("h200")
     cfg.host = _host(found)
     made = hardware_from(cfg).host
-    assert (made.threads, made.beside_h2d, made.h2d_beside, made.most_rows(KNOWN_FORMATS["BF16"])) == (12, 0.8, 0.9, 16)
+    assert (made.threads, made.beside_h2d, made.h2d_beside, made.most_rows(KNOWN_FORMATS["BF16"]), made.attention_gbps) == (
+        12,
+        0.8,
+        0.9,
+        16,
+        66.0,
+    )
     assert hardware_mapping(hardware_from(cfg))["host"]["products"] == TOLD["products"]
     shown = dict(_figures(cfg))
     assert shown["host.products"].splitlines()[0] == "BF16 70.0 GB/s of 1 row, 60.0 GB/s of 16 rows" and shown["host.beside_h2d"] == "80%"

@@ -118,6 +118,11 @@ class HostConfig:
     """Share of `products` that is left while copies to the GPU take the link's whole time."""
     h2d_beside: Annotated[float, SHARE] = 1.0
     """Share of the link's rate that is left while the CPU multiplies."""
+    attention_gbps: Annotated[float, RATE_IF_MEASURED] = 0.0
+    """GB/s of K and V that attention of one token a sequence reads where they lie in DRAM; 0: not known, so the GPU attends to all."""
+    attention_hop_s: Annotated[float, SECONDS] = 1e-4
+    """Seconds from the GPU to the CPU and back, of one layer's attention. The default is derived: a thread that sleeps on an event (20
+    microseconds), copies of the new rows (20), the GPU's wait for a flag (5), and as much again for a busy interpreter."""
 
 
 @dataclass

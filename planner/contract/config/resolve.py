@@ -211,7 +211,7 @@ def _host(cfg: HostConfig) -> HostRates:
     key = "hardware.host.products"
     _known_formats(key, cfg.products)
     products = {name: _curve(f"{key}.{name}", rows, "[rows, GB/s]") for name, rows in cfg.products.items()}
-    return HostRates(cfg.threads, products, cfg.hop_s, cfg.beside_h2d, cfg.h2d_beside)
+    return HostRates(cfg.threads, products, cfg.hop_s, cfg.beside_h2d, cfg.h2d_beside, cfg.attention_gbps, cfg.attention_hop_s)
 
 
 def _host_mapping(host: HostRates) -> dict[str, Any]:

@@ -169,6 +169,11 @@ class KvPages:
     dram_pages: Annotated[int, Decision(Span())]
     ssd_pages: Annotated[int, Decision(Span())]
     reuse: KvReuse = KvReuse()
+    host_layers: Annotated[
+        int, Decision(lambda s: s.host_attention, "force.host_attention", "attention", "of {} layers by the CPU", weighed=True, card=True)
+    ] = 0
+    """Layers whose attention the CPU computes in decode steps, over K and V that lie in DRAM; prompts stream them. 0: the card computes
+    all of it."""
 
     @property
     def pages(self) -> int:

@@ -111,4 +111,4 @@ def _repaged(kv: KvPages, layers: int, batch: int, page_tokens: int) -> KvPages:
         pages = -(-each * kv.page_tokens // page_tokens) + (2 * batch if page_tokens > kv.page_tokens else 0)
     kept_vram, kept_dram = (n * kv.page_tokens // page_tokens for n in (kv.reuse.vram_pages, kv.reuse.dram_pages))
     vram, dram, ssd = (-(-n // each) * pages for n in (kv.vram_pages, kv.dram_pages, kv.ssd_pages))
-    return KvPages(page_tokens, vram, dram, ssd, KvReuse(kept_vram, kept_dram, kv.reuse.ssd_bytes))
+    return KvPages(page_tokens, vram, dram, ssd, KvReuse(kept_vram, kept_dram, kv.reuse.ssd_bytes), kv.host_layers)

@@ -23,6 +23,11 @@ class HostRates:
     """The share of ``products`` that is left while copies to the card take the link's whole time."""
     h2d_beside: float
     """The share of the link's rate that is left while the CPU multiplies."""
+    attention_gbps: float = 0.0
+    """GB/s of K and V that attention of one token a sequence reads where they lie in DRAM, while the link is idle; 0: not known, so the
+    card attends to all. Beside copies as much is left of it as of products."""
+    attention_hop_s: float = 0.0
+    """Seconds from the card to the CPU and back, of one layer's attention: steps with KV outside VRAM are launched kernel by kernel."""
 
     def curve(self, stored: Format) -> Curve | None:
         """Rates of ``stored``, or of the first format of its family, whose name begins alike; None where there is none."""

@@ -6,9 +6,9 @@ A step with host units takes at least the longest of
     h2d     (L + H) / l + (1 - l' / l) * C / c'
     chain   card + cpu
 
-The CPU multiplies C bytes. The link copies L bytes of layers, H bytes of the LM head. Each goes at c or l when it is alone, at c' or l'
-when both are busy. Both start together. The one that ends last is alone at its end. Copies of the LM head find the CPU idle: its blocks
-come behind the last layer, and the next step's first units behind them.
+The CPU multiplies C bytes, or attends to them: K and V of layers that DRAM holds. The link copies L bytes of layers, H bytes of the LM
+head. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start together. The one that ends last is alone at its end.
+Copies of the LM head find the CPU idle: its blocks come behind the last layer, and the next step's first units behind them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.price import Amount, Price, Resource
-from penstock.planner.contract.prices.price_table import PriceTable, passed
+from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import expert_copy_s
 
@@ -90,6 +90,26 @@ class Beside:
             }
         )
 
+    @property
+    def hop(self) -> Price:
+        """From the card to the CPU and back, of one layer that the CPU attends to."""
+        return Price({Resource.cpu: self.rates.attention_hop_s})
+
+    def attended(self, layer_bytes: float) -> Price:
+        """Attention of one layer of whose K and V the CPU reads ``layer_bytes`` where they lie. The card's seconds are negative: what
+        reading them there would have taken."""
+        gpu, alone_s = self.hardware.gpu, layer_bytes / self.rates.attention_gbps / GB
+        assert gpu is not None
+        slowed_s, card_s = alone_s * (1 - self.rates.h2d_beside) / self.rates.beside_h2d, layer_bytes / gpu.memory_gbps / GB
+        return Price({Resource.cpu: alone_s, Resource.h2d: slowed_s, Resource.card: -card_s}) + passed(self.hardware, layer_bytes)
+
+    def attending(self, kv: KvPrice, layer: KvPrice, layer_bytes: float, count: int) -> KvPrice:
+        """``kv``, of all layers outside VRAM, in a step in which the CPU attends to ``count`` of them. One costs ``layer`` where it
+        streams. The copies that are left hold up the CPU."""
+        left = kv.read + layer.read * -count
+        waits = Price({Resource.cpu: self.held_up(left.of(Resource.h2d), 0.0)})
+        return replace(kv, read=left + self.attended(layer_bytes) * count + waits)
+
     def held_up(self, copies: Amount, head: Amount) -> Amount:
         """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU. ``head``: those of them for the LM head."""
         share = (1 - self.rates.beside_h2d) / self.rates.h2d_beside
@@ -104,6 +124,20 @@ class Beside:
             copied_s -= copy.of(Resource.h2d)
             bill += copy * -1 + self.computed(unit)
         return bill + Price({Resource.cpu: self.held_up(copied_s, head.of(Resource.h2d))})
+
+
+def no_host_attention(hardware: HardwareProfile, model: ModelSpec) -> str:
+    """Why the CPU can attend to no layer beside the card; empty where it can."""
+    if hardware.gpu is None:
+        return "there is no GPU"
+    if hardware.host is None or not hardware.host.attention_gbps:
+        return "the hardware profile has no rate of attention on the CPU (`planner probe` measures it)"
+    if model.experts is not None:
+        return "the CPU's threads are the routed experts'"
+    if not model.kv_moves:
+        return model.kv_stays_because
+    plain = model.compute_dtype is model.kv_dtype is Dtype.bfloat16
+    return "" if plain else "the CPU attends to K and V in BF16 alone"
 
 
 def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int) -> int:

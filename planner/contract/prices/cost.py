@@ -174,7 +174,8 @@ def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     this one once a sequence, so the rows' prompts are that much shorter.
     """
     tokens = decisions.speculation.tokens + 1
-    rows = replace(decisions, batch=decisions.batch * tokens, speculation=Speculation())
+    streamed = replace(decisions.kv, host_layers=0)  # the CPU attends to one token of each sequence alone
+    rows = replace(decisions, batch=decisions.batch * tokens, speculation=Speculation(), kv=streamed)
     return _undrafted(hardware, model, replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens)), rows).decode_s_per_token
 
 
@@ -203,7 +204,7 @@ def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         bottleneck_prefill=bill.slowest,
         bottleneck_decode=step.slowest,
         ssd_bytes_per_token=placement.ssd_bytes_per_pass + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
-        h2d_bytes_per_token=moved.step_bytes + round(fill * moved.kv_h2d_bytes + copied * expert_bytes),
+        h2d_bytes_per_token=moved.step_bytes + round(fill * moved.step_kv_h2d_bytes + copied * expert_bytes),
         vram_bytes=used_bytes(vram_items(hardware, model, workload, held)),
         dram_bytes=used_bytes(dram_items(hardware, model, workload, held)),
         ssd_bytes=used_bytes(ssd_items(model, held)),
@@ -222,7 +223,7 @@ def step_s(prefill: Prefill, step: Price) -> float:
     hardware, model, workload, decisions = prefill.hardware, prefill.model, prefill.workload, prefill.decisions
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
     moved = prefill.moved
-    streamed_s = moved.step.of(Resource.h2d) + kv_fill(workload) * moved.kv.read.of(Resource.h2d)
+    streamed_s = moved.step.of(Resource.h2d) + kv_fill(workload) * moved.step_kv.read.of(Resource.h2d)
     compute_s = decode_compute_s(hardware, model, workload, decisions.batch)
     routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), compute_s, streamed_s, missed, moved)
     return max(routed, step.lasts()) + hardware.pass_s

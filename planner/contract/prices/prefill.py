@@ -33,9 +33,13 @@ class Moved:
     """The same in a decode step."""
     kv: KvPrice
     """All KV that lies outside the device, at its sequences' end."""
+    step_kv: KvPrice
+    """The same in a decode step: the CPU attends to some of it where it lies."""
     kv_ssd_bytes: int
     kv_h2d_bytes: int
     """0 without a GPU."""
+    step_kv_h2d_bytes: int
+    """The same in a decode step."""
     expert_read: Price
     """One routed expert from the SSD."""
     expert_copied: Price
@@ -72,18 +76,24 @@ class Moved:
             missed = Missed.of(hardware, model, decisions.experts, decisions.batch, copied)
         outside = round(sum(layers.values()) * layer) if gpu else 0
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
-        if host:
+        step_kv, on_host = kv_price, min(round(layers[Tier.dram]), kv.host_layers) if gpu and hardware.host else 0
+        if host or on_host:
             beside = Beside.of(hardware, decisions.batch, decisions.weights.forms)
             head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram)
             step = beside.bill(units, map(placement.spec, host), head, table)
+        if on_host:
+            step += beside.hop * on_host
+            step_kv = beside.attending(kv_price, table.kv(layer, Tier.dram), layer, on_host)
         coming = placement.step_units if host else placement.streamed_units
         streamed, step_streamed = (Counter(UnitKind(unit.kind) for unit in these) for these in (placement.streamed_units, coming))
         return cls(
             units=units,
             step=step,
             kv=kv_price,
+            step_kv=step_kv,
             kv_ssd_bytes=round(layers[Tier.ssd] * layer),
             kv_h2d_bytes=outside,
+            step_kv_h2d_bytes=outside - on_host * layer,
             expert_read=read,
             expert_copied=copied,
             missed=missed,
@@ -123,13 +133,13 @@ class Prefill:
         d = self.decisions
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
         phase = prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms)
-        return self._bill(phase, self.moved.each_pass(self.moved.units, self._missed(phase)), self.moved.streamed)
+        return self._bill(phase, self.moved.each_pass(self.moved.units, self._missed(phase)), self.moved.kv, self.moved.streamed)
 
     def step(self) -> Price:
         """Of one decode step behind it, as if its experts were known before their routers."""
         d = self.decisions
         phase = decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks, d.weights.forms)
-        return self._bill(phase, self.moved.each_step(self._missed(phase)), self.moved.step_streamed)
+        return self._bill(phase, self.moved.each_step(self._missed(phase)), self.moved.step_kv, self.moved.step_streamed)
 
     def seconds(self, start: int = 0) -> float:
         """Of the slowest resource, and of what no resource explains in each pass."""
@@ -142,9 +152,9 @@ class Prefill:
     def _missed(self, phase: Phase) -> Misses:
         return misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)
 
-    def _bill(self, phase: Phase, each_pass: Price, streamed: Mapping[UnitKind, int]) -> Price:
+    def _bill(self, phase: Phase, each_pass: Price, kv: KvPrice, streamed: Mapping[UnitKind, int]) -> Price:
         launched = int(not self.moved.recorded)
-        return phase.bill(each_pass, self.moved.kv, table_is_far(self.hardware, self.decisions), streamed, launched)
+        return phase.bill(each_pass, kv, table_is_far(self.hardware, self.decisions), streamed, launched)
 
     def _passes_s(self, start: int) -> float:
         return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

@@ -50,6 +50,11 @@ def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d:
                 f"set it to {-(-pages // a_layer) * a_layer}",
             )
     yield from _kv_reuse(model, d)
+    if kv.host_layers and workload.is_served:
+        yield BrokenRule(
+            "KV that the CPU attends to",
+            f"kv.host_layers={kv.host_layers}; allowed: 0, since a server's passes mix prompts and rows; set host_layers=0",
+        )
     need = model.layers * pool_pages(workload, d.batch, kv.page_tokens)
     if kv.pages < need:
         yield BrokenRule(

@@ -21,7 +21,7 @@ from penstock.planner.contract.decided.declared import DECLARED, Declared
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
-from penstock.planner.contract.prices.beside import host_rows_timed, no_host_units, no_split
+from penstock.planner.contract.prices.beside import host_rows_timed, no_host_attention, no_host_units, no_split
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
 
@@ -149,6 +149,14 @@ class Setting:
         most = host_rows_timed(self.hardware, self.model)
         why = " for the format of the FFNs" if most else f", since {no_host_units(self.hardware, self.model, self.decisions)}"
         return Span(min(most, int(self.weights.host.ffn > 0)), most, why=why, rule=HOST)
+
+    @property
+    def host_attention(self) -> Span:
+        """Layers whose attention the CPU computes lie in DRAM beside a card."""
+        if why := no_host_attention(self.hardware, self.model):
+            return Span(0, 0, why=f", since {why}", rule=HOST)
+        kv = self.decisions.kv
+        return Span(0, kv.dram_pages * self.model.layers // max(1, kv.pages), why=", the layers whose KV lies in DRAM", rule=HOST)
 
     @property
     def page_tokens(self) -> OneOf:

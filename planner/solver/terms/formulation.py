@@ -26,6 +26,7 @@ from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_by
 from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.expert_terms import ExpertTerms
+from penstock.planner.solver.terms.host_kv_terms import HostKvTerms
 from penstock.planner.solver.terms.host_terms import HostTerms
 from penstock.planner.solver.terms.kept_terms import KeptTerms
 from penstock.planner.solver.terms.kv_terms import KvTerms
@@ -197,10 +198,12 @@ class Formulation(LinearProgram):
         }
         launched = self._launched()
         self.host = HostTerms(self, p, self.layers - self.ffn, launched, self.ticks_per_s)
+        self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
-        step = phase.bill(self._step_units(units) + self.experts.each_step(), kv, far, of_step, launched)
+        kv_of_step = self._step_kv(kv)
+        step = phase.bill(self._step_units(units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
         self._lasts(self.decode_t, step)
-        streamed_t = units.of(Resource.h2d) + phase.kv_read * kv.read.of(Resource.h2d)
+        streamed_t = units.of(Resource.h2d) + phase.kv_read * kv_of_step.read.of(Resource.h2d)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):
             self.add(self.decode_t >= routed_t)
         self.prefill_t = self.amount("prefill_t")
@@ -221,8 +224,8 @@ class Formulation(LinearProgram):
         self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
 
     def _step_units(self, units: Price) -> Price:
-        """``units`` as a decode step pays them: the CPU computes some that stream in other passes."""
-        if not self.host.most:
+        """``units`` as a decode step pays them: the CPU computes some that stream in other passes, or attends beside their copies."""
+        if not self.host.most and not self.attention.most:
             return units
         model, copies_t, head_t = self.problem.model, self.amount("step_h2d_t"), self.amount("step_head_t")
         mean = sum(model.ffn_bytes) / self.layers / model.ffn_max * self.ticks_per_s
@@ -233,7 +236,18 @@ class Formulation(LinearProgram):
             self.add(copies_t >= all_t - self.host.count * each_t - most_t * (1 - bit))
             self.add(head_t >= (self.head_blocks - self.head) * block_t - self.head_blocks * block_t * (1 - bit))
         most_t = max(most_t for _, most_t in self.copies)
-        return units.without(Resource.h2d) + Price({Resource.h2d: copies_t}) + self.host.step(copies_t, head_t, most_t)
+        step = units.without(Resource.h2d) + Price({Resource.h2d: copies_t})
+        step += self.host.step(copies_t, head_t, most_t) if self.host.most else NOTHING
+        return self.attention.step(step, copies_t, head_t, most_t) if self.attention.most else step
+
+    def _step_kv(self, kv: KvPrice) -> KvPrice:
+        """``kv`` as a decode step pays it: the CPU attends to some layers that stream in other passes."""
+        if not self.attention.most:
+            return kv
+        tables = (PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes) for choice in self.chunk_choices)
+        each_t = [table.kv(self.page.layer_bytes, Tier.dram).read.of(Resource.h2d) * self.ticks_per_s for table in tables]
+        outside = self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd]
+        return self.attention.kv(kv, outside, list(zip(self.chunk_bits, each_t, strict=True)))
 
     def _launched(self) -> Amount:
         """1 where a decode step is launched kernel after kernel, by :func:`launched_because`."""
@@ -254,6 +268,7 @@ class Formulation(LinearProgram):
         h, spills = self.problem.hardware, self.problem.workload.kv_spill
         back = h.ssd_write_gbps + (self.gpu.d2h.peak if self.gpu else 0) if spills else 0
         beside = h.host.peak_gbps if h.host and (self.host.most or self.problem.model.experts) else 0
+        beside = max(beside, h.host.attention_gbps if h.host and self.attention.most else 0)
         may_bind = h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back, beside)
         idle = () if may_bind else (Resource.dram,)
         for least, high in zip_longest(bill.without(*idle).least(), most.without(*idle).least(), fillvalue=0.0):

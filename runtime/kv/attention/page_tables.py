@@ -80,3 +80,11 @@ class PagedKernel(Protocol):
 
     def write(self, held: Pair, new: Pair, slots: torch.Tensor) -> bool:
         """New K and V [1, heads, tokens, dim] to the tokens ``slots`` [tokens] of the pool's. Whether it could."""
+
+
+class Elsewhere(Protocol):
+    """Attention of some layers by somebody else, who has their K and V."""
+
+    def attend(self, layer: int, shape: TokenShape, query: torch.Tensor, new: Pair | None, traits: Traits | None) -> torch.Tensor | None:
+        """The pass in progress: queries [tokens, heads, dim]; new K and V [1, heads, tokens, dim], None where an earlier layer wrote them
+        -> [tokens, heads, dim of V] on the device. None: it is computed here. ``traits`` are None where more than those is asked for."""

@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.kv.attention.layer_views import LayerViews, seen, write
-from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Put, Traits, slots_of
+from penstock.runtime.kv.attention.page_tables import Elsewhere, PagedKernel, PageTables, Put, Traits, slots_of
 from penstock.runtime.kv.attention.row_groups import Loose, Rect, groups_of, packed
 from penstock.runtime.kv.attention.row_masks import MaskRequest, request_mask
 from penstock.runtime.kv.batch.kv_pool import KvPool
@@ -87,11 +87,19 @@ class PagedAttention:
 
     Rows of equal lengths at equal distances are strided views of the pool, computed in one call as `transformers` computes a row alone.
     Others are computed by ``kernel`` over page tables, if there is one that can. Else each is computed for itself: a row whose pages are
-    not adjacent from a copy of them. The implementation is the one that `transformers` has for the model (sdpa, eager).
+    not adjacent from a copy of them. Layers that ``elsewhere`` takes in a pass are its own. The implementation is the one that
+    `transformers` has for the model (sdpa, eager).
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device, pool: KvPool, kernel: PagedKernel | None = None):
-        self._pool, self._kernel = pool, kernel
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        pool: KvPool,
+        kernel: PagedKernel | None = None,
+        elsewhere: Elsewhere | None = None,
+    ):
+        self._pool, self._kernel, self._elsewhere = pool, kernel, elsewhere
         self._windows, self._kinds = windows(model.config), kinds(model.config)
         AttentionByRows().convert(model)
         own = self._implementation = getattr(model, _OWN)
@@ -150,6 +158,12 @@ class PagedAttention:
         if shares:  # K and V of an earlier layer, which it hands on
             layer = self._keepers[key.data_ptr()]
         views = self._views.get(layer) or self._meet(layer, key, value)
+        if self._elsewhere is not None:
+            queries, new = query[0].transpose(0, 1), None if shares else (key, value)
+            there = self._elsewhere.attend(layer, views.shape, queries, new, self._traits(layer, asked, more))
+            if there is not None:
+                self._keepers.update({} if shares else {key.data_ptr(): layer})
+                return there[None]
         place = self._pool.place(layer)
         held = views.pair(place.enter(views.shape))
         if not shares:

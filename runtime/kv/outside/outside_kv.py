@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from penstock.planner.contract.decided.decisions import H2dCopies, Tier
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import windows
 from penstock.runtime.kv.batch.token_shape import TokenShape
+from penstock.runtime.kv.outside.host_attention import HostAttention
 from penstock.runtime.kv.outside.kv_home import DramHome, KvHome
 from penstock.runtime.kv.outside.kv_scratch import Scratch
 from penstock.runtime.kv.outside.kv_share import KvShare
@@ -24,6 +25,7 @@ from penstock.runtime.kv.outside.spill import SpillHome
 from penstock.runtime.kv.outside.streamed_kv import HostKv, KvStream, RehearsedKv, RingKv
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.rows import Step
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.reading.reader import Reads
 
@@ -77,7 +79,9 @@ class OutsideKv:
         copier: CopyDevice | None,
         model: PreTrainedModel,
         directory: Path,
+        attending: Callable[[Mapping[int, torch.Tensor]], HostAttention] | None = None,
     ):
+        """``attending`` makes what attends to layers where they lie in DRAM, of these layers' memory; it is closed with this."""
         own = Tier.dram if copier is None else Tier.vram
         in_dram = [i for i, tier in enumerate(kv.tiers) if tier is Tier.dram and own is Tier.vram]
         self._on_ssd = [i for i, tier in enumerate(kv.tiers) if tier is Tier.ssd]
@@ -95,6 +99,10 @@ class OutsideKv:
         self.living = LivingRows(kv.page_tokens, seen)
         self.regions: dict[int, torch.Tensor] = {}
         """Where the layers in DRAM lie, uint8."""
+        self.attention: HostAttention | None = None
+        """What attends to some layers where they lie; None where all are computed with on the device."""
+        self._attends = False
+        """In the stream that is open, or in a rehearsal's pass."""
         self._home = None if self._device is None else DramHome(self.regions, self._device)
         if not self.layers:
             return
@@ -105,6 +113,10 @@ class OutsideKv:
         views = [host.arena.view[at : at + size] for at, size in host.kv_places]
         self.regions.update(zip(in_dram, places, strict=False))
         self._passing = list(zip(places, views, strict=True))[len(in_dram) :]
+        self._attended = frozenset(kv.attended if attending else ())
+        if attending is not None:
+            self.attention = attending({layer: self.regions[layer] for layer in kv.attended})
+            self._stack.callback(self.attention.close)
         self._scratch: Scratch | None = None
         if self._on_ssd:
             self._scratch = Scratch(directory, len(self._on_ssd) * align_up(self._nbytes))
@@ -129,20 +141,27 @@ class OutsideKv:
         self._pool = pool
         return self._places
 
-    def begin_pass(self) -> None:
-        """The pool's step comes next. Where its rows read what the stream does not bring, that begins anew."""
+    def begin_pass(self, step: Step) -> None:
+        """``step`` comes next. Where its rows read what the stream does not bring, or another pass attends to other layers where they lie,
+        that begins anew."""
         if not self.layers:
             return
+        attends = self.attention is not None and self.attention.serves(step)
         if self._pool is not None:
-            if not self.living.follow(self._pool.step):
+            if not self.living.follow(step) or attends is not self._attends:
                 self._end_stream()
+            self._attends = attends
             if self._stream is None:
                 self._stream = self._open()
             self.living.compute()
+        if self.attention is not None:
+            self.attention.begin_pass(step if attends else None)
         self.stream.begin_pass()
 
     def settle(self) -> None:
         """Block until what lies in DRAM between passes is as computed. From any thread."""
+        if self.attention is not None:
+            self.attention.settle()
         if self._home is not None:
             for layer in self.regions:
                 self._home.take(layer)
@@ -169,8 +188,12 @@ class OutsideKv:
         return {layer: OutsidePlace(self, layer) for layer in self.layers}
 
     def _open(self) -> KvStream:
-        wanted = {layer: self.living.wanted(layer, self._token_bytes[layer]) for layer in self.layers}
-        homes: dict[int, KvHome] = {} if self._home is None else dict.fromkeys(self.regions, self._home)
+        self.settle()
+        streamed = [layer for layer in self.layers if not (self._attends and layer in self._attended)]
+        if not streamed:
+            return RehearsedKv(self.slots[0])
+        wanted = {layer: self.living.wanted(layer, self._token_bytes[layer]) for layer in streamed}
+        homes: dict[int, KvHome] = {} if self._home is None else {layer: self._home for layer in self.regions if layer in wanted}
         if self._scratch is not None:
             first = {layer: wanted[layer] for layer in self._on_ssd}
             nbytes, host = align_up(self._nbytes), self._host
@@ -179,7 +202,7 @@ class OutsideKv:
         if self._device is None:
             return HostKv(homes[self.layers[0]], self.living)
         ledger, (chunk, flying) = self._host.ledger, (self._copies.chunk_bytes, self._copies.in_flight)
-        return RingKv(homes, wanted, self.living, self.slots, self._device, chunk, flying, ledger)
+        return RingKv(homes, wanted, self.living, self.slots[: len(streamed)], self._device, chunk, flying, ledger)
 
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None
