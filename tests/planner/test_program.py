@@ -7,6 +7,7 @@ import pytest
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import ssd_need
@@ -15,6 +16,7 @@ from penstock.planner.contract.prices.sizes import kv_page_bytes
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.program import search, solve
+from penstock.planner.solver.terms.menu import ssd_menu
 from tests.planner.small import GB, MB, machine, model, work
 
 STREAMING = machine(vram=GB, dram=GB)
@@ -250,3 +252,16 @@ def test_force_applied_to_a_plan_moves_what_follows_along():
 def test_applying_nothing_changes_nothing():
     d = solve(STREAMING, model(16), work())
     assert Force().apply(d, 16) == d
+
+
+@pytest.mark.parametrize(
+    ("layer_mb", "fastest", "in_flight_mb"),
+    [(12, 7.0, 16), (12, 9.0, 128), (80, 9.0, 128)],
+    ids=["small layers, almost as fast", "small layers, much slower", "large layers"],
+)
+def test_small_layers_are_read_one_after_the_other_where_that_is_almost_as_fast(layer_mb: int, fastest: float, in_flight_mb: int) -> None:
+    """What is read of all slots at once arrives at once, and the drive idles while the first layer is computed."""
+    points = tuple(SsdPoint(block, depth, rate) for block, depth, rate in ((2**22, 4, 6.5), (2**24, 8, fastest)))
+    hardware = machine(vram=0, dram=GB, ssd_read=points)
+    found = ssd_menu(hardware, model(attn=layer_mb * MB // 4, ffn=layer_mb * MB * 3 // 4), Force())
+    assert max(choice.staging_bytes for choice in found) == in_flight_mb * 2**20
