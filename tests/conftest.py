@@ -6,11 +6,13 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 """Tiny matrices gain nothing from two threads, and on a busy machine the threads wait for each other. Said before torch is imported, here
 and in the processes that tests start."""
 
@@ -38,6 +40,20 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
     for name in [name for name in os.environ if name.startswith("WSM_")]:
         monkeypatch.delenv(name)
     return directory
+
+
+def threads_of_torch() -> int:
+    return sys.modules["torch"].get_num_threads() if "torch" in sys.modules else int(os.environ["OMP_NUM_THREADS"])
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """A test that leaves torch more threads slows all that follow it, by a factor of ten beside busy processes."""
+    before = threads_of_torch()
+    yield
+    if (left := threads_of_torch()) != before:
+        sys.modules["torch"].set_num_threads(before)
+        pytest.fail(f"torch is left with {left} threads, was {before}")
 
 
 @pytest.fixture(autouse=True, scope="session")

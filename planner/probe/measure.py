@@ -173,8 +173,10 @@ def _threads_restored() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _with_torch(measure: Callable[[], Iterator[Figure]]) -> Iterator[Figure]:
