@@ -33,6 +33,8 @@ class ExplainConfig(Closing):
     moe: MoeConfig = field(default_factory=MoeConfig)
     calibration: CalibrationUse = CalibrationUse.own
     """As in `planner solve`; a plan file holds its own rates."""
+    ranks: Annotated[int | None, Bounds(1, 1024)] = None
+    """As in `planner solve`; a plan file has its own."""
     step: float = 0.1
     """The step of each resource, up and down, as a share of it. Of memory: whole GB, and room for at least one layer."""
     out: str | None = None

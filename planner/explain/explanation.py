@@ -12,7 +12,7 @@ from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.recording import launched_because
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.plan.planfile import broken_in
 from penstock.planner.explain.constraints import Constraint, constraints, launches_bind
 from penstock.planner.explain.margins import NOTICEABLE, Margin, margins
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
@@ -71,13 +71,15 @@ class Explanation:
 def question_of(plan: Plan) -> Question:
     """What ``plan`` answers, with nothing forced but the expert policy, by which its hits are counted."""
     experts = plan.decisions.experts
-    return Question(plan.hardware, plan.model, plan.workload, Force(expert_policy=experts.policy if experts else None))
+    force = Force(expert_policy=experts.policy if experts else None)
+    return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count)
 
 
 def explain(
     question: Question, given: Plan | None, share: float, advance: Callable[[int, int], None] = lambda done, total: None
 ) -> Explanation:
-    """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource.
+    """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource. Of a plan of several ranks the
+    first one's is explained, since the others decide alike, and resources are those of the whole machine.
 
     Costs two solves a resource, one a purchase, two a decision and two for one user more: about a second for a dense model. A decision of
     a simple plan costs three times as many, since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps.
@@ -87,10 +89,8 @@ def explain(
     choice = choose(question)
     own, base = plan_of(question, choice), optimum(question)
     assert base is not None
-    broken = (
-        () if given is None else tuple(rule.message for rule in broken_rules(given.hardware, given.model, given.workload, given.decisions))
-    )
-    plan = own if given is None or broken else given
+    broken = () if given is None else tuple(rule.message for rule in broken_in(given))
+    plan = own if given is None or broken else given.of_rank(0)
     changed = plan.prediction.total_s / own.prediction.total_s - 1 > WORSE
     asked = candidates(question, plan.decisions, own=changed)
     offered = tuple(offers(question))

@@ -91,7 +91,8 @@ def _forced(question: Question, batch: int, name: str, value: Any) -> Question:
 def _menus(question: Question, d: Decisions) -> Iterator[tuple[str, Any, Sequence[Any]]]:
     """Each decision: its name, its value and the values next to it that the program could have taken. Beyond its menus the prediction is
     not to be trusted: what small passes, small blocks or few reads cost a run, it does not see."""
-    model, hardware, work = question.model, question.hardware, question.workload
+    first = question.of_rank(0)
+    model, hardware, work = first.model, first.hardware, first.workload
     setting, menus = Setting(hardware, model, d), menus_on_offer(hardware, work)
     for one in FORCED.values():
         decided = one.of(d)

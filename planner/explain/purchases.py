@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -19,6 +20,7 @@ from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.prices.beside import host_rows_timed
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.explain.resources import AMOUNTS
@@ -72,6 +74,7 @@ def offers(question: Question) -> Iterator[Offer]:
     card = next_card(hardware)
     if card is not None and card.gpu is not None:
         yield Offer("card", f"{card.gpu.name} ({show_bytes(card.vram_bytes)})", q.on(with_card(hardware, card)))
+    yield from _one_more_card(q)
     both = f"{show_bytes(hardware.dram_bytes)} to {show_bytes(2 * hardware.dram_bytes)}"
     yield Offer("dram", f"a second DRAM kit ({both})", q.on(replace(hardware, dram_bytes=2 * hardware.dram_bytes)))
     best = max(point.gbps for point in hardware.ssd_read)
@@ -85,6 +88,19 @@ def offers(question: Question) -> Iterator[Offer]:
         name = f"a batch of {fitting} (workload.batch={fitting})"
         yield Offer("batch", name, replace(q, workload=_together(q, fitting)), is_bought=False)
     yield from _other_forms(q)
+
+
+def _one_more_card(question: Question) -> Iterator[Offer]:
+    """Another card like those that there are, with a rank more, where the model can be dealt over as many."""
+    hardware, gpu, count = question.hardware, question.hardware.gpu, question.ranks + 1
+    if gpu is None:
+        return
+    host = hardware if hardware.cards >= count else replace(hardware, devices=tuple(range(count)))
+    with suppress(UserError):
+        check_ranks(host, question.model, question.workload, count)
+        before, after = (n * gpu.h2d.peak * hardware.links.share(n, gpu.h2d.peak) for n in (count - 1, count))
+        links = f"{count} in all, links of {before:.3g} to {after:.3g} GB/s together, ranks={count}"
+        yield Offer("cards", f"one more {gpu.name} ({links})", replace(question, hardware=host, ranks=count), hardware.cards < count)
 
 
 def _for_the_cpu(question: Question) -> Iterator[Offer]:

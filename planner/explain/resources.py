@@ -64,11 +64,12 @@ def _with_host(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
 
 
 def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
-    """Both directions in proportion."""
-    gpu = _gpu(hardware)
+    """Both directions in proportion, and what several links carry together."""
+    gpu, links = _gpu(hardware), hardware.links
     factor = gbps / gpu.h2d.peak
+    links = replace(links, together=None if links.together is None else _faster(links.together, factor))
     rates = {name: getattr(gpu, name) * factor for name in ("h2d_pageable_gbps", "h2d_with_d2h_gbps")}
-    return replace(hardware, gpu=replace(gpu, h2d=_faster(gpu.h2d, factor), d2h=_faster(gpu.d2h, factor), **rates))
+    return replace(hardware, links=links, gpu=replace(gpu, h2d=_faster(gpu.h2d, factor), d2h=_faster(gpu.d2h, factor), **rates))
 
 
 def _with_weight_rate(hardware: HardwareProfile, gbps: float) -> HardwareProfile:

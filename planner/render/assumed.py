@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.contract.given.formats import Format
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.prices.decoding import decode_gelements, is_product, is_timed, product_gbps
 
 
-def assumed(hardware: HardwareProfile, model: ModelSpec) -> Iterator[tuple[str, str, str]]:
+def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iterator[tuple[str, str, str]]:
+    """(figure, its value, where it is from), with what several ``ranks`` share."""
     gpu, origin = hardware.gpu, hardware.origin
 
     def from_(path: str) -> str:
@@ -28,6 +29,10 @@ def assumed(hardware: HardwareProfile, model: ModelSpec) -> Iterator[tuple[str, 
         yield "DRAM bus", f"{hardware.dram_bus_gbps:.3g} GB/s", from_("dram.bus_gbps")
     if gpu:
         yield "H2D", f"{gpu.h2d.peak:.3g} GB/s", from_("gpu.h2d")
+        if ranks > 1:
+            at_once = ranks * gpu.h2d.peak * hardware.links.share(ranks, gpu.h2d.peak)
+            known = "as fast as each alone: not measured" if hardware.links.together is None else from_("links.together_gbps")
+            yield f"{ranks} links", f"{at_once:.3g} GB/s at once", known
         yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
         yield "matrices", f"{gpu.dense_tflops:.3g} TFLOP/s", from_("gpu.dense_tflops")
         yield "attention", f"{gpu.attention_tflops:.3g} TFLOP/s", from_("gpu.attention_tflops")
@@ -36,6 +41,8 @@ def assumed(hardware: HardwareProfile, model: ModelSpec) -> Iterator[tuple[str, 
         yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
     for form in sorted({unit.format for unit in model.coded}, key=lambda form: form.name):
         yield form.name, *_decoding(hardware, form, from_("gpu.decode" if gpu else "cpu.decode"))
+    if ranks > 1:
+        yield "hops", f"{show_seconds(hardware.links.hop_s)} each", from_("links.hop_s")
     yield "locking", f"{hardware.pin_s_per_gb:.2g} s/GB", from_("dram.pin_s_per_gb")
 
 

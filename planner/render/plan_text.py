@@ -14,6 +14,7 @@ from penstock.planner.contract.prices.price import Resource
 from penstock.planner.render.assumed import assumed
 from penstock.planner.render.decided import decided
 from penstock.planner.render.prediction_text import print_prediction
+from penstock.planner.render.rank_rows import print_ranks
 from penstock.planner.render.stage_names import stage_names
 from penstock.planner.render.tier_bars import print_tiers
 from penstock.planner.render.whereabouts import beside_card
@@ -22,9 +23,10 @@ from penstock.planner.render.whereabouts import beside_card
 def print_plan(plan: Plan, console: Console) -> None:
     """Print ``plan`` for a person."""
     _print_title(plan, console)
-    print_table(console, "Assumed", assumed(plan.hardware, plan.model))
+    print_table(console, "Assumed", assumed(plan.hardware, plan.model, plan.ranks.count))
     _print_stages(plan, console)
-    print_rows(console, "Decided", decided(plan))
+    print_ranks(plan, console)
+    print_rows(console, "Decided" if plan.ranks.count == 1 else "Decided of rank 0", decided(plan.of_rank(0)))
     print_tiers(plan, console)
     print_prediction(plan, console)
     for note in plan.notes:
@@ -34,7 +36,8 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _print_title(plan: Plan, console: Console) -> None:
     model, work = plan.model, plan.workload
     title = Text(f"{model.name} on {plan.hardware.name}", style="bold")
-    title.append(f"  {model.layers} layers, {show_bytes(model.weight_bytes)} of weights", style="not bold")
+    dealt = f", over {plan.ranks.count} ranks" * (plan.ranks.count > 1)
+    title.append(f"  {model.layers} layers, {show_bytes(model.weight_bytes)} of weights{dealt}", style="not bold")
     print_line(console, title)
     room = f"context {work.max_tokens}, " if work.max_tokens > work.end_tokens else ""
     print_line(

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.serving.serving_forecast import forecast_of
+from penstock.planner.render.rank_rows import shares
 from penstock.planner.render.whereabouts import experts_in, layers_in
 
 
@@ -33,6 +34,14 @@ def summary(plan: Plan, out: str) -> dict[str, object]:
         "serving": forecast_of(plan).document() if plan.workload.is_served else None,
         "stages": {phase: _short(getattr(p, f"{phase}_stages")) for phase in ("prefill", "decode")},
         "decided": asdict(d),
+        "ranks": [
+            {
+                "layers": list(one.layers),
+                **{name: getattr(one, name) for name in ("device", "vram_bytes", "dram_bytes", "h2d_bytes_per_token")},
+            }
+            for one in shares(plan)
+        ]
+        or None,
         "tiers": {fill.tier: {"capacity_bytes": fill.capacity_bytes, "items": fill.items} for fill in fills(plan)},
         "notes": list(plan.notes),
     }

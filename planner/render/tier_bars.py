@@ -22,7 +22,9 @@ _FREE, _KEPT = "·", "x"
 
 
 def print_tiers(plan: Plan, console: Console) -> None:
-    print_head(console, "Tiers", ", each filled to scale")
+    print_head(
+        console, "Tiers", ", each filled to scale" + ("; VRAM of the fullest card" if plan.ranks.count > 1 and plan.hardware.gpu else "")
+    )
     for fill in fills(plan):
         bar, legend = _bar(fill.items, fill.capacity_bytes)
         capacity = fill.capacity_bytes / GB

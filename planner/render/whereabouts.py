@@ -36,13 +36,15 @@ def computed_by(plan: Plan) -> dict[str, int]:
 def layers_in(plan: Plan) -> dict[Tier, Lies]:
     """Layers without their routed experts. One with a unit on the SSD counts there, else one with a unit in DRAM counts there. Bytes are
     those of units."""
-    placement = plan.placement
-    through, from_ssd = len(placement.dram_layers), len(placement.ssd_layers)
-    counts = {Tier.vram: plan.model.layers - through, Tier.dram: through - from_ssd, Tier.ssd: from_ssd}
-    nbytes = dict.fromkeys(Tier, 0)
-    for unit, tier in placement.units:
-        if unit.kind != "head":
-            nbytes[tier] += placement.unit_bytes(unit)
+    counts, nbytes = dict.fromkeys(Tier, 0), dict.fromkeys(Tier, 0)
+    for one in plan.each_rank:
+        placement = one.placement
+        through, from_ssd = len(placement.dram_layers), len(placement.ssd_layers)
+        for tier, count in ((Tier.vram, one.model.layers - through), (Tier.dram, through - from_ssd), (Tier.ssd, from_ssd)):
+            counts[tier] += count
+        for unit, tier in placement.units:
+            if unit.kind != "head":
+                nbytes[tier] += placement.unit_bytes(unit)
     return {tier: Lies(counts[tier], nbytes[tier]) for tier in Tier}
 
 

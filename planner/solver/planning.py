@@ -29,10 +29,10 @@ from penstock.planner.solver.terms.problem import Question
 def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
     asked = read_question(cfg)
-    count, why_one = ranks_of(cfg, asked.question)
-    if count > 1:
-        return answer_dealt(asked.question, count, (*format_notes(asked.question.model, cfg.model), *_noted(cfg, asked)))
-    plan = answer(asked.question, (*_noted(cfg, asked), *why_one))
+    told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
+    if asked.question.ranks > 1:
+        return answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
+    plan = answer(asked.question, told)
     model = asked.hits.in_slots(plan.decisions.experts)
     plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
     plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens)
@@ -47,18 +47,14 @@ def make_plan(cfg: SolveConfig) -> Plan:
     )
 
 
-def _noted(cfg: SolveConfig, asked: Asked) -> tuple[str, ...]:
-    return (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
-
-
 def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:
     """The plan to run, with a note where it is the simple one. Raises UserError; ``Infeasible`` when there is none."""
     return plan_of(question, choose(question), notes)
 
 
 def plan_of(question: Question, choice: Choice, notes: tuple[str, ...] = ()) -> Plan:
-    """``choice`` as the plan that answers ``question``."""
-    q, doubts = question, () if choice.left is None else (doubt(choice.left),)
+    """``choice`` as the plan that answers ``question``; of several ranks the first one's."""
+    q, doubts = question.of_rank(0), () if choice.left is None else (doubt(choice.left),)
     predicted = predict(q.hardware, q.model, q.workload, choice.decisions)
     return Plan(q.hardware, q.model, q.workload, choice.decisions, predicted, (*notes, *doubts))
 
@@ -90,7 +86,9 @@ def read_question(cfg: SolveConfig) -> Asked:
     calibrated: tuple[str, ...] = ()
     if cfg.calibration is CalibrationUse.own:
         hardware, calibrated = with_calibration(hardware, hits.model)
-    return Asked(Question(hardware, hits.model, workload, force), hits, (*notes, *calibrated, *short))
+    question = Question(hardware, hits.model, workload, force)
+    count, why_one = ranks_of(cfg, question)
+    return Asked(replace(question, ranks=count), hits, (*notes, *calibrated, *short, *why_one))
 
 
 def _reading(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:

@@ -98,7 +98,8 @@ def search(hardware: HardwareProfile, model: ModelSpec, workload: Workload, forc
 
 
 def optimum(question: Question) -> Optimum | None:
-    """What the fastest plan takes, without the plan; None when none fits. Costs one solve a batch. UserError as in ``solve``."""
+    """What the fastest plan takes, without the plan; None when none fits. Costs one solve a batch. UserError as in ``solve``. Of several
+    ranks as :func:`_problems` has it."""
     best, best_s = _best_batch(_problems(question))
     if best is None:
         return None
@@ -112,7 +113,7 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
     nearest first. To within half a percent the device is copied least; then the SSD is read least, through the fewest slots. KV of running
     sequences lies where the model computes. Forced decisions stay forced. None if that does not fit. Costs four solves. UserError as in
     ``solve``."""
-    q = question
+    q = question.of_rank(0)
     check_request(q.hardware, q.model, q.workload, q.force)
     force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
@@ -133,8 +134,9 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
 
 
 def _problems(question: Question) -> list[Problem]:
-    """One for each batch, prompt tokens of a server's pass, and form of residents. UserError for what can be no plan whatever is given."""
-    q = question
+    """One for each batch, prompt tokens of a server's pass, and form of residents. Of several ranks those of the first, which has most.
+    UserError for what can be no plan whatever is given."""
+    q = question.of_rank(0)
     check_request(q.hardware, q.model, q.workload, q.force)
     policy = q.force.policy or CachePolicy.pinned
     forces = [q.force]

@@ -12,9 +12,6 @@ from penstock.planner.contract.given.unit_spec import UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks, check_ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
-from penstock.planner.contract.ranks.dealing import Dealing
-from penstock.planner.contract.ranks.rank_model import model_of_rank
-from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.solver.simple_choice import choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
@@ -47,19 +44,13 @@ def _check(cfg: SolveConfig, question: Question, count: int) -> None:
             raise UserError(f"ranks={count}: {q.force.key(name)} is of one rank alone yet; set ranks=1, or leave it out")
 
 
-def of_rank(question: Question, count: int, rank: int) -> Question:
-    """What is asked of one of ``count`` ranks."""
-    q, dealing = question, Dealing(count, question.model.layers)
-    return replace(q, hardware=share_of_rank(q.hardware, count, rank), model=model_of_rank(q.model, dealing, rank))
-
-
-def answer_dealt(question: Question, count: int, notes: tuple[str, ...] = ()) -> Plan:
-    """The plan of ``count`` ranks. The first one, which has most layers, decides batch, passes and pages for all; ranks with the same units
+def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
+    """The plan of all ranks. The first one, which has most layers, decides batch, passes and pages for all; ranks with the same units
     decide the same. Costs a solve for each kind of rank, four at most. Raises UserError; ``Infeasible`` when one finds no plan."""
     q, found = question, dict[tuple[UnitSpec, ...], Decisions]()
     decided: list[Decisions] = []
-    for rank in range(count):
-        asked = of_rank(q, count, rank)
+    for rank in range(q.ranks):
+        asked = q.of_rank(rank)
         if asked.model.units not in found:
             if decided:
                 first = decided[0]
@@ -72,4 +63,4 @@ def answer_dealt(question: Question, count: int, notes: tuple[str, ...] = ()) ->
                 notes = (*notes, doubt(choice.left))
         decided.append(found[asked.model.units])
     predicted = predict_ranks(q.hardware, q.model, q.workload, decided)
-    return Plan(q.hardware, q.model, q.workload, decided[0], predicted, notes, Ranks(count, tuple(decided[1:])))
+    return Plan(q.hardware, q.model, q.workload, decided[0], predicted, notes, Ranks(q.ranks, tuple(decided[1:])))

@@ -45,7 +45,7 @@ class Choice:
 def choose(question: Question) -> Choice:
     """The fastest decisions, or the simple ones where it is not certain that these are slower. Costs those of ``solve``, four solves and
     30 predictions. Raises ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
-    q = question
+    q = question.of_rank(0)
     best = solve(q.hardware, q.model, q.workload, q.force)
     simple = nearest_first(q, best)
     if simple is None:
@@ -69,7 +69,7 @@ def gain(question: Question, chosen: Decisions, simple: Decisions) -> Gain:
     where d is the spread of f (``lessons.spread``). Figures err independently, so the squares of their effects are summed. All three are
     returned as exp(.) - 1. Costs 30 predictions.
     """
-    q = question
+    q = question.of_rank(0)
 
     def ratio(by: Mapping[Figure, float]) -> float:
         machine = slowed(q.hardware, by)

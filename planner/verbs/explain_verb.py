@@ -61,4 +61,4 @@ def _document(found: Explanation | Impossible) -> dict[str, Any]:
 def _asked(cfg: ExplainConfig) -> Asked:
     assert cfg.hardware is not None and cfg.model is not None
     work = cfg.workload or WorkloadConfig()
-    return read_question(SolveConfig(cfg.hardware, cfg.model, work, cfg.force, cfg.moe, cfg.calibration))
+    return read_question(SolveConfig(cfg.hardware, cfg.model, work, cfg.force, cfg.moe, cfg.calibration, ranks=cfg.ranks))

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.plan.planfile import as_mapping
-from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.plan.planfile import as_mapping, broken_in
 
 
 class Part(StrEnum):
@@ -22,7 +21,7 @@ class Part(StrEnum):
 
 
 SECTIONS = {
-    Part.decided: ("weights", "kv", "experts", "batch", "prefill_chunk_tokens"),
+    Part.decided: ("weights", "kv", "experts", "batch", "prefill_chunk_tokens", "ranks"),
     Part.predicted: ("predicted", "break_even_tokens"),
     Part.assumed: ("hardware", "model", "workload"),
 }
@@ -83,7 +82,7 @@ def document(comparison: PlanDiff) -> dict[str, Any]:
 
 
 def _broken(plan: Plan) -> tuple[str, ...]:
-    return tuple(rule.message for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions))
+    return tuple(rule.message for rule in broken_in(plan))
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

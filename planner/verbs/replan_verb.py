@@ -11,6 +11,7 @@ from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.explain.explanation import question_of
 from penstock.planner.solver.context_limit import within_limit
 from penstock.planner.solver.planning import answer
+from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.verbs.solve_verb import keep_plan
 
 
@@ -25,4 +26,5 @@ def replan_verb(cfg: ReplanConfig) -> None:
             f" set context_tokens={limit}, or shorten prompt and reply"
         )
     workload, notes = within_limit(replace(question.workload, context_tokens=cfg.context_tokens), question.model)
-    keep_plan(answer(replace(question, workload=workload), notes), cfg.out, cfg)
+    solved = answer_dealt if question.ranks > 1 else answer
+    keep_plan(solved(replace(question, workload=workload), notes), cfg.out, cfg)

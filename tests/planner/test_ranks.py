@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -18,11 +20,17 @@ from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
+from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.purchases import offers, purchases
+from penstock.planner.render.plan_text import print_plan
+from penstock.planner.render.summary import summary
+from penstock.planner.render.whereabouts import layers_in
 from penstock.planner.solver.planning import answer
+from penstock.planner.solver.program import optimum
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, blocks, machine, model, with_units, work
@@ -78,8 +86,7 @@ def test_the_units_of_all_ranks_are_the_whole_models(count, layers, tied, data):
 )
 @settings(max_examples=8, deadline=None)
 def test_the_plan_of_a_rank_holds_every_rule_and_comes_back_from_its_file(tmp_path_factory, count, vram, dram, layers, tied, batch):
-    question = Question(host(vram=vram, dram=dram), model(layers=layers, tied=tied), work(batch=batch))
-    plan = answer_dealt(question, count)
+    plan = answer_dealt(Question(host(vram=vram, dram=dram), model(layers=layers, tied=tied), work(batch=batch), ranks=count))
     ranks = [plan.of_rank(rank) for rank in range(count)]
     assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in ranks)
     assert sum(r.model.layers for r in ranks) == layers
@@ -103,13 +110,13 @@ def test_the_plan_of_a_rank_holds_every_rule_and_comes_back_from_its_file(tmp_pa
 def test_one_rank_changes_no_plan(vram, tied):
     question = Question(host(vram=vram), model(tied=tied), work())
     plan = answer(question)
-    assert answer_dealt(question, 1) == plan == plan.of_rank(0)
+    assert answer_dealt(question) == plan == plan.of_rank(0)
 
 
 def test_a_card_more_gains_what_its_link_carries():
     """24 equal layers, all outside VRAM: seconds are those of the bytes over all links together."""
     question = Question(host(vram=700 * MB, dram_bus_gbps=240.0), model(layers=24), work())
-    step_s = {count: answer_dealt(question, count).prediction for count in (1, 2, 4)}
+    step_s = {count: answer_dealt(replace(question, ranks=count)).prediction for count in (1, 2, 4)}
     assert step_s[1].decode_s_per_token / step_s[2].decode_s_per_token > 1.8
     assert step_s[1].decode_s_per_token / step_s[4].decode_s_per_token > 2.8
     for count, promised in step_s.items():
@@ -119,7 +126,7 @@ def test_a_card_more_gains_what_its_link_carries():
 def test_layers_of_several_ranks_follow_each_other():
     """All in VRAM: two cards compute no sooner than one, and hops come on top."""
     question = Question(host(vram=40 * GB, links=replace(TOGETHER, hop_s=1e-3), layer_launch_s=1e-9), model(), work())
-    one, two = (answer_dealt(question, count).prediction.decode_s_per_token for count in (1, 2))
+    one, two = (answer_dealt(replace(question, ranks=count)).prediction.decode_s_per_token for count in (1, 2))
     assert two == pytest.approx(one + 10e-3, rel=0.02)
 
 
@@ -161,7 +168,7 @@ def test_what_works_on_one_rank_alone_is_refused_in_one_line(of, asked, says):
 
 def test_a_plan_file_says_which_rank_is_wrong(tmp_path: Path):
     path = tmp_path / "plan.yaml"
-    write_plan(answer_dealt(Question(host(), model(layers=5), work()), 2), path)
+    write_plan(answer_dealt(Question(host(), model(layers=5), work(), ranks=2)), path)
     text = path.read_text().partition("\nranks:")[0] + "\n"
     whole = path.read_text()
     kept = text + whole[whole.index("# What it promises") :]
@@ -171,3 +178,27 @@ def test_a_plan_file_says_which_rank_is_wrong(tmp_path: Path):
             read_plan(path)
     path.write_text(kept)
     assert read_plan(path).ranks.count == 1, "an old file has no such section"
+
+
+def test_a_plan_says_who_has_what(capsys: pytest.CaptureFixture[str]):
+    plan = answer_dealt(Question(host(vram=700 * MB), model(layers=23), work(), ranks=4))
+    print_plan(plan, make_console())
+    told = capsys.readouterr().out
+    assert "23 layers, 3.8 GB of weights, over 4 ranks" in told
+    assert re.search(r"  rank 3      (···[▒█]){5}···  5 layers, .*, GPU 3\n", told) and "···▒" in told
+    assert "  4 links     174 GB/s at once" in told
+    each = summary(plan, "plan.yaml")["ranks"]
+    assert [one["layers"] for one in each] == [list(range(rank, 23, 4)) for rank in range(4)]
+    assert sum(one["h2d_bytes_per_token"] for one in each) == plan.prediction.h2d_bytes_per_token
+    assert sum(lies.count for lies in layers_in(plan).values()) == 23
+    assert fills(plan)[0].capacity_bytes == 700 * MB
+
+
+def test_one_more_card_is_offered_with_what_it_gives():
+    question = Question(host(cards=1, vram=700 * MB, dram_bus_gbps=240.0), model(layers=8), work())
+    offered = {offer.key: offer for offer in offers(question)}["cards"]
+    (bought,) = purchases(question, [offered], optimum(question))
+    promised = answer_dealt(replace(question, hardware=host(cards=2, vram=700 * MB, dram_bus_gbps=240.0), ranks=2)).prediction
+    assert offered.name == "one more small (2 in all, links of 55 to 107 GB/s together, ranks=2)" and bought.pays
+    assert bought.found.decode_s == pytest.approx(promised.decode_s_per_token, rel=0.006), "the fastest plan, and one with less memory"
+    assert "cards" not in {offer.key for offer in offers(replace(question, model=model(experts=8)))}

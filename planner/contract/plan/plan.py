@@ -41,10 +41,13 @@ class Plan:
     def of_rank(self, rank: int) -> Plan:
         """The ordinary plan of ``rank``: its layers and rows of the LM head, its card and its share of the rest. It promises its own bytes
         and the seconds of all ranks together. Itself where there is one. ValueError for a rank that is none."""
-        return self._of_ranks[rank] if 0 <= rank < self.ranks.count else _no_rank(rank, self.ranks.count)
+        if not 0 <= rank < self.ranks.count:
+            raise ValueError(f"rank {rank} of a plan of {self.ranks.count}")
+        return self.each_rank[rank]
 
     @cached_property
-    def _of_ranks(self) -> tuple[Plan, ...]:
+    def each_rank(self) -> tuple[Plan, ...]:
+        """:meth:`of_rank` of all, in their order."""
         if self.ranks.count == 1:
             return (self,)
         terms = rank_terms(self.hardware, self.model, self.workload, self.ranks.decided(self.decisions))
@@ -81,7 +84,3 @@ class Plan:
     def placement(self) -> Placement:
         """Of the first rank, where there are several."""
         return place(self.of_rank(0).model, self.decisions.weights, self.hardware.gpu is not None)
-
-
-def _no_rank(rank: int, count: int) -> Plan:
-    raise ValueError(f"rank {rank} of a plan of {count}")

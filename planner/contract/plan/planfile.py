@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from penstock.planner.contract.plan.ranks_section import ranks_from, ranks_mappi
 from penstock.planner.contract.prices.cost import Prediction
 from penstock.planner.contract.prices.reuse import BreakEven
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.rules.rule import BrokenRule
 
 _HEAD = """\
 # A plan for `runtime run`, made by `planner solve`. Edit what it decides and it is checked again, and predicted again,
@@ -93,11 +95,16 @@ def read_plan(path: Path, key: str = "plan") -> Plan:
 def check_plan(plan: Plan) -> None:
     """Raise UserError with the first rule that ``plan`` breaks."""
     check_ranks(plan.hardware, plan.model, plan.workload, plan.ranks.count)
-    decided = plan.ranks.decided(plan.decisions)
-    for rank, terms in enumerate(rank_terms(plan.hardware, plan.model, plan.workload, decided)):
-        of = f" of rank {rank}" * (len(decided) > 1)
-        for rule in broken_rules(*terms):
-            raise UserError(f"the plan{of} breaks a rule ({rule.name}): {rule.message}")
+    for rule in broken_in(plan):
+        raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
+
+
+def broken_in(plan: Plan) -> list[BrokenRule]:
+    """Every rule that ``plan`` breaks; of several ranks each with its rank."""
+    if plan.ranks.count == 1:
+        return broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions)
+    terms = rank_terms(plan.hardware, plan.model, plan.workload, plan.ranks.decided(plan.decisions))
+    return [replace(rule, message=f"rank {rank}: {rule.message}") for rank, one in enumerate(terms) for rule in broken_rules(*one)]
 
 
 def _plan_from(data: Mapping[str, Any]) -> Plan:

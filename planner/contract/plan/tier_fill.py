@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.planner.contract.decided.decisions import Tier
@@ -28,11 +29,22 @@ class Fill:
 
 
 def fills(plan: Plan) -> tuple[Fill, ...]:
-    """The tiers that the machine has, from the fastest on. The SSD's capacity is what is free there and what the checkpoint takes."""
-    h, args = plan.hardware, (plan.hardware, plan.model, plan.workload, plan.decisions)
-    tiers = [(Tier.dram, h.dram_bytes, dram_use(*args)), (Tier.ssd, h.ssd_bytes + ssd_in_place_bytes(plan.model), ssd_use(*args))]
+    """The tiers that the machine has, from the fastest on. The SSD's capacity is what is free there and what the checkpoint takes. Of
+    several ranks: VRAM of the fullest card, and what they take of DRAM and SSD together."""
+    h, ranks = plan.hardware, plan.each_rank
+    args = [(one.hardware, one.model, one.workload, one.decisions) for one in ranks]
+    ssd_capacity = h.ssd_bytes + ssd_in_place_bytes(plan.model)
+    tiers = [(Tier.dram, h.dram_bytes, _summed(dram_use(*a) for a in args)), (Tier.ssd, ssd_capacity, _summed(ssd_use(*a) for a in args))]
     if h.gpu:
-        tiers.insert(0, (Tier.vram, h.vram_bytes, vram_use(*args)))
+        tiers.insert(0, (Tier.vram, h.vram_bytes, max((vram_use(*a) for a in args), key=lambda use: sum(use.values()))))
     return tuple(
         Fill(tier, capacity, {item: n for item, n in sorted(use.items(), key=lambda pair: -pair[1]) if n}) for tier, capacity, use in tiers
     )
+
+
+def _summed(uses: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for use in uses:
+        for item, nbytes in use.items():
+            found[item] = found.get(item, 0) + nbytes
+    return found

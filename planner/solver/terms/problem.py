@@ -9,6 +9,9 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_model import model_of_rank
+from penstock.planner.contract.ranks.rank_share import share_of_rank
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,15 @@ class Question:
     model: ModelSpec
     workload: Workload
     force: Force = Force()
+    ranks: int = 1
+    """That the model is dealt over; machine and model are whole."""
+
+    def of_rank(self, rank: int) -> Question:
+        """What is asked of one rank; the same where there is one."""
+        if self.ranks == 1:
+            return self
+        hardware, dealing = share_of_rank(self.hardware, self.ranks, rank), Dealing(self.ranks, self.model.layers)
+        return replace(self, hardware=hardware, model=model_of_rank(self.model, dealing, rank), ranks=1)
 
     def on(self, hardware: HardwareProfile) -> Question:
         """The same on another machine."""
