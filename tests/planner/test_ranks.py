@@ -158,7 +158,7 @@ def test_too_many_ranks_are_refused_in_one_line(count, change, says):
         (model(experts=8), {}, "small runs on one rank, since routed experts are not dealt over ranks yet; set ranks=1"),
         (model(), {"clients": 3}, r"workload\.clients=3 works on one rank alone yet; set ranks=1, or leave workload\.clients out"),
         (model(), {"kv_spill": True}, r"workload\.kv_spill=true works on one rank alone yet"),
-        (replace(model(), state_bytes=5), {}, "small runs on one rank, since some layers keep a state"),
+        (replace(model(), state_bytes=5), {}, "small runs on one rank, since some layers keep a state that cannot"),
     ],
 )
 def test_what_works_on_one_rank_alone_is_refused_in_one_line(of, asked, says):

@@ -14,9 +14,7 @@ def never_dealt(model: ModelSpec) -> str:
     """Why ``model`` cannot be dealt over ranks; empty where it can."""
     if model.experts is not None:
         return "routed experts are not dealt over ranks yet"
-    if model.state_bytes:
-        return "some layers keep a state beside K and V, and its share of a rank is not known"
-    return "" if model.kv_elements is None else "layers keep different amounts of KV, and the share of a rank is not known"
+    return model.kv_stays_because
 
 
 def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
