@@ -1,4 +1,4 @@
-"""The front's process: the engine is started beside the imports of what answers."""
+"""The front's process: the engine is started beside the imports of what answers. It computes nothing, so that it has no torch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.runtime.serve.front.listen_address import allow_files, bound
 from penstock.runtime.serve.front.motor_process import start_motor
 from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.front.supervise import Supervisor
+from penstock.runtime.serve.torchless import leave_torch_out
 from penstock.runtime.serve.wire.messages import Open
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open,
 
 def _vocabulary(checkpoint: Path, plan: Plan) -> Vocabulary:
     """Imports all that answers, for seconds."""
+    leave_torch_out()
     with uncollected():
         from penstock.runtime.asked.prompts import read_vocabulary
         from penstock.runtime.serve.routes import serving  # noqa: F401
