@@ -105,6 +105,23 @@ def measure_rates(formats: Sequence[str], threads: int, seconds: float) -> Rates
     return Rates(read, link, alone, beside, read_beside)
 
 
+def attention_rates(threads: int, sequences: int, tokens: int, seconds: float) -> tuple[float, float]:
+    """GB/s of a plain read, and of K and V by attention of one token each of ``sequences`` over ``tokens``. Takes 1.1 GB of DRAM."""
+    from penstock.runtime.beside.host_pool import HostPool
+    from penstock.runtime.tools.host_product_times import KvLayers
+
+    layers = KvLayers(sequences, tokens)
+    with closing(HostPool(threads)) as pool:
+        reads = cycle([states for pair in layers.held for states in pair])
+        pool.read(next(reads))
+        done, begun = 0, time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            pool.read(next(reads))
+            done += 1
+        read = done * layers.nbytes / 2e9 / (time.perf_counter() - begun)
+        return read, layers.attention_gbps(pool, seconds)
+
+
 def _both(busy: Busy, seconds: float, copying: Callable[[Callable[[], bool]], tuple[float, float, float]] | None) -> tuple[float, Pair]:
     """GB/s alone; GB/s beside copies, and the copies."""
     with busy:

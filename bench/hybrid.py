@@ -4,13 +4,13 @@
     python bench/hybrid.py work=/dev/shm/penstock out=splits.json cases=splits splits=0,4,8,12,16,20,24,28,32
     python bench/hybrid.py work=bench-work cases=files,dense,prefill,batch,lossless,int4,splits,two model=demo layers=4   # without a card
 
-`dense`: BF16, VRAM 6 GiB, batch 1. `prefill`: 2048 tokens. `batch`: 8 and 16, or those of `sizes`. `lossless`: beside BF16. `int4`:
-VRAM 2 GiB. `seventy`: 70B at 16 GiB, for a host of 512 GB. `splits`: `force.host_ffn` from 0 to all, or those of `splits`, each predicted
-and measured; what the plan's own choice lost to the best. `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes
-take the cores in the middle. `files`: makes the checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the
-geometry and the budget of the cases; `drop=true` removes the files of a case behind it. The first command over a directory probes the
-machine, a minute; `quick=true` leaves the CPU's products out, and with them all units of the CPU. Models with routed experts:
-bench/hybrid_routed.py.
+`dense`: BF16, VRAM 6 GiB, batch 1. `kv`: 16 sequences of 8192 tokens, VRAM 24 GiB, KV mostly in DRAM. `prefill`: 2048 tokens. `batch`: 8
+and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `seventy`: 70B at 16 GiB, for a host of 512 GB. `splits`:
+`force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best. `two`: the
+plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the checkpoints of
+`forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true` removes the files
+of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the CPU's products out, and with
+them all units of the CPU. Models with routed experts: bench/hybrid_routed.py.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
 warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
@@ -39,7 +39,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.beside_rates import Rates, measure_rates  # noqa: E402
+from bench.beside_rates import Rates, attention_rates, measure_rates  # noqa: E402
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.coded_synth import config_of, write_coded  # noqa: E402
 from bench.crowd import Crowd, crowded_steps  # noqa: E402
@@ -52,6 +52,9 @@ from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
 KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "sizes", "splits", "forms", "drop", "quick")
+STREAMED = ("force.host_attention=0",)
+ATTENDED = 16, 8192
+"""Sequences, and tokens of each, of issue 20's case."""
 ALONE = ("force.host_ffn=0",)
 """Nothing is computed by the CPU: all that VRAM does not keep streams."""
 SHORT, LONG = 128, 2048
@@ -263,6 +266,26 @@ class Hybrid:
             plan, alone = self.both(f"batch{size}", self.checkpoint(), batch=size)
             yield self._faster(f"batch {size}", plan, alone, ">= 1")
 
+    def kv(self) -> Iterator[Row]:
+        """Sequences whose KV lies mostly in DRAM, all weights in VRAM: the CPU attends to some of it, beside streaming all of it. Behind
+        that the CPU's attention alone, over a plain read."""
+        checkpoint, (count, tokens) = self.checkpoint(), ATTENDED if self.card else (2, SHORT)
+        layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
+        keys = ["workload.kv_spill=true", *([f"force.resident_{kind}={layers}" for kind in ("attn", "ffn")] if self.card else ())]
+        asked = {"vram": self.given.get("vram", "24GiB"), "prompt": tokens, "batch": count}
+        plans = [self.solve(f"kv-{what}", checkpoint, *keys, *more, **asked) for what, more in (("plan", ()), ("alone", STREAMED))]
+        plan, alone = self.in_turns(checkpoint, plans)
+        host, said = plan.plan.decisions.kv, alone.predicted("decode_s_per_token", alone.step_s)
+        outside = 1 - host.vram_pages / host.pages
+        what = f"{outside:.0%} of KV in DRAM, CPU attends to {host.host_layers} layers; alone pred/meas {said:.3f}"
+        rates, predicted = [count / point.step_s for point in (plan, alone)], plan.predicted("decode_s_per_token", plan.step_s)
+        yield self.row("KV over streaming it", what, *rates, "tok/s", ">= 1.4", plan, predicted)
+        prefill = plan.predicted("prefill_s", plan.prefill_s)
+        yield self.row("  prefill", "over streaming alone", plan.prefill_s, alone.prefill_s, "s", "<= 1.02", plan, prefill)
+        threads = plan.plan.hardware.host.threads if plan.plan.hardware.host else self.cores
+        read, attended = self.worker(attention_rates, threads, count, tokens, BUSY_S if self.card else SHORT_S)
+        yield self.row("  attention on the CPU", f"{threads} threads, over a plain read", attended, read, "GB/s", ">= 0.9", plan, None)
+
     def lossless(self) -> Iterator[Row]:
         """Tokens a second over BF16's, both as they are solved."""
         points = []
@@ -324,7 +347,7 @@ class Hybrid:
         yield self.row("cores given back", "over steps before", freed, usual, "s", "<= 1.05", point, None)
 
 
-CASES = ("files", "dense", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "crowd")
+CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "crowd")
 
 
 def parts_gbps(rates: Rates) -> float:

@@ -57,10 +57,11 @@ def _host_gbps(hardware: HardwareProfile) -> float:
 
 
 def _with_host(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
-    """Products of all formats in proportion."""
+    """Products of all formats, and attention, in proportion."""
     factor, host = gbps / _host_gbps(hardware), hardware.host
     assert host is not None
-    return replace(hardware, host=replace(host, products={name: _faster(curve, factor) for name, curve in host.products.items()}))
+    products = {name: _faster(curve, factor) for name, curve in host.products.items()}
+    return replace(hardware, host=replace(host, products=products, attention_gbps=host.attention_gbps * factor))
 
 
 def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:

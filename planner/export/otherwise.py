@@ -69,7 +69,8 @@ def decided(plan: Plan, decisions: Decisions) -> Plan | None:
 def copied(plan: Plan) -> Plan:
     """``plan`` for an engine that computes all of a step on the card: what the CPU computes is copied, too."""
     weights = plan.decisions.weights
-    decisions = replace(plan.decisions, weights=replace(weights, host=HostUnits()))
+    kv = replace(plan.decisions.kv, host_layers=0)
+    decisions = replace(plan.decisions, weights=replace(weights, host=HostUnits()), kv=kv)
     return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 

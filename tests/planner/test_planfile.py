@@ -127,7 +127,7 @@ def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:
     assert set(data["weights"]["dram"]) == {"cap_layers", "hwm_layers", "prefetch_distance", "resident_layers"}
     assert set(data["weights"]["ssd"]) == {"block_bytes", "queue_depth", "staging_bytes"}
     assert set(data["weights"]["h2d"]) == {"chunk_bytes", "in_flight"}
-    assert set(data["kv"]) == {"page_tokens", "vram_pages", "dram_pages", "ssd_pages"}
+    assert set(data["kv"]) == {"page_tokens", "vram_pages", "dram_pages", "ssd_pages", "host_layers"}
     assert set(data["predicted"]) >= {
         "ttft_s",
         "prefill_s",

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from penstock.planner.contract.decided.decisions import KvPages
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.validate import compare_logits, load_unstreamed
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import open_cuda
 from tests.runtime.sessions import opened
@@ -53,3 +55,18 @@ def test_tokens_are_those_of_a_run_with_all_kv_in_vram(tmp_path: Path, model_typ
         assert tokens == expected
         worst = max((a - b).abs().max().item() for a, b in zip(logits, unstreamed, strict=True) if a.numel())
         assert worst == 0, f"logits differ by {worst}"
+
+
+def test_layers_that_the_cpu_attends_to_give_the_same_logits_but_for_rounding(tmp_path: Path) -> None:
+    checkpoint = save_tiny(tmp_path, layers=LAYERS)
+    plain, device = _plan(checkpoint, (1, 5, 0)), torch.device("cuda", 0)
+    made = replace(plain.decisions, kv=replace(plain.decisions.kv, host_layers=3), batch=3)
+    hardware = replace(plain.hardware, host=HostRates(2, {}, 1e-5, 1.0, 1.0, 20.0, 1e-4))
+    plan = replace(plain, hardware=hardware, decisions=made)
+    with opened(plan, checkpoint, open_cuda(Budget.of(plan), device), device) as session:
+        session.load(UNEQUAL)
+        got = session.generate(UNEQUAL, Sampler(Sampling(), device), keep_logits=True)
+        assert session.engine.outside.attention is not None and session.engine.outside.attention.refused is None
+        assert session.engine.stage_totals()["cpu"][0]
+    found = compare_logits(load_unstreamed(checkpoint, device), device, UNEQUAL, got, 64, lambda *_: None)
+    assert found.within_rounding, found

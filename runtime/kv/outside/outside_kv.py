@@ -81,7 +81,7 @@ class OutsideKv:
         directory: Path,
         attending: Callable[[Mapping[int, torch.Tensor]], HostAttention] | None = None,
     ):
-        """``attending`` makes what attends to layers where they lie in DRAM, of these layers' memory; it is closed with this."""
+        """``attending`` makes what attends to layers where they lie in DRAM, of these layers' memory."""
         own = Tier.dram if copier is None else Tier.vram
         in_dram = [i for i, tier in enumerate(kv.tiers) if tier is Tier.dram and own is Tier.vram]
         self._on_ssd = [i for i, tier in enumerate(kv.tiers) if tier is Tier.ssd]
@@ -116,7 +116,6 @@ class OutsideKv:
         self._attended = frozenset(kv.attended if attending else ())
         if attending is not None:
             self.attention = attending({layer: self.regions[layer] for layer in kv.attended})
-            self._stack.callback(self.attention.close)
         self._scratch: Scratch | None = None
         if self._on_ssd:
             self._scratch = Scratch(directory, len(self._on_ssd) * align_up(self._nbytes))
@@ -160,8 +159,6 @@ class OutsideKv:
 
     def settle(self) -> None:
         """Block until what lies in DRAM between passes is as computed. From any thread."""
-        if self.attention is not None:
-            self.attention.settle()
         if self._home is not None:
             for layer in self.regions:
                 self._home.take(layer)
@@ -188,7 +185,6 @@ class OutsideKv:
         return {layer: OutsidePlace(self, layer) for layer in self.layers}
 
     def _open(self) -> KvStream:
-        self.settle()
         streamed = [layer for layer in self.layers if not (self._attends and layer in self._attended)]
         if not streamed:
             return RehearsedKv(self.slots[0])

@@ -99,7 +99,7 @@ def test_heads_that_the_cpu_does_not_know_stream_and_the_user_is_told(tmp_path: 
     assert sum("are copied to the card" in line for line in told) == 1, told
 
 
-def test_what_fails_on_the_cpu_is_raised_and_nothing_hangs(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_on_the_cpu_is_raised_and_the_session_closes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _session(_plan(checkpoint, (0, 6, 0, 3)), checkpoint) as session:
         session.load(BATCH)
 
