@@ -17,25 +17,32 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.context_limit import within_limit
+from penstock.planner.solver.drafts.draft_choice import drafter_asked
+from penstock.planner.solver.drafts.speculation_choice import speculating
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
 from penstock.planner.solver.ranks_choice import answer_dealt, ranks_of
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
-from penstock.planner.solver.speculation_choice import speculating
 from penstock.planner.solver.terms.problem import Question
 
 
 def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
     asked = read_question(cfg)
+    drafter = drafter_asked(cfg.speculate, cfg.draft, asked.question.model)
     told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
     if asked.question.ranks > 1:
         return answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
-    plan = answer(asked.question, told)
-    model = asked.hits.in_slots(plan.decisions.experts)
-    plan = replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
-    plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens)
+
+    def solved(hardware: HardwareProfile) -> Plan:
+        plan = answer(asked.question.on(hardware), told)
+        model = asked.hits.in_slots(plan.decisions.experts)
+        return replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
+
+    plan = solved(asked.question.hardware)
+    plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens, drafter, solved)
+    model = plan.model
     return replace(
         plan,
         notes=(

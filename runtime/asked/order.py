@@ -9,10 +9,11 @@ from pathlib import Path
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.timeline_file import check_form
 from penstock.planner.contract.checkpoint.checkpoint_files import merged_adapter, spec_from_checkpoint
+from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
 from penstock.planner.contract.checkpoint.foreign_files import adapter_digest
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.speculating import Drafter, as_asked
+from penstock.planner.contract.decided.speculating import Drafter, Speculation, as_asked, modelled
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
@@ -98,7 +99,7 @@ def _check_values(cfg: RunConfig) -> None:
 
 
 def _forced(cfg: RunConfig, plan: Plan) -> Plan:
-    forced, wanted = Force.from_config(cfg.force), as_asked(plan.decisions.speculation, cfg.speculate)
+    forced, wanted = Force.from_config(cfg.force), _drafts(cfg, plan)
     if forced.speculate_tokens and wanted.drafter is Drafter.none:
         raise UserError(f"force.speculate_tokens={forced.speculate_tokens}: nobody drafts; set speculate=lookup, or leave it out")
     plan = replace(plan, decisions=replace(plan.decisions, speculation=wanted))
@@ -115,6 +116,23 @@ def _forced(cfg: RunConfig, plan: Plan) -> Plan:
     raise UserError(rule.forced(forced.culprits(lambda fewer: first_broken(fewer) == rule)))
 
 
+def _drafts(cfg: RunConfig, plan: Plan) -> Speculation:
+    """Who drafts, with the checkpoint of a model that does."""
+    planned = plan.decisions.speculation
+    if cfg.draft is not None:
+        target = plan.model if cfg.checkpoint is None else replace(plan.model, checkpoint=str(Path(cfg.checkpoint).expanduser()))
+        return modelled(planned, cfg.speculate, drafter_spec(cfg.draft, target), plan.model)
+    wanted = as_asked(planned, cfg.speculate)
+    if wanted.model is not None:
+        if wanted.model.checkpoint is None:
+            raise UserError(
+                f"plan={cfg.plan} was made for {wanted.model.name} to draft, without its weights; give draft=DIR, for a copy in 4 bits as "
+                "`runtime pack format=int4` makes it"
+            )
+        _check_identity("draft", wanted.model.checkpoint, wanted.model, spec_from_checkpoint(Path(wanted.model.checkpoint)))
+    return wanted
+
+
 def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
     where = cfg.checkpoint or planned.checkpoint
     if where is None:
@@ -123,19 +141,21 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
     path = Path(where).expanduser()
     found = spec_from_checkpoint(path)
     _check_adapter(cfg.adapter, path)
+    _check_identity("checkpoint", where, planned, found)
+    return path
+
+
+def _check_identity(asked: str, where: str, planned: ModelSpec, found: ModelSpec) -> None:
+    """UserError where ``found`` in the directory ``asked=where`` is not the model that was ``planned``."""
+    remedy = f"solve again with {'model.checkpoint' if asked == 'checkpoint' else asked}= this one"
     for key in _IDENTITY:
         want, got = getattr(planned, key), getattr(found, key)
         if want != got and (want or key != "model_type"):
             raise UserError(
-                f"checkpoint={where} is not the plan's model {planned.name}: {key} is {_brief(got)}, the plan says {_brief(want)}; "
-                "solve again with model.checkpoint= this one"
+                f"{asked}={where} is not the plan's model {planned.name}: {key} is {_brief(got)}, the plan says {_brief(want)}; {remedy}"
             )
     if planned.digest not in (None, found.digest):
-        raise UserError(
-            f"checkpoint={where} holds other weights than the plan's {planned.checkpoint} (their digests differ); "
-            "solve again with model.checkpoint= this one"
-        )
-    return path
+        raise UserError(f"{asked}={where} holds other weights than the plan's {planned.checkpoint} (their digests differ); {remedy}")
 
 
 def _check_adapter(given: str | None, checkpoint: Path) -> None:

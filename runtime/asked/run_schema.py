@@ -139,8 +139,11 @@ class RunConfig(SamplingKeys, Closing):
     trace: str | None = None
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
     speculate: Speculate | None = None
-    """Who drafts tokens for each pass to verify: `lookup`, the sequence itself; `auto`, lookup; `none`, nobody; null: as the plan has it.
-    The text is that of plain decoding, and drafting stops where it does not pay."""
+    """Who drafts tokens for each pass to verify: `lookup`, the sequence itself; `draft`, a smaller model; `self`, the model's own copy in 4
+    bits; `auto`, who the plan has, or lookup; `none`, nobody; null: as the plan has it. The text is that of plain decoding, and drafting
+    stops where it does not pay."""
+    draft: str | None = None
+    """Checkpoint or packed store of the model that drafts, in place of the plan's; the plan must leave room for it."""
     calibrate: bool = False
     """Keep what the run measured of the machine, for `planner solve` to go by."""
     verbose: bool = False
@@ -167,6 +170,8 @@ class ChatConfig(SamplingKeys, Closing):
     """As in `planner solve`; a plan file holds its own rates."""
     speculate: Speculate | None = None
     """As in `planner solve` where no plan is named, as in `runtime run` where one is."""
+    draft: str | None = None
+    """The same."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to talk with; null takes the plan's."""
     adapter: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from penstock.runtime.kv.pages.prefix import Prefix
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import VramWatch, take_planned, told_when_vram_runs_out
 from penstock.runtime.memory.free_memory import PeakDram
-from penstock.runtime.memory.ground import Ground
+from penstock.runtime.memory.ground import Ground, OpenCard
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
@@ -77,7 +77,15 @@ class Session:
     """A model with its threads, memory and files. Made by :func:`open_session`; one batch at a time, from one thread."""
 
     def __init__(
-        self, plan: Plan, engine: Engine, peak: PeakDram, kept: Kept | None, mark: Mark, stack: ExitStack, on_host: StoredOnHost | None
+        self,
+        plan: Plan,
+        engine: Engine,
+        peak: PeakDram,
+        kept: Kept | None,
+        mark: Mark,
+        stack: ExitStack,
+        on_host: StoredOnHost | None,
+        drafter: Session | None = None,
     ):
         self.plan = plan
         """Predicted anew where the machine refused to page-lock its DRAM."""
@@ -94,13 +102,16 @@ class Session:
         """That kept KV lies on a drive too slow to pay, once :meth:`load` is over."""
         self.loaded: dict[str, tuple[float, int]] = {}
         """What arrived on other threads until :meth:`load` was over, each with its busy seconds and bytes."""
-        self.chains = open_chains(plan)
+        self.drafter = drafter
+        """The model that drafts, where one does."""
+        self.chains = open_chains(plan, None if drafter is None else drafter.engine.stepper)
         """Drafted tokens, where the plan has some."""
-        if self.chains is not None and not engine.stepper.goes_back:
-            raise UserError(
-                f"speculation.drafter={plan.decisions.speculation.drafter}: {plan.model.name} keeps states that cannot go back to an"
-                " earlier token; set speculate=none"
-            )
+        for session in (self, *(() if drafter is None else (drafter,))):
+            if self.chains is not None and not session.engine.stepper.goes_back:
+                raise UserError(
+                    f"speculation.drafter={plan.decisions.speculation.drafter}: {session.plan.model.name} keeps states that cannot go back"
+                    " to an earlier token; set speculate=none"
+                )
         self.kept = kept
         self._peak, self._mark, self._stack = peak, mark, stack
         self._vram: VramWatch | None = None
@@ -129,6 +140,8 @@ class Session:
         if why is not None and gpu is not None and gpu.layer_kernels_s:
             self.launched = f"a decode step is launched kernel by kernel, not as one CUDA graph: {why}"
             self.plan = launched_singly(self.plan)
+        if self.drafter is not None:
+            self.drafter.load(replace(largest, chunk_tokens=self.drafter.plan.decisions.prefill_chunk_tokens))
         self._mark("load")
         take_planned(Budget.of(self.plan), self.device)
         self._vram = VramWatch(Budget.of(self.plan), self.device)
@@ -269,8 +282,18 @@ def open_session(
             kernel = open_kernel(ground.device, None if on_host is None else on_host.summing)
             engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device, kernel)))
         scales.settle()
+        drafter = None if plan.drafter is None else stack.enter_context(_open_drafter(plan.drafter, ground, options))
         mark("engine")
-        yield Session(plan, engine, peak, kept, mark, stack, on_host)
+        yield Session(plan, engine, peak, kept, mark, stack, on_host, drafter)
+
+
+def _open_drafter(plan: Plan, ground: Ground, options: EngineOptions) -> AbstractContextManager[Session]:
+    """The model that drafts, by a ``plan`` of its own, on the same card and beside the DRAM of ``ground``."""
+    assert plan.model.checkpoint is not None
+    copier = ground.copier()
+    beside = OpenCard(None if copier is None else copier.twin(), ground.device)
+    own = EngineOptions(graphs=options.graphs, cpu_product=options.cpu_product)
+    return open_session(plan, Path(plan.model.checkpoint), beside, own)
 
 
 def _on_host(plan: Plan, asked: CpuProduct | None, stack: ExitStack) -> StoredOnHost | None:

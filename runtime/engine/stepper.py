@@ -128,6 +128,11 @@ class Stepper:
         (self._alone or self._states).pretend(sequence, tokens)
 
     @property
+    def recorded(self) -> bool:
+        """Whether decode steps are launched as a whole."""
+        return self.graphs is not None
+
+    @property
     def goes_back(self) -> bool:
         """Whether a sequence may be computed again from an earlier token on: K and V can be written over, other states cannot."""
         return self._alone is None and not self._states.any

@@ -76,10 +76,17 @@ def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
         assert cfg.hardware is not None and cfg.model is not None
         with bar_console().status("solving"), _told_whole():
             work, drafts = cfg.workload or WorkloadConfig(), cfg.speculate or Speculate.none
-            plan = solve(SolveConfig(cfg.hardware, cfg.model, work, cfg.force, calibration=cfg.calibration, speculate=drafts))
-    drafts_asked = cfg.speculate if cfg.plan is not None else None
+            asked = SolveConfig(cfg.hardware, cfg.model, work, cfg.force, calibration=cfg.calibration, speculate=drafts, draft=cfg.draft)
+            plan = solve(asked)
+    drafts_asked, draft = (cfg.speculate, cfg.draft) if cfg.plan is not None else (None, None)
     run = RunConfig(
-        plan=cfg.plan or "(solved)", checkpoint=cfg.checkpoint, adapter=cfg.adapter, kv=cfg.kv, engine=cfg.engine, speculate=drafts_asked
+        plan=cfg.plan or "(solved)",
+        checkpoint=cfg.checkpoint,
+        adapter=cfg.adapter,
+        kv=cfg.kv,
+        engine=cfg.engine,
+        speculate=drafts_asked,
+        draft=draft,
     )
     plan, checkpoint = check_fit(run, plan)
     return for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1), checkpoint

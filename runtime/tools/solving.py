@@ -39,8 +39,9 @@ def solve(cfg: SolveConfig) -> Plan:
         out = Path(scratch, "plan.yaml")
         presets = [f"{group}={ASKED}" for group in ("hardware", "model", "workload")]
         force = [f"force.{key}={value}" for key, value in vars(cfg.force).items() if value is not None]
+        drafts = [f"speculate={cfg.speculate}", *([] if cfg.draft is None else [f"draft={cfg.draft}"])]
         asked = [f"calibration={cfg.calibration}", f"ranks={cfg.ranks or 1}", f"out={out}"]
-        words = ["--config-dir", scratch, *presets, *force, *asked]
+        words = ["--config-dir", scratch, *presets, *force, *drafts, *asked]
         try:
             planner("solve", *words)
         except UserError as error:

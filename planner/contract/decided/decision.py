@@ -28,3 +28,7 @@ class Decision:
     """Whether the program chooses it for the time that it takes."""
     card: bool = False
     """Whether it means something beside a GPU alone."""
+
+
+class Given:
+    """Stands in the ``Annotated`` of a field of ``Decisions`` that nobody decides: it comes with a decision beside it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from penstock.planner.contract.decided.decision import Decision
+from penstock.planner.contract.decided.decision import Decision, Given
 from penstock.planner.contract.decided.decisions import Decisions
 
 SHORT = {"moe": "expert_"}
@@ -71,7 +71,10 @@ def _put(part: Any, names: list[str], value: Any) -> Any:
 def _walk(owner: type, place: str) -> Iterator[Declared]:
     plain, full = get_type_hints(owner), get_type_hints(owner, include_extras=True)
     for field in dataclasses.fields(owner):
-        how = next((note for note in getattr(full[field.name], "__metadata__", ()) if isinstance(note, Decision)), None)
+        notes = getattr(full[field.name], "__metadata__", ())
+        if Given in notes:
+            continue
+        how = next((note for note in notes if isinstance(note, Decision)), None)
         kind = next((part for part in get_args(plain[field.name]) if part is not NoneType), plain[field.name])
         if how is not None:
             yield Declared(place + field.name, kind, owner, how)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from penstock.planner.contract.decided.allowed import OneOf, Span
-from penstock.planner.contract.decided.decision import Decision
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.allowed import Span
+from penstock.planner.contract.decided.decision import Decision, Given
+from penstock.planner.contract.given.model import ModelSpec
 
 MOST_DRAFTS = 15
 """Tokens of a chain: with the token before them as many rows as AMX multiplies for the price of one."""
@@ -20,6 +22,15 @@ class Drafter(StrEnum):
     """Nobody: a pass gives each sequence one token."""
     lookup = "lookup"
     """The sequence itself: what followed the last time that its latest tokens occurred. Takes no weights."""
+    draft = "draft"
+    """A smaller model with the same tokens, which stays where it computes."""
+    self = "self"
+    """The model's own copy in 4 bits, which stays where it computes."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it is a model, which takes memory."""
+        return self in (Drafter.draft, Drafter.self)
 
 
 class Speculate(StrEnum):
@@ -31,29 +42,55 @@ class Speculate(StrEnum):
     """Who gives the most tokens a second, if anybody does."""
     lookup = "lookup"
     """The sequence itself: what followed the last time that its latest tokens occurred."""
+    draft = "draft"
+    """A smaller model with the same tokens."""
+    self = "self"
+    """The model's own copy in 4 bits."""
 
 
-DEFAULT_ACCEPTANCE = {Drafter.lookup: 0.3}
+DEFAULT_ACCEPTANCE = {Drafter.lookup: 0.3, Drafter.draft: 0.6, Drafter.self: 0.8}
 """What a plan counts on before a run has measured it. Of lookup on prose 0.2 to 0.4 are published, on edits 0.7 and more
-(https://arxiv.org/abs/2401.07851, table 3)."""
+(https://arxiv.org/abs/2401.07851, table 3). Of small models that draft for large ones greedily 0.61 to 0.82
+(https://arxiv.org/abs/2211.17192, table 3). Of 4-bit weights more than 0.9 (https://arxiv.org/abs/2502.10424), by better quantisers than
+rounding to the nearest."""
 
 
 @dataclass(frozen=True)
 class Speculation:
     """A pass computes up to ``tokens`` drafted tokens behind each sequence's last one, and keeps those that it would have chosen."""
 
-    drafter: Annotated[Drafter, Decision(OneOf(tuple(Drafter)), None, "drafts", "by {}")] = Drafter.none
+    drafter: Annotated[Drafter, Decision(lambda s: s.drafters, None, "drafts", "by {}")] = Drafter.none
     """Who drafts."""
     tokens: Annotated[int, Decision(Span(0, MOST_DRAFTS), "force.speculate_tokens", "drafts", "{} tokens")] = 0
     """Tokens of a chain at most; while it runs, a chain is as long as pays by what is kept."""
     acceptance: Annotated[float, Decision(Span(0.0, 1.0), None, "drafts", "{} kept", aside=True)] = 0.0
     """The share of drafted tokens that the plan counts on, of those whose forerunners are kept."""
+    model: Annotated[ModelSpec | None, Given] = None
+    """That drafts; None where no weights do. It stays whole in VRAM, without a GPU in DRAM, and so do its K and V."""
+
+
+def modelled(planned: Speculation, asked: Speculate | None, model: ModelSpec, target: ModelSpec) -> Speculation:
+    """What a run drafts where its user gives ``model``, for ``target``, in place of the drafter that was ``planned``. UserError where
+    ``asked`` has no use for it."""
+    if asked in (Speculate.none, Speculate.lookup):
+        raise UserError(f"draft={model.checkpoint}: speculate={asked} drafts without a model; set speculate=draft, or leave draft= out")
+    kind = Drafter(asked) if asked in (Speculate.draft, Speculate.self) else kind_of(model, target)
+    return Speculation(kind, planned.tokens or MOST_DRAFTS, DEFAULT_ACCEPTANCE[kind], model)
+
+
+def kind_of(model: ModelSpec, target: ModelSpec) -> Drafter:
+    """What ``model`` is to ``target``: a copy of it has its layers and widths."""
+    widths = ("layers", "hidden", "vocab", "attn_width", "kv_width", "ffn_width")
+    return Drafter.self if all(getattr(model, name) == getattr(target, name) for name in widths) else Drafter.draft
 
 
 def as_asked(planned: Speculation, asked: Speculate | None) -> Speculation:
-    """What a run drafts by a plan with ``planned``, where its user wants ``asked``; None: what the plan has."""
-    if asked is None or (asked is not Speculate.none and planned.drafter is not Drafter.none):
+    """What a run drafts by a plan with ``planned``, where its user wants ``asked``; None: what the plan has. UserError for a model that the
+    plan has not."""
+    if asked is None or (asked is Speculate.auto and planned.drafter is not Drafter.none) or asked.value == planned.drafter.value:
         return planned
     if asked is Speculate.none:
         return Speculation()
+    if asked in (Speculate.draft, Speculate.self):
+        raise UserError(f"speculate={asked}: the plan has no such drafter; solve again with speculate={asked} draft=DIR, or set draft=DIR")
     return Speculation(Drafter.lookup, planned.tokens or MOST_DRAFTS, DEFAULT_ACCEPTANCE[Drafter.lookup])

@@ -13,10 +13,11 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.interval import Intervals, intervals
 from penstock.planner.contract.plan.plan_ranks import Ranks
 from penstock.planner.contract.plan.rank_predictions import paced, predict_each, rank_terms
-from penstock.planner.contract.prices.cost import Prediction
+from penstock.planner.contract.prices.cost import Prediction, predict
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import BreakEven, break_even
 from penstock.planner.contract.prices.stages import prefill_passes
+from penstock.planner.contract.speculation.resident_drafter import resident
 
 FORMAT = 2
 
@@ -68,6 +69,15 @@ class Plan:
         """Between what nine of ten runs will find the prediction's seconds."""
         first = self.of_rank(0)
         return intervals(first.hardware, first.model, first.workload, first.decisions)
+
+    @cached_property
+    def drafter(self) -> Plan | None:
+        """Of the model that drafts, by itself: all of it stays where it computes. None where no model drafts."""
+        model = self.decisions.speculation.model
+        if model is None:
+            return None
+        decisions = resident(model, self.decisions, self.model.layers, self.hardware.gpu is not None)
+        return Plan(self.hardware, model, self.workload, decisions, predict(self.hardware, model, self.workload, decisions))
 
     @property
     def passes_s(self) -> dict[str, float]:

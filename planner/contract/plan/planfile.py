@@ -39,7 +39,7 @@ _COMMENTS = {
     "kv": "KV cache pages of page_tokens tokens of one layer, per tier; a layer's pages lie in one tier.",
     "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
     "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
-    "speculation": "Tokens that are drafted behind each sequence's last one, for one pass to verify.",
+    "speculation": "Tokens that are drafted behind each sequence's last one, for one pass to verify; the model that drafts, if one does.",
     "ranks": "The model's layers are dealt over so many ranks, layer i to rank i mod count. What is above is of rank 0; others: of those "
     "that decide otherwise.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest, and a "
@@ -124,7 +124,7 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         experts=convert(ExpertSlots | None, data.get("experts"), "experts"),
         batch=convert(int, data["batch"], "batch"),
         prefill_chunk_tokens=convert(int, data["prefill_chunk_tokens"], "prefill_chunk_tokens"),
-        speculation=build(Speculation, data.get("speculation", {}), "speculation"),
+        speculation=_speculation_from(data.get("speculation", {})),
     )
     ranks = ranks_from(data.get("ranks"), decisions)
     check_ranks(hardware, model, workload, ranks.count)
@@ -136,6 +136,21 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         build(BreakEven, data["break_even_tokens"], "break_even_tokens")
     notes = convert(tuple[str, ...], data.get("notes") or [], "notes")
     return Plan(hardware, model, workload, decisions, predicted, notes, ranks)
+
+
+def _speculation_from(data: Any) -> Speculation:
+    if not isinstance(data, Mapping) or data.get("model") is None:
+        return build(Speculation, data, "speculation")
+    decided = build(Speculation, {**data, "model": None}, "speculation")
+    try:
+        return dataclasses.replace(decided, model=model_from(data["model"]))
+    except UserError as error:
+        raise UserError(f"speculation.{error}") from error
+
+
+def _speculation_mapping(decided: Speculation) -> dict[str, Any]:
+    values = _plain(dataclasses.replace(decided, model=None))
+    return values | {"model": None if decided.model is None else model_mapping(decided.model)}
 
 
 def _without_intervals(predicted: Any) -> Any:
@@ -171,7 +186,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "experts": _plain(decisions.experts),
         "batch": decisions.batch,
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
-        "speculation": None if decisions.speculation == Speculation() else _plain(decisions.speculation),
+        "speculation": None if decisions.speculation == Speculation() else _speculation_mapping(decisions.speculation),
         "ranks": _plain(ranks_mapping(plan.ranks, decisions)),
         "predicted": _rounded(_plain(plan.prediction) | {_INTERVALS: _plain(plan.intervals)}),
         "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,

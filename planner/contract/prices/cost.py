@@ -28,6 +28,7 @@ from penstock.planner.contract.prices.stages import (
 )
 from penstock.planner.contract.speculation.chain_length import best_length
 from penstock.planner.contract.speculation.drafting import expected_tokens
+from penstock.planner.contract.speculation.resident_drafter import resident
 
 WAITED = 0.5
 """Of a pass: until the next one begins, for a request that comes at any moment."""
@@ -142,7 +143,9 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
     waited = WAITED if workload.is_served else 0.0
     whole = 0.0 if workload.objective is Objective.throughput else waited
-    phases_s = prefill_weight * plain.prefill_s + (decode_weight - whole) * step_s / tokens + whole * step_s
+    alone = _drafter_alone(hardware, model, workload, decisions)
+    prefill_s = plain.prefill_s + (alone.prefill_s if alone else 0.0)
+    phases_s = prefill_weight * prefill_s + (decode_weight - whole) * step_s / tokens + whole * step_s
     return replace(
         plain,
         ttft_s=plain.ttft_s + waited * (step_s - plain.decode_s_per_token),
@@ -168,7 +171,8 @@ def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
 
 
 def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
-    """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have.
+    """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have. Drafting is
+    counted: a model that drafts takes a step for each token of the chain.
 
     Priced as a step of so many rows: its weights, experts and products are those of the rows together. Such a step reads KV once a row,
     this one once a sequence, so the rows' prompts are that much shorter.
@@ -176,7 +180,18 @@ def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     tokens = decisions.speculation.tokens + 1
     streamed = replace(decisions.kv, host_layers=0)  # the CPU attends to one token of each sequence alone
     rows = replace(decisions, batch=decisions.batch * tokens, speculation=Speculation(), kv=streamed)
-    return _undrafted(hardware, model, replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens)), rows).decode_s_per_token
+    shorter = replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens))
+    verified_s = _undrafted(hardware, model, shorter, rows).decode_s_per_token
+    alone = _drafter_alone(hardware, model, workload, decisions)
+    return verified_s + (decisions.speculation.tokens * alone.decode_s_per_token if alone else 0.0)
+
+
+def _drafter_alone(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction | None:
+    """Of the model that drafts for ``model``, as if it were asked for nothing else; None where none does."""
+    drafter = decisions.speculation.model
+    if drafter is None:
+        return None
+    return _undrafted(hardware, drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
 
 
 def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
@@ -244,6 +259,7 @@ def load_s(
     if model.experts and decisions.experts:
         kept = kept_in_all(model.experts, decisions.experts.dram_slots or decisions.experts.vram_slots)
         loaded -= (model.experts.units - kept) * model.experts.expert_bytes
+    loaded += decisions.speculation.model.weight_bytes if decisions.speculation.model else 0
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)
     read_s = loaded / GB * ((1 - cached) / ssd_rate + cached / hardware.copying_gbps)
     beside_s = FIXED.imports_s if imports_s is None else imports_s

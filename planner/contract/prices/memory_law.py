@@ -30,7 +30,10 @@ from penstock.planner.contract.prices.sizes import (
     scratch_bytes,
     unit_vram_bytes,
 )
+from penstock.planner.contract.speculation.resident_drafter import resident
 
+SHARED = frozenset({"context", "workspace"})
+"""Items of VRAM that a process has once, whatever models it runs."""
 LEFT_ALONE = frozenset({"guard", "reserve"})
 """Items that a capacity must leave free: rules count them, a prediction of used bytes does not."""
 
@@ -63,6 +66,8 @@ class Held:
     """1 where kept pages pass through VRAM, else 0."""
     kept_files: Amount = 0
     activations: Amount = 0
+    drafter: Mapping[Tier, Amount] = field(default_factory=dict)
+    """Of VRAM and DRAM: all that the model takes which drafts; empty where none does."""
 
 
 def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, held: Held) -> dict[str, Amount]:
@@ -83,6 +88,7 @@ def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         "kv_bounce": held.bounces * (OVERHEADS.kv_bounce_pages * held.kept_page_bytes),
         "activations": held.activations,
         "scratch": scratch_bytes(model),
+        **({"drafter": held.drafter[Tier.vram]} if held.drafter else {}),
         "guard": workload.vram_guard_bytes,
     }
 
@@ -102,6 +108,8 @@ def dram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
     if hardware.gpu is None:
         items |= {"norms": model.norm_bytes, "activations": held.activations, "scratch": scratch_bytes(model)}
         items["kv"] += held.states
+    if held.drafter:
+        items["drafter"] = held.drafter[Tier.dram]
     return items | {"reserve": workload.dram_reserve_bytes}
 
 
@@ -132,7 +140,21 @@ def held_by(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         bounces=int(bool(kv.reuse.dram_pages or kv.reuse.ssd_bytes)),
         kept_files=kv.reuse.ssd_bytes,
         activations=activations(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
+        drafter=drafter_bytes(hardware, model, workload, decisions),
     )
+
+
+def drafter_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[Tier, int]:
+    """Of VRAM and DRAM: weights, K and V and activations of the model that drafts for ``model``; empty where none does."""
+    drafter = decisions.speculation.model
+    if drafter is None:
+        return {}
+    held = held_by(hardware, drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
+    vram, dram = vram_items(hardware, drafter, workload, held), dram_items(hardware, drafter, workload, held)
+    return {
+        Tier.vram: used_bytes({item: n for item, n in vram.items() if item not in SHARED}),
+        Tier.dram: used_bytes(dram),
+    }
 
 
 def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:

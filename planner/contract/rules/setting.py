@@ -18,6 +18,7 @@ from penstock.planner.contract.decided.decisions import (
     WeightForm,
 )
 from penstock.planner.contract.decided.declared import DECLARED, Declared
+from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
@@ -157,6 +158,13 @@ class Setting:
             return Span(0, 0, why=f", since {why}", rule=HOST)
         kv = self.decisions.kv
         return Span(0, kv.dram_pages * self.model.layers // max(1, kv.pages), why=", the layers whose KV lies in DRAM", rule=HOST)
+
+    @property
+    def drafters(self) -> OneOf:
+        """A model drafts where the plan has one, and where none is given nobody can."""
+        given = self.decisions.speculation.model is not None
+        why = f", since speculation.model {'is' if given else 'is not'} given"
+        return OneOf(tuple(drafter for drafter in Drafter if drafter.has_weights == given), why)
 
     @property
     def page_tokens(self) -> OneOf:

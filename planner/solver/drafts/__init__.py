@@ -1,1 +1,1 @@
-"""Drafted tokens: how many of them a plan has."""
+"""Who drafts, how many tokens, and the plan beside a model that drafts."""

@@ -1,0 +1,43 @@
+"""Where a model that drafts lies: whole where it computes, with room for the sequences that it drafts for."""
+
+from __future__ import annotations
+
+from penstock.planner.contract.decided.decisions import (
+    CachePolicy,
+    Decisions,
+    DramWeights,
+    ExpertSlots,
+    KvPages,
+    ResidentUnits,
+    Tier,
+    VramWeights,
+    WeightDecisions,
+)
+from penstock.planner.contract.given.model import ModelSpec
+
+MOST_CHUNK_TOKENS = 512
+"""Of a prompt in one pass: all its weights are at hand, so longer passes are no faster, and activations take less."""
+
+
+def resident(model: ModelSpec, drafted: Decisions, layers: int, gpu: bool) -> Decisions:
+    """Decisions for ``model``, which drafts for one of ``layers`` layers with the decisions ``drafted``: as many sequences of as many
+    tokens. With ``gpu`` it lies in VRAM, else in DRAM."""
+    old, kv, experts = drafted.weights, drafted.kv, model.experts
+    pages, here = kv.pages // layers * model.layers, model.layers
+    headroom, cap = old.dram.hwm_layers - old.dram.cap_layers, 0 if gpu else here
+    weights = WeightDecisions(
+        policy=CachePolicy.pinned,
+        embedding=Tier.vram if gpu else Tier.dram,
+        head_blocks=1,
+        vram=VramWeights(ResidentUnits(here, here, 1) if gpu else ResidentUnits(0, 0, 0), old.vram.slots, old.vram.prefetch_distance),
+        dram=DramWeights(cap, cap + headroom, cap + headroom, cap),
+        ssd=old.ssd,
+        h2d=old.h2d,
+    )
+    return Decisions(
+        weights=weights,
+        kv=KvPages(kv.page_tokens, pages if gpu else 0, 0 if gpu else pages, 0),
+        experts=None if experts is None else ExpertSlots(experts.units if gpu else 0, 0 if gpu else experts.units),
+        batch=drafted.batch,
+        prefill_chunk_tokens=min(drafted.prefill_chunk_tokens, MOST_CHUNK_TOKENS),
+    )

@@ -1,0 +1,68 @@
+"""A model that drafts: which one is asked for, and the plan of what it leaves of each memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, Drafter, Speculate, Speculation, modelled
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.memory_law import drafter_bytes
+
+Solve = Callable[[HardwareProfile], Plan]
+"""The same question on another machine."""
+COPY = "INT4-128"
+"""Format of `runtime pack format=int4`."""
+
+
+def drafter_asked(asked: Speculate, draft: str | None, model: ModelSpec) -> Speculation | None:
+    """The drafter with weights that ``speculate=asked draft=draft`` names for ``model``; None where none is named. ``self`` without a
+    directory is the copy that `runtime pack format=int4` would make. UserError where there is none, or where it cannot draft."""
+    if draft is not None:
+        return modelled(Speculation(), asked, drafter_spec(draft, model), model)
+    if asked is Speculate.draft:
+        raise UserError(f"speculate=draft: no model is given; set draft=DIR, a smaller model with the tokens of {model.name}")
+    if asked is not Speculate.self:
+        return None
+    if model.coded:
+        raise UserError(f"speculate=self: {model.name} is stored in few bits already; set draft=DIR, a smaller copy or model of its tokens")
+    copy = replace(model.stored_as(KNOWN_FORMATS[COPY]), name=f"{model.name} in 4 bits")
+    return Speculation(Drafter.self, 0, DEFAULT_ACCEPTANCE[Drafter.self], copy)
+
+
+def beside_drafter(plan: Plan, drafter: Speculation, solve: Solve) -> Plan:
+    """``plan``, solved again with what ``drafter`` leaves of VRAM and DRAM, and with the drafter. Costs one solve, and another one where
+    its K and V take more beside the new decisions. UserError where no plan is left."""
+    taken: dict[Tier, int] = {}
+    made = plan
+    while True:
+        decisions = replace(made.decisions, speculation=drafter)
+        needed = drafter_bytes(plan.hardware, made.model, plan.workload, decisions)
+        if taken and all(needed[tier] <= taken[tier] for tier in needed):
+            predicted = predict(plan.hardware, made.model, plan.workload, decisions)
+            return replace(made, hardware=plan.hardware, decisions=decisions, prediction=predicted)
+        taken = {tier: max(n, taken.get(tier, 0)) for tier, n in needed.items()}
+        made = _solved(plan, drafter, taken, solve)
+
+
+def _solved(plan: Plan, drafter: Speculation, taken: dict[Tier, int], solve: Solve) -> Plan:
+    hardware, model = plan.hardware, drafter.model
+    assert model is not None
+    words = f"{show_bytes(taken[Tier.vram])} of VRAM" if hardware.gpu else f"{show_bytes(taken[Tier.dram])} of DRAM"
+    left = replace(hardware, vram_bytes=hardware.vram_bytes - taken[Tier.vram], dram_bytes=hardware.dram_bytes - taken[Tier.dram])
+    refused = f"speculate={drafter.drafter}: {model.name} takes {words}, and what it leaves holds no plan of {plan.model.name}"
+    remedy = "choose a smaller drafter, or speculate=lookup"
+    if min(left.dram_bytes, left.vram_bytes if hardware.gpu else 1) <= 0:
+        raise UserError(f"{refused}; {remedy}")
+    try:
+        return solve(left)
+    except UserError as error:
+        raise UserError(f"{refused} ({str(error).partition(';')[0]}); {remedy}") from error

@@ -1,0 +1,57 @@
+"""How many tokens a plan has drafted: by what a pass of more rows takes, and the share of drafts that it counts on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import predict
+from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter
+from penstock.planner.solver.drafts.served_speculation import served_with_drafts
+
+
+def speculating(plan: Plan, asked: Speculate, tokens: int | None, drafter: Speculation | None, solve: Solve) -> Plan:
+    """``plan`` with drafts as ``asked``, ``tokens`` of them where that is not None, by ``drafter`` where it has weights; ``solve`` answers
+    the same question on another machine. ``auto`` drafts only where it pays; a note says on which acceptance the plan counts. UserError
+    where nobody would use drafts, or where the drafter leaves no room for a plan."""
+    if asked is Speculate.none:
+        if tokens:
+            raise UserError(f"force.speculate_tokens={tokens}: nobody drafts; set speculate=lookup, or leave it out")
+        return plan
+    if plan.workload.is_served:
+        if drafter is not None and asked is not Speculate.auto:
+            raise UserError(f"speculate={asked}: a server drafts by lookup alone; set speculate=lookup, or choose another workload")
+        return served_with_drafts(plan, asked, tokens)
+    tried, notes = [], list(plan.notes)
+    if asked in (Speculate.auto, Speculate.lookup):
+        tried.append(longest_paying(plan, Speculation(Drafter.lookup, 0, DEFAULT_ACCEPTANCE[Drafter.lookup]), tokens))
+    if drafter is not None:
+        try:
+            tried.append(longest_paying(beside_drafter(plan, drafter, solve), drafter, tokens))
+        except UserError as error:
+            if asked is not Speculate.auto:
+                raise
+            notes.append(str(error))
+    best = max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
+    counted = {one.decisions.speculation.drafter: f"{one.decisions.speculation.acceptance:.0%}" for one in tried}
+    if asked is Speculate.auto and best.prediction.decode_tokens_per_s <= plan.prediction.decode_tokens_per_s:
+        shares = " or ".join(dict.fromkeys(counted.values()))
+        return replace(plan, notes=(*notes, f"no tokens are drafted: with {shares} of them kept a pass of more rows costs more"))
+    chosen = best.decisions.speculation.drafter
+    note = f"drafts by {chosen}: the prediction counts on {counted[chosen]} of them kept, before a run has measured it"
+    return replace(best, notes=(*notes, note))
+
+
+def longest_paying(plan: Plan, drafter: Speculation, tokens: int | None) -> Plan:
+    """``plan`` with as many drafts by ``drafter`` as give the most tokens a second; with ``tokens`` where that is not None."""
+    counts = range(1, MOST_DRAFTS + 1) if tokens is None else [tokens]
+    tried = [drafted(plan, replace(drafter, tokens=count)) for count in counts]
+    return max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
+
+
+def drafted(plan: Plan, speculation: Speculation) -> Plan:
+    """``plan`` with ``speculation``, predicted anew."""
+    decisions = replace(plan.decisions, speculation=speculation)
+    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))

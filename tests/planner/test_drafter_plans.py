@@ -1,0 +1,77 @@
+"""A model that drafts is in the plan: its bytes, its seconds, its place in the file; one that cannot draft is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.speculating import Drafter
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.memory_law import drafter_bytes, vram_use
+from penstock.planner.contract.rules.broken import broken_rules
+from tests.support import save_tiny
+
+SMALL = {"workload.prompt_tokens": 64, "workload.new_tokens": 64}
+
+
+def test_the_copy_takes_room_that_residents_had_and_a_step_for_each_draft(tmp_path: Path) -> None:
+    keys = {"hardware": "rtx4090", "model": "llama8b", **SMALL, "hardware.vram_bytes": 10 * 2**30}
+    plain = penstock.solve(**keys)
+    plan = penstock.solve(speculate="self", **keys)
+    three, four = (penstock.solve(speculate="self", **{"force.speculate_tokens": k}, **keys) for k in (3, 4))
+    decided, drafter = plan.decisions.speculation, plan.drafter
+    assert drafter is not None
+    assert drafter.model.weight_bytes < plan.model.weight_bytes / 2
+    taken = drafter_bytes(plan.hardware, plan.model, plan.workload, plan.decisions)[Tier.vram]
+    assert taken > drafter.model.weight_bytes
+    assert vram_use(plan.hardware, plan.model, plan.workload, plan.decisions)["drafter"] == taken
+    assert plan.prediction.vram_bytes <= plan.hardware.vram_bytes
+    assert plan.decisions.weights.vram.resident_units.ffn < plain.decisions.weights.vram.resident_units.ffn
+    assert (decided.drafter, decided.acceptance) == (Drafter.self, 0.8)
+    assert plan.prediction.decode_tokens_per_s > plain.prediction.decode_tokens_per_s
+    more_s = four.prediction.decode_s_per_token - three.prediction.decode_s_per_token
+    assert more_s >= 0.99 * drafter.prediction.decode_s_per_token
+    assert not broken_rules(drafter.hardware, drafter.model, drafter.workload, drafter.decisions)
+    assert any("80% of them kept" in note for note in plan.notes)
+    write_plan(plan, tmp_path / "plan.yaml")
+    again = read_plan(tmp_path / "plan.yaml")
+    assert again.decisions == plan.decisions
+    assert again.drafter == drafter
+
+
+def test_residents_or_a_drafter_is_what_gives_more_tokens(tmp_path: Path) -> None:
+    small, large = save_tiny(tmp_path / "small", layers=1), save_tiny(tmp_path / "large", layers=4)
+    keys = {"hardware": "cpu", "model.checkpoint": str(large), **SMALL}
+    rates = {
+        who: penstock.solve(speculate=who, draft=str(small) if who in ("draft", "auto") else None, **keys).prediction.decode_tokens_per_s
+        for who in ("none", "lookup", "draft", "auto")
+    }
+    assert rates["auto"] == max(rates.values())
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"draft": "{small}"}, "speculate=none drafts without a model"),
+        ({"draft": "{small}", "speculate": "lookup"}, "speculate=lookup drafts without a model"),
+        ({"speculate": "draft"}, "speculate=draft: no model is given; set draft=DIR"),
+        ({"speculate": "draft", "draft": "{other}"}, "its tokens are not those of large: 'b' is 2 there and 1 here"),
+        ({"speculate": "draft", "draft": "{wide}"}, "it has 512 tokens and large 300"),
+        (
+            {"speculate": "draft", "draft": "{small}", "hardware.dram_bytes": 10**8},
+            "small takes .* of DRAM, and what it leaves holds no plan",
+        ),
+    ],
+)
+def test_a_drafter_that_cannot_draft_is_refused(tmp_path: Path, keys: dict[str, object], said: str) -> None:
+    places = {name: save_tiny(tmp_path / name, layers=1) for name in ("small", "large", "other")}
+    places["wide"] = save_tiny(tmp_path / "wide", layers=1, vocab_size=512)
+    for name, vocabulary in {"large": {"a": 0, "b": 1}, "small": {"a": 0, "b": 1}, "other": {"a": 0, "b": 2}}.items():
+        (places[name] / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    given = {key: value.format(**places) if isinstance(value, str) else value for key, value in keys.items()}
+    with pytest.raises(penstock.UserError, match=said):
+        penstock.solve(**{"hardware": "cpu", "model.checkpoint": str(places["large"]), **SMALL, **given})
