@@ -19,7 +19,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.better_profile import read_earlier
 from penstock.planner.contract.config.config_schema import HardwareConfig
-from penstock.planner.probe import cpu_rates, measure
+from penstock.planner.probe import cpu_rates, measure, runtime_rates
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
 from penstock.planner.probe.bus_rate import Reading, measure_bus, thread_counts
@@ -30,6 +30,7 @@ from penstock.planner.probe.machine_load import Load, Ticks, Watch
 from penstock.planner.probe.measure import probe
 from penstock.planner.verbs import probe_verb as probe_verb_module
 from penstock.planner.verbs.probe_verb import probe_verb
+from tests.cli import HANGS_S
 
 MIB = 2**20
 TINY = dataclasses.replace(
@@ -45,7 +46,9 @@ TINY = dataclasses.replace(
     scratch_bytes=8 * MIB,
     ssd_blocks=(MIB // 4, MIB),
     ssd_depths=(1, 2),
+    decode_s=0.0,
 )
+"""Without decoders, which a process of its own measures: its start takes longer than all the rest."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +73,11 @@ def measured(disk) -> HardwareConfig:
     return probe(ProbeSettings(path=str(disk), quick=True)).profile
 
 
-def test_every_figure_has_an_origin_and_the_profile_fits_the_schema(disk):
+def test_every_figure_has_an_origin_and_the_profile_fits_the_schema(disk, monkeypatch):
+    monkeypatch.setattr(measure, "QUICK", dataclasses.replace(TINY, decode_s=QUICK.decode_s))
+    monkeypatch.setattr(runtime_rates, "DECODERS_PATIENCE_S", HANGS_S)
     found = measured(disk)
+    assert found.cpu.decode and found.origin["cpu.decode"].startswith("measured 2")
     assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HardwareConfig), OmegaConf.structured(found))) == found
     assert {(block, depth) for block, depth, _ in found.ssd.read} <= {(b, d) for b in TINY.ssd_blocks for d in TINY.ssd_depths}
     for path in (
