@@ -17,7 +17,7 @@ from tests.runtime.sessions import CPU
 
 PUT = CopiedInputs(CPU).put
 SAMPLER = RowSampler(PUT, drawn_rows=2, block_rows=3)
-VOCAB, GRID = 60, 4000
+VOCAB, GRID = 60, 1000
 WARPED = [
     {},
     {"temperature": 0.4},
