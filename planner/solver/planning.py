@@ -12,7 +12,8 @@ from penstock.planner.contract.config.resolve import hardware_from, model_from, 
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.lessons.learned import with_calibration
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson
+from penstock.planner.contract.lessons.learned import seen_drafts, with_calibration
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
@@ -41,7 +42,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
         return replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
 
     plan = solved(asked.question.hardware)
-    plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens, drafter, solved)
+    plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens, drafter, solved, asked.drafts)
     model = plan.model
     return replace(
         plan,
@@ -68,11 +69,13 @@ def plan_of(question: Question, choice: Choice, notes: tuple[str, ...] = ()) -> 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question as the configuration has it. ``notes`` say by which runs its machine is corrected, ``hits``: whose its model's are."""
+    """A question as the configuration has it. ``notes`` say by which runs its machine is corrected, ``hits``: whose its model's are.
+    ``drafts`` are what runs taught of them."""
 
     question: Question
     hits: RoutedModel
     notes: tuple[str, ...] = ()
+    drafts: tuple[DraftLesson, ...] = ()
 
 
 def read_question(cfg: SolveConfig) -> Asked:
@@ -91,11 +94,13 @@ def read_question(cfg: SolveConfig) -> Asked:
     force = Force.from_config(cfg.force, cfg.moe)
     hits = with_hits(model, cfg.moe)
     calibrated: tuple[str, ...] = ()
+    drafts: tuple[DraftLesson, ...] = ()
     if cfg.calibration is CalibrationUse.own:
+        drafts = seen_drafts(hardware, hits.model)
         hardware, calibrated = with_calibration(hardware, hits.model)
     question = Question(hardware, hits.model, workload, force)
     count, why_one = ranks_of(cfg, question)
-    return Asked(replace(question, ranks=count), hits, (*notes, *calibrated, *short, *why_one))
+    return Asked(replace(question, ranks=count), hits, (*notes, *calibrated, *short, *why_one), drafts)
 
 
 def _reading(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:

@@ -34,8 +34,14 @@ class DraftedSoFar:
     """That sequences got."""
     drafted: int = 0
     kept: int = 0
+    asked: int = 0
+    """Times that a sequence's drafts were asked for, and had room."""
+    proposed: int = 0
+    """Times that there were any."""
     drafted_at: list[int] = field(default_factory=list)
     """Of the first, second, ... token of a chain: how many were drafted."""
+    tried_at: list[int] = field(default_factory=list)
+    """Of these, where all before them were kept."""
     kept_at: list[int] = field(default_factory=list)
     draft_s: float = 0.0
     """Seconds of drafting: a part of the passes' seconds."""
@@ -60,7 +66,10 @@ class Chains:
         begun = time.perf_counter()
         self._proposer.read(live)
         self._read_s = time.perf_counter() - begun
-        drafts = self._proposer.propose(live, [max(0, min(most, room - 1)) for room in left])
+        rooms = [max(0, min(most, room - 1)) for room in left]
+        drafts = self._proposer.propose(live, rooms)
+        self.counts.asked += sum(room > 0 for room in rooms)
+        self.counts.proposed += sum(len(draft) > 0 for draft in drafts)
         self.counts.read_s += self._read_s
         self.counts.draft_s += time.perf_counter() - begun - self._read_s
         return drafts
@@ -74,7 +83,8 @@ class Chains:
             kept = len(tokens) - 1
             counts.rows, counts.tokens = counts.rows + 1, counts.tokens + len(tokens)
             counts.drafted, counts.kept = counts.drafted + len(draft), counts.kept + kept
-            for totals, until in ((counts.drafted_at, len(draft)), (counts.kept_at, kept)):
+            tried = kept + (kept < len(draft))
+            for totals, until in ((counts.drafted_at, len(draft)), (counts.tried_at, tried), (counts.kept_at, kept)):
                 totals += [0] * (len(draft) - len(totals))
                 for k in range(until):
                     totals[k] += 1

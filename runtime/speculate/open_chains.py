@@ -21,11 +21,12 @@ def open_chains(plan: Plan, steps: Steps | None) -> Chains | None:
         return None
 
     def pass_s(tokens: int) -> float:
-        decisions = replace(plan.decisions, speculation=replace(decided, tokens=tokens))
+        decisions = replace(plan.decisions, speculation=replace(decided, tokens=tokens, proposes=1.0))
         return predict(plan.hardware, plan.model, plan.workload, decisions).decode_s_per_token
 
     planned = [pass_s(tokens) for tokens in range(decided.tokens + 1)]
-    length = ChainLength(decided.tokens, planned.__getitem__, Acceptance(decided.acceptance))
+    known = Acceptance(decided.acceptance, at=decided.acceptance_at)
+    length = ChainLength(decided.tokens, planned.__getitem__, known)
     if steps is None or plan.drafter is None:
         return Chains(decided.drafter, LookupDrafter(), length)
     vocab = min(plan.model.vocab, plan.drafter.model.vocab)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from penstock.planner.common.drive import drive_of
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.lessons.calibration import (
     Calibration,
     Machine,
@@ -19,6 +21,7 @@ from penstock.planner.contract.lessons.calibration import (
     run_of,
     write_calibration,
 )
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson
 from penstock.planner.contract.lessons.fit import Measured, fit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.stages import Stage
@@ -52,13 +55,24 @@ def calibrate(outcome: Outcome) -> dict[str, Any]:
     """Add the run to this machine's calibration; what it taught, for the report. UserError where that cannot be written."""
     plan = outcome.job.plan
     path, machine = calibration_path(plan.hardware), Machine.of(plan.hardware)
-    fitted = fit(plan.hardware, plan.model, plan.workload, plan.decisions, measured(outcome))
+    drafts = outcome.engine["speculation"]
+    fitted = fit(plan.hardware, plan.model, plan.workload, _as_drafted(plan, drafts), measured(outcome))
     when = datetime.datetime.now().isoformat(" ", "minutes")
     read_gb = sum(stages[Stage.ssd].bytes for stages in outcome.clock.phases.values() if Stage.ssd in stages) / GB
     run = run_of(plan.hardware, plan.model, fitted, when, drive_of(outcome.job.checkpoint), read_gb)
+    run = replace(run, drafts=DraftLesson.of(plan.decisions.speculation, plan.workload.name, drafts))
     write_calibration(path, (read_calibration(path) or Calibration(machine)).with_run(run))
     rates = {str(figure): 1 / factor for figure, factor in fitted.slow.items()}
     return {"file": str(path), "of_profile": rates, **asdict(run)}
+
+
+def _as_drafted(plan: Plan, drafts: Mapping[str, Any] | None) -> Decisions:
+    """The plan's decisions with as many drafts as its passes had on average."""
+    decided = plan.decisions.speculation
+    if not drafts or not drafts["rows"]:
+        return replace(plan.decisions, speculation=Speculation())
+    each = round(drafts["drafted"] / drafts["rows"])
+    return replace(plan.decisions, speculation=replace(decided, tokens=each, proposes=1.0))
 
 
 def calibrated_line(told: Mapping[str, Any]) -> str:
@@ -71,7 +85,7 @@ def measured(outcome: Outcome) -> Measured:
     """The run's stages as the fit takes them. A phase is left out if its batches differ from those predicted. Of several prompts the first
     is left out: a process's first prompt takes longer, and that is no rate of the machine."""
     plan, generations, phases = outcome.job.plan, outcome.generations, outcome.clock.phases
-    typical = fmean if plan.model.experts else median
+    typical = fmean if plan.model.experts or outcome.engine["speculation"] else median
     steps = [s for made in generations for s in made.step_s]
     prefills, prompts = phases["prefill"], [made.prefill_s for made in generations]
     if len(prompts) > 1:
@@ -119,7 +133,8 @@ def _seconds(
     outcome: Outcome, uses: Mapping[str, StageUse], lengths_s: Sequence[float], typical: Callable[[Sequence[float]], float]
 ) -> dict[Stage, float]:
     """Busy seconds of each stage that teaches its rate, in a prefill or step of ``typical`` length. That is the median: a few long ones,
-    such as a stalled drive's, are no rate. With experts it is the mean, because steps differ by their misses."""
+    such as a stalled drive's, are no rate. With experts it is the mean, because steps differ by their misses, and with drafts by their
+    rows."""
     links = {Stage.ssd, Stage.h2d, Stage.d2h} - ({Stage.h2d, Stage.d2h} if outcome.engine["arena"]["refused"] else set())
     busy = {stage: uses[stage] for stage in Stage if stage in uses and uses[stage].busy_s}
     told = (stage for stage, use in busy.items() if stage is Stage.compute or (stage in links and use.bytes >= LEAST_BYTES))

@@ -140,7 +140,8 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
         "prefill_s": median(g.prefill_s for g in generations),
         "decode_s_per_token": step,
         "tokens_a_pass": a_pass,
-        "decode_tokens_per_s": a_pass * len(generations[0].tokens) / step if step else None,
+        "drafts_kept": drafts["kept"] / max(1, sum(drafts["tried_at"])) if drafts else 0.0,
+        "decode_tokens_per_s": _tokens_per_s(generations, step, drafted=bool(drafts)),
         "bottleneck_prefill": busiest(phases["prefill"]),
         "bottleneck_decode": busiest(phases["decode"]) if steps else None,
         "ssd_bytes_per_token": per_step.get("ssd", 0) if steps else None,
@@ -150,6 +151,13 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
         "ssd_bytes": used_bytes(ssd_use(plan.hardware, plan.model, plan.workload, plan.decisions)),
         **_missed(outcome.engine["experts"]),
     }
+
+
+def _tokens_per_s(generations: Sequence[Generation], step: float | None, drafted: bool) -> float | None:
+    """Of decode steps: one of median length; where passes differ by their drafts, of all."""
+    if drafted:
+        return sum(made.stepped for made in generations) / sum(made.decode_s for made in generations) if step else None
+    return len(generations[0].tokens) / step if step else None
 
 
 def _missed(experts: Mapping[str, Any] | None) -> dict[str, float | None]:

@@ -82,7 +82,33 @@ class OneOf:
         return next_to(self.values, value) if _are_numbers(self.values) else [v for v in self.values if v != value]
 
 
-Allowed = Span | OneOf
+@dataclass(frozen=True)
+class Each:
+    """Any number of values, of which ``one`` allows each."""
+
+    one: Span
+
+    def __contains__(self, values: Iterable[float]) -> bool:
+        return all(value in self.one for value in values)
+
+    @property
+    def words(self) -> str:
+        return f"numbers from {self.one.words}"
+
+    def rule_of(self, values: Any, place: str) -> str:
+        """The rule that ``values`` break, of the decision at ``place``."""
+        return f"{place} range"
+
+    def nearest(self, values: Iterable[float]) -> tuple[float, ...]:
+        """The allowed ones next to ``values``."""
+        return tuple(self.one.nearest(value) for value in values)
+
+    def beside(self, values: Any) -> list[Any]:
+        """None is worth trying."""
+        return []
+
+
+Allowed = Span | OneOf | Each
 
 
 def next_to(values: Iterable[float], value: float) -> list[float]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.decided.allowed import Span
+from penstock.planner.contract.decided.allowed import Each, Span
 from penstock.planner.contract.decided.decision import Decision, Given
 from penstock.planner.contract.given.model import ModelSpec
 
@@ -67,6 +67,10 @@ class Speculation:
     """The share of drafted tokens that the plan counts on, of those whose forerunners are kept."""
     model: Annotated[ModelSpec | None, Given] = None
     """That drafts; None where no weights do. It stays whole in VRAM, without a GPU in DRAM, and so do its K and V."""
+    acceptance_at: Annotated[tuple[float, ...], Decision(Each(Span(0.0, 1.0)))] = ()
+    """The same of the first, second, ... token of a chain, where runs found them to differ."""
+    proposes: Annotated[float, Decision(Span(0.0, 1.0))] = 1.0
+    """The share of passes in which the drafter has a proposal, of those in which it is asked."""
 
 
 def modelled(planned: Speculation, asked: Speculate | None, model: ModelSpec, target: ModelSpec) -> Speculation:

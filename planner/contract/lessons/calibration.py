@@ -26,6 +26,7 @@ from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.corrections import slowed
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson
 from penstock.planner.contract.lessons.fit import Fitted
 
 FORMAT = 1
@@ -80,6 +81,7 @@ class CalibratingRun:
     """Matrix products of a prefill; attention's rate goes with it."""
     pass_s: float | None = None
     start_s: float | None = None
+    drafts: DraftLesson | None = None
 
 
 OF_MODEL = (Figure.weights, Figure.products)
@@ -149,8 +151,8 @@ def geometry_of(model: ModelSpec) -> str:
 def run_of(hardware: HardwareProfile, model: ModelSpec, fitted: Fitted, when: str, drive: str, read_gb: float) -> CalibratingRun:
     """``fitted``, which was found against ``hardware``, as absolute figures."""
     machine = slowed(hardware, fitted.slow)
-    figures = {_FIELDS[figure]: profile_figure(machine, figure) for figure in fitted.slow}
-    rest = {"ssd_read_gb": read_gb or None, "pass_s": fitted.pass_s, "start_s": fitted.start_s}
+    figures: dict[str, Any] = {_FIELDS[figure]: profile_figure(machine, figure) for figure in fitted.slow}
+    rest: dict[str, Any] = {"ssd_read_gb": read_gb or None, "pass_s": fitted.pass_s, "start_s": fitted.start_s}
     return CalibratingRun(when, model.name, geometry_of(model), drive, **figures, **rest)
 
 
@@ -205,6 +207,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 def _row(run: CalibratingRun) -> dict[str, Any]:
     values = dataclasses.asdict(run)
+    values["drafts"] = run.drafts and {key: list(value) if isinstance(value, tuple) else value for key, value in vars(run.drafts).items()}
     return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in values.items() if value is not None}
 
 

@@ -143,19 +143,21 @@ def _compute(
     rows, passes = batch * (workload.prompt_tokens - start), prefill_passes(workload, chunk, start)
     far = table_is_far(base, decisions)
     recorded = is_recorded(base, place(model, decisions.weights, base.gpu is not None), decisions.kv)
-    context = workload.prompt_tokens + workload.new_tokens / 2
+    each = decisions.speculation.tokens + 1
+    context = (workload.prompt_tokens + workload.new_tokens / 2) / each
+    verified = replace(workload, prompt_tokens=max(1, workload.prompt_tokens // each))
 
     def stepping_s(machine: HardwareProfile) -> float:
         if recorded:
-            return recorded_s(machine, model, context, batch)
-        return decode_compute_s(machine, model, workload, batch)
+            return recorded_s(machine, model, context, batch * each)
+        return decode_compute_s(machine, model, verified, batch * each)
 
     errors: list[Callable[[HardwareProfile], float]] = []
     if prefill_s := seen.prefill.get(Stage.compute):
         products_s = _beyond(prefill_s, far * lookup_s(model, rows, passes))
         errors.append(lambda h: math.log(prefill_compute_s(h, model, workload, batch, chunk, start) / products_s))
     if decode_s := seen.decode.get(Stage.compute):
-        step_s = _beyond(decode_s, far * lookup_s(model, batch, 1))
+        step_s = _beyond(decode_s, far * lookup_s(model, batch * each, 1))
         errors.append(lambda h: math.log(stepping_s(h) / step_s))
 
     def misfit(logs: Mapping[Figure, float]) -> float:

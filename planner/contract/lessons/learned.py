@@ -15,6 +15,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.calibration import Calibration, Machine, calibration_path, geometry_of, read_calibration
 from penstock.planner.contract.lessons.corrections import paths, slowed
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson
 from penstock.planner.contract.lessons.spread import is_measured, spread_of_runs
 
 
@@ -43,6 +44,12 @@ def with_calibration(hardware: HardwareProfile, model: ModelSpec) -> tuple[Hardw
         **{name: median(values) for name, values in fixed.items() if values},
     )
     return corrected, tuple(_told(path, known, logs, len(of_model), drive))
+
+
+def seen_drafts(hardware: HardwareProfile, model: ModelSpec) -> tuple[DraftLesson, ...]:
+    """What runs of ``model`` on this machine taught of drafts. UserError for a damaged file."""
+    known = read_calibration(calibration_path(hardware))
+    return tuple(run.drafts for run in (known.runs if known else ()) if run.drafts is not None and run.model == model.name)
 
 
 def _logs(known: Calibration, hardware: HardwareProfile, model: ModelSpec, drive: str) -> Iterator[tuple[Figure, list[float]]]:

@@ -27,7 +27,7 @@ from penstock.planner.contract.prices.stages import (
     ssd_gbps,
 )
 from penstock.planner.contract.speculation.chain_length import best_length
-from penstock.planner.contract.speculation.drafting import expected_tokens
+from penstock.planner.contract.speculation.drafting import counted_s, counted_tokens
 from penstock.planner.contract.speculation.resident_drafter import resident
 
 WAITED = 0.5
@@ -77,6 +77,8 @@ class Prediction:
     """The share that no memory has."""
     tokens_a_pass: float = 1.0
     """That a decode step gives each sequence: more where drafts are verified, by the acceptance that the plan counts on."""
+    drafts_kept: float = 0.0
+    """That acceptance: the share of drafts that are kept, of those whose forerunners are. 0 where nobody drafts."""
 
 
 def objective_weights(workload: Workload, batch: int, chunk_tokens: int) -> tuple[float, float]:
@@ -138,8 +140,8 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     if not length:
         return plain
     drafted = replace(decisions.speculation, tokens=length)
-    step_s = verify_s(hardware, model, workload, replace(decisions, speculation=drafted))
-    tokens = expected_tokens(drafted.acceptance, length)
+    verified_s = verify_s(hardware, model, workload, replace(decisions, speculation=drafted))
+    step_s, tokens = counted_s(drafted, plain.decode_s_per_token, verified_s), counted_tokens(drafted, length)
     prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
     waited = WAITED if workload.is_served else 0.0
     whole = 0.0 if workload.objective is Objective.throughput else waited
@@ -152,6 +154,7 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
         decode_s_per_token=step_s,
         decode_tokens_per_s=decisions.batch * tokens / step_s,
         tokens_a_pass=tokens,
+        drafts_kept=drafted.acceptance,
         total_s=with_wait(workload, decisions.batch, phases_s),
     )
 
@@ -163,9 +166,13 @@ def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     if not workload.is_served or not decided.tokens:
         return decided.tokens
 
+    def pass_s(drafts: int) -> float:
+        return verify_s(hardware, model, workload, replace(decisions, speculation=replace(decided, tokens=drafts)))
+
+    plain_s = pass_s(0)
+
     def worth(drafts: int) -> float:
-        tried = replace(decisions, speculation=replace(decided, tokens=drafts))
-        return expected_tokens(decided.acceptance, drafts) / verify_s(hardware, model, workload, tried)
+        return counted_tokens(decided, drafts) / counted_s(decided, plain_s, pass_s(drafts))
 
     return best_length(min(decided.tokens, decisions.prefill_chunk_tokens // decisions.batch), worth)
 

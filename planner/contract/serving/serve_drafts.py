@@ -10,7 +10,7 @@ from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.speculation.chain_length import best_length
-from penstock.planner.contract.speculation.drafting import expected_tokens
+from penstock.planner.contract.speculation.drafting import counted_s, counted_tokens
 
 
 class PlannedDrafts:
@@ -35,15 +35,19 @@ class PlannedDrafts:
         if rows not in self._lengths:
             decided = self._plan.decisions.speculation
             pass_s = self.pass_s(rows)
-            self._lengths[rows] = best_length(self.most(rows), lambda drafts: expected_tokens(decided.acceptance, drafts) / pass_s(drafts))
+            plain_s = pass_s(0)
+            self._lengths[rows] = best_length(
+                self.most(rows), lambda drafts: counted_tokens(decided, drafts) / counted_s(decided, plain_s, pass_s(drafts))
+            )
         return self._lengths[rows]
 
-    def behind(self, rooms: Mapping[int, int]) -> Mapping[int, int]:
-        """Row -> its drafts, for rows with room for so many."""
-        length = self.length(len(rooms)) if rooms else 0
-        return {number: min(length, room) for number, room in rooms.items()} if length else {}
+    def behind(self, rooms: Mapping[int, int], chance: random.Random) -> Mapping[int, int]:
+        """Row -> its drafts, for rows with room for so many; of some rows there is no proposal."""
+        length, share = self.length(len(rooms)) if rooms else 0, self._plan.decisions.speculation.proposes
+        return {number: min(length, room) for number, room in rooms.items() if share >= 1 or chance.random() < share} if length else {}
 
     def kept(self, drafts: int, chance: random.Random) -> int:
         """Of ``drafts`` of a row those up to the first that is wrong, where each is right as the plan counts on."""
-        share = self._plan.decisions.speculation.acceptance
-        return next((k for k in range(drafts) if chance.random() >= share), drafts)
+        decided = self._plan.decisions.speculation
+        shares = (*decided.acceptance_at[:drafts], *[decided.acceptance] * (drafts - len(decided.acceptance_at)))
+        return next((k for k, share in enumerate(shares) if chance.random() >= share), drafts)

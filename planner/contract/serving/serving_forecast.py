@@ -126,7 +126,7 @@ class _Playing:
         while True:
             while self._moments and self._moments[0] <= self.now_s:
                 self._ask(heappop(self._moments))
-            step = self._scheduler.next_step(self._drafts.behind(self._scheduler.rooms))
+            step = self._scheduler.next_step(self._drafts.behind(self._scheduler.rooms, self._luck))
             if step.rows:
                 self._compute(step)
             elif self._moments:

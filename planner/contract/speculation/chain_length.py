@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.planner.contract.speculation.acceptance import Acceptance
-from penstock.planner.contract.speculation.drafting import expected_tokens
 
 TRIALS = 0.005
 """Share of the time that is spent on trying what seems not to pay: text changes, and so does the machine."""
@@ -54,7 +53,7 @@ class ChainLength:
 
     def worth(self, drafts: int) -> float:
         """Tokens a second and sequence."""
-        return expected_tokens(self.acceptance.share, drafts) / self.seconds(drafts)
+        return self.acceptance.expected(drafts) / self.seconds(drafts)
 
     @property
     def best(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.serving.pass_prices import PassPrices
@@ -12,22 +14,21 @@ from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 
 
-def served_with_drafts(plan: Plan, asked: Speculate, tokens: int | None) -> Plan:
+def served_with_drafts(plan: Plan, asked: Speculate, tokens: int | None, seen: Sequence[DraftLesson] = ()) -> Plan:
     """A server's ``plan`` with drafts as ``asked``, ``tokens`` of them at most where that is not None. ``auto`` drafts only where one row
-    alone gains. A note says how many drafts rows have, and on which acceptance the plan counts."""
-    drafter = Drafter.lookup
-    acceptance = DEFAULT_ACCEPTANCE[drafter]
-    longest = _with(plan, Speculation(drafter, MOST_DRAFTS if tokens is None else tokens, acceptance))
+    alone gains, by what runs have ``seen`` of drafts. A note says how many drafts rows have, and on which acceptance the plan counts."""
+    text = plan.workload.name
+    known = counting_on(Speculation(Drafter.lookup, 0, DEFAULT_ACCEPTANCE[Drafter.lookup]), seen, text)
+    longest = _with(plan, replace(known, tokens=MOST_DRAFTS if tokens is None else tokens))
     planned = PlannedDrafts(longest, ServeLimits.of(plan), PassPrices(plan))
     alone, rows = planned.length(1), plan.decisions.batch
     if asked is Speculate.auto and not alone:
-        return replace(
-            plan, notes=(*plan.notes, f"no tokens are drafted: with {acceptance:.0%} of them kept a pass of more rows costs more")
-        )
-    made = longest if tokens is not None else _with(plan, Speculation(drafter, max(1, alone), acceptance))
+        none = f"no tokens are drafted: with {known.acceptance:.0%} of them kept a pass of more rows costs more"
+        return replace(plan, notes=(*plan.notes, none))
+    made = longest if tokens is not None else _with(plan, replace(known, tokens=max(1, alone)))
     note = (
-        f"drafts by {drafter}: {alone} behind a row that is alone, {planned.length(rows)} behind each of {rows} rows; the prediction "
-        f"counts on {acceptance:.0%} of them kept, before a run has measured it"
+        f"drafts by {known.drafter}: {alone} behind a row that is alone, {planned.length(rows)} behind each of {rows} rows; the prediction "
+        f"{stands_on(known, seen, text)}"
     )
     return replace(made, notes=(*plan.notes, note))
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter
 from penstock.planner.solver.drafts.served_speculation import served_with_drafts
 
 
-def speculating(plan: Plan, asked: Speculate, tokens: int | None, drafter: Speculation | None, solve: Solve) -> Plan:
+def speculating(
+    plan: Plan, asked: Speculate, tokens: int | None, drafter: Speculation | None, solve: Solve, seen: Sequence[DraftLesson] = ()
+) -> Plan:
     """``plan`` with drafts as ``asked``, ``tokens`` of them where that is not None, by ``drafter`` where it has weights; ``solve`` answers
-    the same question on another machine. ``auto`` drafts only where it pays; a note says on which acceptance the plan counts. UserError
-    where nobody would use drafts, or where the drafter leaves no room for a plan."""
+    the same question on another machine. ``auto`` drafts only where it pays, by what runs have ``seen`` of drafts; a note says on which
+    acceptance the plan counts. UserError where nobody would use drafts, or where the drafter leaves no room for a plan."""
     if asked is Speculate.none:
         if tokens:
             raise UserError(f"force.speculate_tokens={tokens}: nobody drafts; set speculate=lookup, or leave it out")
@@ -23,25 +27,25 @@ def speculating(plan: Plan, asked: Speculate, tokens: int | None, drafter: Specu
     if plan.workload.is_served:
         if drafter is not None and asked is not Speculate.auto:
             raise UserError(f"speculate={asked}: a server drafts by lookup alone; set speculate=lookup, or choose another workload")
-        return served_with_drafts(plan, asked, tokens)
-    tried, notes = [], list(plan.notes)
+        return served_with_drafts(plan, asked, tokens, seen)
+    tried, notes, text = [], list(plan.notes), plan.workload.name
     if asked in (Speculate.auto, Speculate.lookup):
-        tried.append(longest_paying(plan, Speculation(Drafter.lookup, 0, DEFAULT_ACCEPTANCE[Drafter.lookup]), tokens))
+        lookup = Speculation(Drafter.lookup, 0, DEFAULT_ACCEPTANCE[Drafter.lookup])
+        tried.append(longest_paying(plan, counting_on(lookup, seen, text), tokens))
     if drafter is not None:
         try:
-            tried.append(longest_paying(beside_drafter(plan, drafter, solve), drafter, tokens))
+            tried.append(longest_paying(beside_drafter(plan, drafter, solve), counting_on(drafter, seen, text), tokens))
         except UserError as error:
             if asked is not Speculate.auto:
                 raise
             notes.append(str(error))
     best = max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
-    counted = {one.decisions.speculation.drafter: f"{one.decisions.speculation.acceptance:.0%}" for one in tried}
+    counted = [f"{one.decisions.speculation.acceptance:.0%}" for one in tried]
     if asked is Speculate.auto and best.prediction.decode_tokens_per_s <= plan.prediction.decode_tokens_per_s:
-        shares = " or ".join(dict.fromkeys(counted.values()))
+        shares = " or ".join(dict.fromkeys(counted))
         return replace(plan, notes=(*notes, f"no tokens are drafted: with {shares} of them kept a pass of more rows costs more"))
-    chosen = best.decisions.speculation.drafter
-    note = f"drafts by {chosen}: the prediction counts on {counted[chosen]} of them kept, before a run has measured it"
-    return replace(best, notes=(*notes, note))
+    chosen = best.decisions.speculation
+    return replace(best, notes=(*notes, f"drafts by {chosen.drafter}: the prediction {stands_on(chosen, seen, text)}"))
 
 
 def longest_paying(plan: Plan, drafter: Speculation, tokens: int | None) -> Plan:
