@@ -28,6 +28,7 @@ FIGURES: dict[str, Callable[[Any], str]] = {
     "decode_s_per_token": show_seconds,
     "decode_tokens_per_s": "{:.4g}".format,
     "tokens_a_pass": "{:.3g}".format,
+    "drafts_kept": "{:.1%}".format,
     "ssd_bytes_per_token": show_bytes,
     "h2d_bytes_per_token": show_bytes,
     "vram_bytes": show_bytes,
