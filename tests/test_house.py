@@ -22,12 +22,13 @@ PLANNER = (
 )  # fmt: skip
 """The planner's rooms from the bottom up. A room imports from itself and from those before it."""
 RUNTIME = (
-    "runtime.asked", "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats.gguf",
+    "runtime.asked", "runtime.company",
+    "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats.gguf",
     "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading", "runtime.store",
     "runtime.model.fused", "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
-    "runtime.recorded", "runtime.speculate",
-    "runtime.engine", "runtime.told", "runtime.tools.recoding", "runtime.tools",
+    "runtime.recorded", "runtime.speculate", "runtime.ranks",
+    "runtime.engine", "runtime.told", "runtime.led", "runtime.tools.recoding", "runtime.tools",
     "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.page", "runtime.serve.front",
     "runtime.serve.routes", "runtime.serve", "runtime",
 )  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.asked.schedule import batches_of, context_tokens
@@ -15,12 +16,19 @@ def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: i
     """The same decisions for ``count`` requests of at most ``longest`` tokens, all of which are computed. The batch shrinks to the requests
     that there are; KV pages stay in proportion. A server's plan becomes one of batches."""
     batch = min(batch, count)
-    kv, old = plan.decisions.kv, plan.decisions.batch
-    layer = kv.pages // plan.model.layers
-    pages = {name: getattr(kv, name) // layer * (layer // old * batch) for name in ("vram_pages", "dram_pages", "ssd_pages")}
-    decisions = replace(plan.decisions, batch=batch, prefill_chunk_tokens=plan.chunk_tokens(batch), kv=replace(kv, **pages))
+    decided = [_fewer(plan.of_rank(rank), batch, plan.chunk_tokens(batch)) for rank in range(plan.ranks.count)]
     work = replace(plan.workload.in_batches(batch, count), prompt_tokens=longest, new_tokens=new_tokens, shared_prefix_tokens=0)
-    return replace(plan, workload=work, decisions=decisions, prediction=predict(plan.hardware, plan.model, work, decisions))
+    made = predict_ranks(plan.hardware, plan.model, work, decided)
+    ranks = replace(plan.ranks, others=tuple(decided[1:]))
+    return replace(plan, workload=work, decisions=decided[0], ranks=ranks, prediction=made)
+
+
+def _fewer(own: Plan, batch: int, chunk_tokens: int) -> Decisions:
+    """What one rank decides, for ``batch`` sequences: pages in proportion."""
+    kv, old = own.decisions.kv, own.decisions.batch
+    layer = kv.pages // own.model.layers
+    pages = {name: getattr(kv, name) // layer * (layer // old * batch) for name in ("vram_pages", "dram_pages", "ssd_pages")}
+    return replace(own.decisions, batch=batch, prefill_chunk_tokens=chunk_tokens, kv=replace(kv, **pages))
 
 
 def random_count(cfg: RunConfig, plan: Plan) -> int:

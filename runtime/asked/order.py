@@ -81,11 +81,22 @@ def check_fit(cfg: RunConfig, plan: Plan) -> tuple[Plan, Path]:
     """``plan`` as ``cfg`` forces it, with notes on keys that have no effect, and the checkpoint that it is for. UserError where a rule is
     broken, or where plan, checkpoint and keys do not fit together."""
     plan = _forced(cfg, plan)
+    _check_ranks(cfg, plan)
     check_reuse(cfg.kv, plan)
     plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     checkpoint = _checkpoint(cfg, plan.model)
     check_scratch(cfg.kv, plan, checkpoint)
     return plan, checkpoint
+
+
+def _check_ranks(cfg: RunConfig, plan: Plan) -> None:
+    """What one rank alone does yet."""
+    if plan.ranks.count == 1:
+        return
+    asked = {"kv.dir": cfg.kv.dir is not None, "moe.record": cfg.moe.record is not None, "calibrate": cfg.calibrate}
+    for key, given in asked.items():
+        if given:
+            raise UserError(f"{key}: the plan is for {plan.ranks.count} ranks, and this works on one alone yet; leave it out")
 
 
 def _check_values(cfg: RunConfig) -> None:
@@ -100,6 +111,8 @@ def _check_values(cfg: RunConfig) -> None:
 
 def _forced(cfg: RunConfig, plan: Plan) -> Plan:
     forced, wanted = Force.from_config(cfg.force), _drafts(cfg, plan)
+    if plan.ranks.count > 1:
+        return _of_several_ranks(plan, forced, wanted)
     if forced.speculate_tokens and wanted.drafter is Drafter.none:
         raise UserError(f"force.speculate_tokens={forced.speculate_tokens}: nobody drafts; set speculate=lookup, or leave it out")
     plan = replace(plan, decisions=replace(plan.decisions, speculation=wanted))
@@ -131,6 +144,21 @@ def _drafts(cfg: RunConfig, plan: Plan) -> Speculation:
             )
         _check_identity("draft", wanted.model.checkpoint, wanted.model, spec_from_checkpoint(Path(wanted.model.checkpoint)))
     return wanted
+
+
+def _of_several_ranks(plan: Plan, forced: Force, wanted: Speculation) -> Plan:
+    """Its ranks decide together, so that nothing is forced of one of them."""
+    if forced.given:
+        raise UserError(f"force: the plan is for {plan.ranks.count} ranks, which decide together; force it in `planner solve`")
+    if wanted.model is not None:
+        raise UserError(f"draft: the plan is for {plan.ranks.count} ranks, and a model drafts beside one alone yet; set speculate=lookup")
+    others = tuple(replace(decisions, speculation=wanted) for decisions in plan.ranks.others)
+    plan = replace(plan, decisions=replace(plan.decisions, speculation=wanted), ranks=replace(plan.ranks, others=others))
+    for rank in range(plan.ranks.count):
+        own = plan.of_rank(rank)
+        for rule in broken_rules(own.hardware, own.model, own.workload, own.decisions):
+            raise UserError(f"the plan breaks a rule on rank {rank} ({rule.name}): {rule.message}")
+    return plan
 
 
 def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
@@ -172,7 +200,7 @@ def _check_adapter(given: str | None, checkpoint: Path) -> None:
 def capacity_tokens(plan: Plan) -> int:
     """Tokens of KV that ``plan`` holds for each sequence."""
     kv = plan.decisions.kv
-    return kv.pages // plan.model.layers // plan.decisions.batch * kv.page_tokens
+    return kv.pages // plan.of_rank(0).model.layers // plan.decisions.batch * kv.page_tokens
 
 
 def _new_tokens(cfg: RunConfig, plan: Plan) -> int:

@@ -11,16 +11,17 @@ from penstock.runtime.model.fused.fused_norms import FusedNorms
 from penstock.runtime.model.fused.fused_products import FusedProducts
 from penstock.runtime.model.fused.fused_rotary import FusedRotary
 from penstock.runtime.model.head import HeadInBlocks
+from penstock.runtime.ranks.dealt_model import DealtModel
 
 
-def converters(plan: Plan) -> list[Converter]:
-    """For an engine that runs ``plan``, in the order in which they apply: attention, experts, head, what lies between products.
+def converters(plan: Plan, dealt: DealtModel | None = None) -> list[Converter]:
+    """For an engine that runs ``plan``, in the order in which they apply: attention, experts, head, what lies between products, and what
+    leaves a rank's layers.
 
-    Modules of stored formats are in place before these: ``build_skeleton`` follows the checkpoint. What deals layers to several ranks
-    belongs at the end.
+    Modules of stored formats are in place before these: ``build_skeleton`` follows the checkpoint.
     """
     found: list[Converter] = [AttentionByRows(), ExpertsInTurn()]
     if plan.hardware.gpu is not None:
         found.append(HeadInBlocks(plan.model.vocab, plan.decisions.weights.head_blocks))
         found += [FusedNorms(), FusedGates(), FusedRotary(), FusedProducts()]
-    return found
+    return found if dealt is None else [*found, dealt]

@@ -34,6 +34,7 @@ from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
+from penstock.runtime.ranks.rank import Rank
 
 
 class Engine:
@@ -44,11 +45,18 @@ class Engine:
     """
 
     def __init__(
-        self, skeleton: Skeleton, host: HostSide, copier: CopyDevice | None, device: torch.device, kernel: PagedKernel | None = None
+        self,
+        skeleton: Skeleton,
+        host: HostSide,
+        copier: CopyDevice | None,
+        device: torch.device,
+        kernel: PagedKernel | None = None,
+        rank: Rank | None = None,
     ):
         self.device = device
         self.model = skeleton.model
         self.copier = copier
+        self._rank = rank
         copies, kv = host.placement.weights.h2d, host.kv
         self.chunking = copies.chunk_bytes, copies.in_flight
         self._placement = host.placement
@@ -78,8 +86,8 @@ class Engine:
             slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
             self._taken.callback(self.kv.close)
-            inputs, elsewhere = self._open_inputs(), self.outside.attention
-            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, inputs, kernel, self._binder, elsewhere)
+            inputs, elsewhere, leading = self._open_inputs(), self.outside.attention, None if rank is None else rank.leading
+            self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, inputs, kernel, self._binder, elsewhere, leading)
             self._records = kernel is not None and self._may_record()
             self._graphs: RecordedSide | None = None
             self._recorded = 0, 0
@@ -94,6 +102,8 @@ class Engine:
         return MappedInputs(self.copier, self.device)
 
     def _begin_pass(self, step: Step) -> None:
+        if self._rank is not None:
+            self._rank.model.begin_pass(step)
         if self.experts is not None:
             self.experts.begin_pass(step)
         self.outside.begin_pass(step)
@@ -215,11 +225,14 @@ class Engine:
 
     def _alike(self) -> bool:
         """Whether all decode steps are alike: the host decides nothing in between, and what streams lies in DRAM."""
-        return isinstance(self.copier, CudaDevice) and launched_because(self._placement, len(self.outside.layers)) is None
+        together = isinstance(self.copier, CudaDevice) and self._rank is None
+        return together and launched_because(self._placement, len(self.outside.layers)) is None
 
     @property
     def launched_because(self) -> str | None:
         """Why steps that are alike are launched kernel by kernel; None where they are not, or are not alike."""
+        if self._rank is not None:
+            return f"layers are dealt to {self._rank.count} ranks"
         if not self._alike():
             return None
         if self._graphs is not None:

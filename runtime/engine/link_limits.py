@@ -39,6 +39,11 @@ def measure_limits(engine: Engine) -> dict[str, float]:
     return limits
 
 
+def link_gbps(engine: Engine) -> float | None:
+    """What the link to this process's card gives, alone or beside those of other ranks that measure now; None where nothing streams."""
+    return None if engine.link_target is None else _h2d_gbps(engine, _lasting(SECONDS))
+
+
 def measure_compute(engine: Engine, batch: Batch) -> dict[str, float]:
     """Seconds of a prefill and of the last decode step of ``batch`` with nothing to wait for, medians over rehearsals. After the
     stream's end."""

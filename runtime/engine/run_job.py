@@ -127,7 +127,7 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free, impo
     longest = min(limit, max(_contexts(requests, [r.max_new_tokens for r in requests])))
     together = len(batches_of([r.conversation for r in requests], cfg.batch or plan.decisions.batch)[0])
     plan = for_requests(plan, len(requests), longest, order.new_tokens, together)
-    refuse_if_short(Budget.of(plan), free)
+    refuse_if_short(Budget.of(plan.of_rank(0)), free)
     plan = _as_it_starts(plan, order.checkpoint, imports_s)
     if cfg.validate is Validation.full:
         refuse_to_compare(plan.model, free)
@@ -180,5 +180,6 @@ def _as_it_starts(plan: Plan, checkpoint: Path, imports_s: float | None) -> Plan
     """``plan`` with a start predicted for the page cache as it is, and for a machine that imports at this one's pace."""
     with closing(PageCache()) as cache:
         cached = cache.share(weight_files(checkpoint))
-    again = load_s(plan.hardware, plan.model, plan.workload, plan.decisions, cached, imports_s)
+    own = [plan.of_rank(rank) for rank in range(plan.ranks.count)]
+    again = max(load_s(p.hardware, p.model, p.workload, p.decisions, cached, imports_s) for p in own)
     return replace(plan, prediction=replace(plan.prediction, load_s=again))

@@ -45,6 +45,8 @@ from penstock.runtime.memory.ground import Ground, OpenCard
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
+from penstock.runtime.ranks.opening import open_with
+from penstock.runtime.ranks.rank import Rank
 from penstock.runtime.speculate.open_chains import open_chains
 from penstock.runtime.store.scales import ScaleCheck
 
@@ -86,7 +88,10 @@ class Session:
         stack: ExitStack,
         on_host: StoredOnHost | None,
         drafter: Session | None = None,
+        rank: Rank | None = None,
     ):
+        self.rank = rank
+        """Which part of the plan this process has; None where it has all of it."""
         self.plan = plan
         """Predicted anew where the machine refused to page-lock its DRAM."""
         self.engine = engine
@@ -116,12 +121,17 @@ class Session:
         self._peak, self._mark, self._stack = peak, mark, stack
         self._vram: VramWatch | None = None
         if engine.arena.refused:
-            self.plan = slowed_by_pageable(plan, engine.arena.locked_bytes / engine.arena.nbytes)
+            self.plan = plan if rank is not None else slowed_by_pageable(plan, engine.arena.locked_bytes / engine.arena.nbytes)
             self.pageable = pageable_note(engine.arena, plan, self.plan)
 
     @property
     def device(self) -> torch.device:
         return self.engine.device
+
+    @property
+    def own(self) -> Plan:
+        """What of :attr:`plan` this process runs."""
+        return self.plan.of_rank(0 if self.rank is None else self.rank.number)
 
     def load(self, largest: Batch, progress: Progress = lambda *_: None, samplers: Sequence[WarmsUp] = ()) -> None:
         """Fill every place and start the stream. While weights arrive, passes of ``largest``'s shape and what ``samplers`` do with their
@@ -132,6 +142,13 @@ class Session:
         for sampler in samplers:
             sampler.warm_up(logits)
         self._mark("rehearsal")
+        if self.rank is not None and self.rank.leading is not None:
+            self.rank.leading.finish_loading()
+        self.finish_loading(progress, largest)
+        self._mark("room")
+
+    def finish_loading(self, progress: Progress = lambda *_: None, largest: Batch | None = None) -> None:
+        """The second half of :meth:`load`, after rehearsals. A model that drafts is loaded for ``largest``."""
         self.engine.finish_loading(progress)
         if self.engine.copier is not None:
             self._peak.leave_out_cuda(self.engine.arena.nbytes)
@@ -139,15 +156,14 @@ class Session:
         why, gpu = self.engine.launched_because, self.plan.hardware.gpu
         if why is not None and gpu is not None and gpu.layer_kernels_s:
             self.launched = f"a decode step is launched kernel by kernel, not as one CUDA graph: {why}"
-            self.plan = launched_singly(self.plan)
-        if self.drafter is not None:
+            self.plan = self.plan if self.rank is not None else launched_singly(self.plan)
+        if self.drafter is not None and largest is not None:
             self.drafter.load(replace(largest, chunk_tokens=self.drafter.plan.decisions.prefill_chunk_tokens))
         self._mark("load")
-        take_planned(Budget.of(self.plan), self.device)
-        self._vram = VramWatch(Budget.of(self.plan), self.device)
+        take_planned(Budget.of(self.own), self.device)
+        self._vram = VramWatch(Budget.of(self.own), self.device)
         if self.kept is not None:
             self._keep_prefixes(self.kept)
-        self._mark("room")
 
     def _keep_prefixes(self, kept: Kept) -> None:
         rate, readers = read_gbps(kept.cfg), self.plan.decisions.weights.ssd.queue_depth
@@ -155,6 +171,11 @@ class Session:
         prefix = Prefix(kept.shape, self.plan, memory, kept.pages, rate, readers, settle, flush_s=kept.cfg.flush_s)
         self.prefix = self._stack.enter_context(closing(prefix))
         self.slow_pages = None if kept.pages is None else advice(kept.pages.directory, self.plan, rate)
+
+    def book(self, phase: str) -> None:
+        """Have the other ranks book what they did since the last call to ``phase``."""
+        if self.rank is not None and self.rank.leading is not None:
+            self.rank.leading.book(phase)
 
     def step(self, step: Step) -> torch.Tensor:
         """One pass over the weights, after :meth:`load` -> the wanted logits [step.wanted, vocab] on the device. Whoever calls it takes the
@@ -243,20 +264,30 @@ def open_session(
     as ``reuse`` says; None keeps none. With ``read_at_once`` the arena is being filled on return. UserError where files, memory or the
     card do not do what the plan needs, also for VRAM that runs out inside.
 
+    Of a plan of several ranks this is the part of ``ground.company``'s rank; on rank 0 the others open theirs, and give them back with it.
+    They keep no KV for later prompts.
+
     Closing ends what uses memory before what holds it: kept KV, the engine's streams and threads, the readers, the pages' directory,
     then ``ground``.
     """
     with ExitStack() as stack:
         stack.callback(ground.close)
+        whole, options, rank = plan, options or EngineOptions(), None
+        if plan.ranks.count > 1:
+            plan, reuse = whole.of_rank(0 if ground.company is None else ground.company.rank), None
         stack.enter_context(told_when_vram_runs_out(Budget.of(plan), ground.device))
+        if whole.ranks.count > 1:
+            rank = open_with(ground, whole, checkpoint, options)
+            closing_rank = stack.enter_context(ExitStack())
+            closing_rank.callback(rank.close)
         import_model(checkpoint)
         mark("imports")
-        options, changes, on_host = options or EngineOptions(), converters(plan), None
+        changes, on_host = converters(plan, None if rank is None else rank.model), None
         if plan.hardware.gpu is None:
             stack.enter_context(_multiplying(plan.hardware.cpu_threads))
             on_host = _on_host(plan, options.cpu_product, stack)
             changes += [] if on_host is None else [on_host]
-        skeleton = open_skeleton(checkpoint, changes)
+        skeleton = open_skeleton(checkpoint, changes) if rank is None else rank.part(open_skeleton(checkpoint, changes))
         scales = stack.enter_context(closing(ScaleCheck(scale for scale in skeleton.store.scales if not scale.comes_with_weights)))
         mark("skeleton")
         kept = None
@@ -280,11 +311,13 @@ def open_session(
         mark("cuda")
         with uninterrupted():
             kernel = open_kernel(ground.device, None if on_host is None else on_host.summing)
-            engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device, kernel)))
+            engine = stack.enter_context(closing(Engine(skeleton, host, copier, ground.device, kernel, rank)))
         scales.settle()
         drafter = None if plan.drafter is None else stack.enter_context(_open_drafter(plan.drafter, ground, options))
         mark("engine")
-        yield Session(plan, engine, peak, kept, mark, stack, on_host, drafter)
+        if rank is not None:  # hops end before the streams that they stand between
+            stack.push(closing_rank.pop_all())
+        yield Session(whole, engine, peak, kept, mark, stack, on_host, drafter, rank)
 
 
 def _open_drafter(plan: Plan, ground: Ground, options: EngineOptions) -> AbstractContextManager[Session]:

@@ -19,6 +19,7 @@ from penstock.runtime.kv.batch.row_positions import positions_by_row
 from penstock.runtime.kv.batch.row_states import RowStates
 from penstock.runtime.kv.batch.rows_alone import Gates, RowsAlone
 from penstock.runtime.model.rows import Step
+from penstock.runtime.ranks.followers import Leading
 
 
 class WholeSteps(Protocol):
@@ -38,7 +39,8 @@ class Stepper:
     """``model`` over ``pool``, on ``device``. Knows no requests: whoever calls it says which tokens of which sequences come.
 
     A pass costs its tokens' activations. ``begin_pass`` is called before each pass. A model that does not attend over pages has its rows
-    computed one by one, in lockstep between ``gates``. Its rows have caches of their own in place of the pool.
+    computed one by one, in lockstep between ``gates``. Its rows have caches of their own in place of the pool. ``leading`` has other ranks
+    do the same.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class Stepper:
         kernel: PagedKernel | None = None,
         gates: Gates | None = None,
         elsewhere: Elsewhere | None = None,
+        leading: Leading | None = None,
     ):
-        self.device, self.pool = device, pool
+        self.device, self.pool, self._leading = device, pool, leading
         self._model, self._begin_pass = model, begin_pass
         self._inputs = inputs or CopiedInputs(device)
         self._alone = None if attends_over_pages(model) else RowsAlone(model, gates)
@@ -68,6 +71,12 @@ class Stepper:
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
         """Compute ``step`` -> the wanted logits [step.wanted, vocab] on the device, in the order of its rows."""
+        if self._leading is None:
+            return self._run(step)
+        with self._leading.passing(step):
+            return self._run(step)
+
+    def _run(self, step: Step) -> torch.Tensor:
         if self.graphs is not None:
             if self.graphs.serves(step):
                 return self.graphs.run(step)
@@ -126,6 +135,8 @@ class Stepper:
     def pretend(self, sequence: int, tokens: int) -> None:
         """So many tokens of ``sequence`` were computed, in a rehearsal: whatever lies there serves."""
         (self._alone or self._states).pretend(sequence, tokens)
+        if self._leading is not None:
+            self._leading.pretend(sequence, tokens)
 
     @property
     def recorded(self) -> bool:
@@ -141,3 +152,5 @@ class Stepper:
         """``sequence`` has ended."""
         (self._alone or self._states).forget(sequence)
         self.pool.forget(sequence)
+        if self._leading is not None:
+            self._leading.forget(sequence)

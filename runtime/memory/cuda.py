@@ -17,13 +17,17 @@ from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.device import CudaDevice
 
 
-def find_device(budget: Budget) -> torch.device:
-    """Where is computed. UserError when that is a GPU and there is none."""
+def find_device(budget: Budget, number: int = 0) -> torch.device:
+    """Where is computed: the GPU ``number``. UserError when that is a GPU and it is not there."""
     if budget.gpu is None:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError(f"the plan computes on a GPU ({budget.gpu}) and torch sees none here; solve again with hardware=cpu")
-    return torch.device("cuda", 0)
+    if number >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"the plan computes on GPU {number} and torch sees {count} here; solve again with hardware.devices= of those")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def free_vram(device: torch.device) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.planner.common.interrupt import uninterrupted
+from penstock.runtime.company.company import Company
 from penstock.runtime.memory.arena import Arena, PageLock
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ class Ground(Protocol):
     @property
     def device(self) -> torch.device:
         """Where is computed."""
+
+    @property
+    def company(self) -> Company | None:
+        """The processes that run the plan with this one; None where it runs alone."""
 
     def settle(self) -> None:
         """Wait until the DRAM that is being taken is resident; signals are heard."""
@@ -36,8 +41,8 @@ class Ground(Protocol):
 class OpenCard:
     """A card that is open already, and DRAM that is taken when it is asked for."""
 
-    def __init__(self, copier: CopyDevice | None, device: torch.device):
-        self.device = device
+    def __init__(self, copier: CopyDevice | None, device: torch.device, company: Company | None = None):
+        self.device, self.company = device, company
         self._copier = copier
         self._arena: Arena | None = None
 

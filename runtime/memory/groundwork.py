@@ -1,9 +1,10 @@
-"""What a run needs before its model is known: DRAM, faulted in beside the imports, and the card, opened beside them."""
+"""What a run needs before its model is known: DRAM, faulted in beside the imports, the card, opened beside them, and the other ranks."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 from penstock.planner.common.interrupt import import_torch, uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
+from penstock.runtime.company.company import Company
+from penstock.runtime.company.starting import start
 from penstock.runtime.memory.arena import Arena, PageLock
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
@@ -25,11 +28,13 @@ class Groundwork:
     """``with`` it the plan's DRAM is taken, in threads of its own and without torch; its end gives everything back.
 
     ``budget`` is of the work as far as it is known: what it takes is refused in one line (UserError) where it is not free. Of its DRAM
-    ``arena_bytes`` are taken here.
+    ``arena_bytes`` are taken here. A plan of several ranks has this one's share taken; its other processes are
+    started here, by rank 0, and left when this ends.
     """
 
-    def __init__(self, budget: Budget, arena_bytes: int):
-        self._budget = budget
+    def __init__(self, budget: Budget, arena_bytes: int, ranks: int = 1, company: Company | None = None, cards: Sequence[int] = ()):
+        self._budget, self._ranks, self._cards = budget, ranks, cards
+        self.company = company
         self._arena_bytes = arena_bytes
         self._arena: Arena | None = None
         self._free: Free | None = None
@@ -42,14 +47,19 @@ class Groundwork:
         self._open_s = 0.0
 
     @classmethod
-    def of(cls, plan: Plan, beside_bytes: int = 0) -> Groundwork:
-        """For ``plan``, with ``beside_bytes`` of DRAM on top of what it has."""
-        return cls(Budget.of(plan), arena_bytes(plan.hardware, plan.model, plan.decisions) + beside_bytes)
+    def of(cls, plan: Plan, beside_bytes: int = 0, company: Company | None = None) -> Groundwork:
+        """For ``plan``, with ``beside_bytes`` of DRAM on top of what it has: the part of rank 0, or of the rank that has joined
+        ``company``."""
+        own = plan.of_rank(0 if company is None else company.rank)
+        nbytes = arena_bytes(own.hardware, own.model, own.decisions) + beside_bytes
+        return cls(Budget.of(own), nbytes, plan.ranks.count, company, plan.hardware.devices)
 
     def __enter__(self) -> Groundwork:
         self._free = free_dram()
         refuse_if_short(self._budget, self._free)
         try:
+            if self._ranks > 1 and self.company is None:
+                self.company = start(self._ranks, self._cards)
             with uninterrupted():
                 self._arena = Arena(self._arena_bytes)
                 self._arena.begin()
@@ -67,12 +77,17 @@ class Groundwork:
         import_torch()
         from penstock.runtime.memory.cuda import find_device
 
-        self._device = device = find_device(self._budget)
+        self._device = device = find_device(self._budget, self._number)
         if self._budget.gpu is not None:
             with uninterrupted():
                 self._card = threading.Thread(target=self._open, args=(device,), name="penstock-card", daemon=True)
                 self._card.start()
         return device
+
+    @property
+    def _number(self) -> int:
+        """Of the card that this process computes on, among those that it sees: a launcher's sees its own alone."""
+        return self._cards[0] if self._cards and (self.company is None or not self.company.is_launched) else 0
 
     def _open(self, device: torch.device) -> None:
         from penstock.runtime.memory import cuda
@@ -159,9 +174,10 @@ class Groundwork:
     def close(self) -> None:
         """End its threads, undo the page-locking, give the DRAM back. Safe to call twice. Whatever uses the arena must have ended."""
         self._closed = True
-        if self._arena is None:
-            return
-        self._arena.stop()
-        if self._card is not None:
-            self._card.join()
-        self._arena.close()
+        if self._arena is not None:
+            self._arena.stop()
+            if self._card is not None:
+                self._card.join()
+            self._arena.close()
+        if self.company is not None and self.company.rank == 0:
+            self.company.leave()

@@ -77,8 +77,8 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
     taken: set[str] = set()
     tied, of_text, coded = tied_names(model), _of_text(model), stored_parameters(model)
     shared = {*tied, *tied.values()}
-    for index, layer in enumerate(layers):
-        prefix = f"{layers_name}.{index}."
+    for index, (name, layer) in enumerate(layers.named_children()):
+        prefix = f"{layers_name}.{name}."
         experts = _expert_slots(prefix, layer, coded)
         routed = {slot.full_name for slots in experts for slot in slots}
         for unit in (Unit("attn", index), Unit("ffn", index)):

@@ -75,6 +75,7 @@ class Outcome:
 def make_report(outcome: Outcome) -> dict[str, Any]:
     """The report as plain JSON values."""
     job = outcome.job
+    own = job.plan.of_rank(0)
     measured = _measured(outcome)
     reuse = outcome.engine["kv_reuse"]
     rows = account(job, outcome.rounds, reuse and reuse["requests"])
@@ -109,7 +110,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "ratio": _ratios(job.plan.prediction, measured),
         "stages": outcome.clock.as_json(),
         "waited": {phase: outcome.clock.waited(phase) for phase in WORKING},
-        "busy": {phase: busy_shares(outcome.clock.phases[phase], outcome.clock.seconds[phase], job.plan.hardware) for phase in WORKING},
+        "busy": {phase: busy_shares(outcome.clock.phases[phase], outcome.clock.seconds[phase], own.hardware) for phase in WORKING},
         "rounds": len(outcome.rounds),
         **outcome.engine,
         "kv_reuse": reuse and {key: value for key, value in reuse.items() if key != "requests"},
@@ -130,11 +131,14 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
 def _measured(outcome: Outcome) -> dict[str, Any]:
     """The measured twin of ``Prediction``: medians over batches and steps, bytes per decode step, peak bytes per tier."""
     generations, phases, plan = outcome.generations, outcome.clock.phases, outcome.job.plan
+    ranks = outcome.engine["ranks"] or []
     steps = [s for g in generations for s in g.step_s]
     step = median(steps) if steps else None
     drafts = outcome.engine["speculation"]
     a_pass = drafts["tokens_a_pass"] or 1.0 if drafts else 1.0
-    per_step = {stage: round(use.bytes / len(steps)) for stage, use in phases["decode"].items()} if steps else {}
+    beside = [rank["stages"].get("decode", {}) for rank in ranks[1:]]
+    moved = {stage: use.bytes + sum(each[stage]["bytes"] for each in beside if stage in each) for stage, use in phases["decode"].items()}
+    per_step = {stage: round(nbytes / len(steps)) for stage, nbytes in moved.items()} if steps else {}
     return {
         "load_s": outcome.load_s,
         "ttft_s": median(g.prefill_s + g.first_token_s for g in generations),
@@ -147,9 +151,12 @@ def _measured(outcome: Outcome) -> dict[str, Any]:
         "bottleneck_decode": busiest(phases["decode"]) if steps else None,
         "ssd_bytes_per_token": per_step.get("ssd", 0) if steps else None,
         "h2d_bytes_per_token": per_step.get("h2d", 0) if steps else None,
-        "vram_bytes": outcome.vram_bytes,
-        "dram_bytes": outcome.dram_bytes,
-        "ssd_bytes": used_bytes(ssd_use(plan.hardware, plan.model, plan.workload, plan.decisions)),
+        "vram_bytes": max([outcome.vram_bytes, *(rank["vram_bytes"] for rank in ranks)]),
+        "dram_bytes": outcome.dram_bytes + sum(rank["dram_bytes"] for rank in ranks[1:]),
+        "ssd_bytes": sum(
+            used_bytes(ssd_use(own.hardware, own.model, own.workload, own.decisions))
+            for own in (plan.of_rank(rank) for rank in range(plan.ranks.count))
+        ),
         **_missed(outcome.engine["experts"]),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,10 @@ class Booked:
 
 
 class StageClock:
-    """Books the engine's counters to phases: :meth:`book` gives everything since the last call to ``phase``."""
+    """Books the engine's counters to phases: :meth:`book` gives everything since the last call to ``phase``, and has ``also`` do so."""
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    def __init__(self, engine: Engine, also: Callable[[str], None] = lambda phase: None):
+        self._engine, self._also = engine, also
         self._stages, self._tracks = Booked(), Booked()
         self._booked_at = time.perf_counter()
         self.phases, self.first = self._stages.phases, self._stages.first
@@ -63,6 +63,7 @@ class StageClock:
         self._moved: Mapping[str, int] = {}
 
     def book(self, phase: str) -> None:
+        self._also(phase)
         totals, waits, now = self._engine.stage_totals(), self._engine.ledger.waits(), time.perf_counter()
         self._stages.book(phase, {stage: StageUse(*use, waits.get(stage, 0.0)) for stage, use in totals.items()})
         self._tracks.book(phase, {track: StageUse(*use) for track, use in self._engine.track_totals().items()})

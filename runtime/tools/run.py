@@ -33,6 +33,8 @@ from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.store.manifest import MANIFEST
 from penstock.runtime.told.calibrate import calibrate, check_card
 from penstock.runtime.told.progress import PhaseBar
+from penstock.runtime.told.rank_links import measure_links
+from penstock.runtime.told.rank_report import rank_report
 from penstock.runtime.told.run_report import Outcome, make_report
 from penstock.runtime.told.run_summary import closing, show
 from penstock.runtime.told.run_timeline import PassMarks, make_timeline
@@ -116,8 +118,8 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         job, engine = replace(job, plan=session.plan), session.engine
         if session.pageable is not None:
             tell(session.pageable)
-        clock, limits = StageClock(engine), {}
-        if cfg.limits:
+        clock, limits = StageClock(engine, session.book), {}
+        if cfg.limits and session.rank is None:
             limits["before"] = measure_limits(engine)
             clock.book("limits")
             startup.skip()
@@ -143,14 +145,17 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             clock.book("keeping")
         facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts(), "cpu_product": session.cpu_products}
         facts["speculation"] = session.chains and session.chains.facts()
-        if cfg.limits and not left:
+        if cfg.limits and session.rank is not None and not left:
+            limits["links"] = measure_links(session)
+        elif cfg.limits and not left:
             engine.stop()
             limits["after"] = measure_limits(engine)
             limits["compute"] = measure_compute(engine, job.first)
-        broken = broken_at_run_time(job.plan, engine.dram.cache.stats, dram_bytes, vram_bytes)
+        broken = broken_at_run_time(session.own, engine.dram.cache.stats, dram_bytes, vram_bytes)
         first = rounds[0][0].made
         startup.add("prefill", first.prefill_s + first.first_token_s)
         load_s = sum(startup.seconds[phase] for phase in LOADING)
+        facts["ranks"] = None if session.rank is None else [rank_report(session, clock), *session.rank.reports()]
         facts |= {"limits": limits, **startup.facts(ground.beside() | session.loaded), "gpu": gpu.report()}
         timeline = make_timeline(engine.ledger, begun, gpu.samples, job.plan)
         return _Streamed(job, [served for served in rounds if served], load_s, clock, dram_bytes, vram_bytes, facts, broken, timeline, left)

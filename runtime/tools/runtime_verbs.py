@@ -25,6 +25,7 @@ from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
 from penstock.runtime.asked.requests import read_stdin
 from penstock.runtime.asked.run_schema import BenchConfig, ChatConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
 from penstock.runtime.asked.sampling_keys import check_sampling
+from penstock.runtime.led.launched import joined
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.told.startup import Startup
 from penstock.runtime.tools.solving import NoPlan, solve
@@ -35,11 +36,14 @@ def run_verb(cfg: RunConfig) -> None:
     startup = Startup()
     cfg = replace(cfg, prompt=read_stdin("prompt=-")) if cfg.prompt == "-" else cfg
     order = read_order(cfg, _replanned(cfg))
+    company, over = joined(order.plan, order.checkpoint)
+    if over:
+        return
     cfg = replace(cfg, kv=fitted(cfg.kv, order.plan))
     plan = foreseen(cfg, order)
     if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
         wait_asleep()
-    with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
+    with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan), company) as ground:
         device = ground.open_card()
         with uncollected():
             from penstock.runtime.tools.run import run

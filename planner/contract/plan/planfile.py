@@ -62,7 +62,7 @@ _OPTIONAL = ("notes", "experts", "speculation", "ranks", "predicted", "break_eve
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write ``plan`` to ``path``; an older file there is replaced only by a complete one. Raises UserError."""
-    text = _HEAD + "".join(_section(name, value) for name, value in as_mapping(plan).items())
+    text = plan_text(plan)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +77,16 @@ def write_plan(plan: Plan, path: Path) -> None:
         raise UserError(f"out={path}: cannot write the plan ({error.strerror}); choose another out=") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def plan_text(plan: Plan) -> str:
+    """What :func:`write_plan` writes."""
+    return _HEAD + "".join(_section(name, value) for name, value in as_mapping(plan).items())
+
+
+def plan_of_text(text: str) -> Plan:
+    """The plan that :func:`plan_text` wrote down, predicted anew."""
+    return _plan_from(load_strictly(text.encode()))
 
 
 def read_plan(path: Path, key: str = "plan") -> Plan:

@@ -1,0 +1,169 @@
+"""The processes of one plan, seen from one of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import uninterrupted
+from penstock.runtime.company.heart import Heart
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from penstock.runtime.company.mail import Mail, Words
+
+PATIENCE = timedelta(days=365)
+"""Whoever hangs is found by the watchdog, whoever waits for a prompt does not hang."""
+WHY_S = 8.0
+"""Within which the watchdog says why a connection broke."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which of the processes this one is."""
+
+    rank: int
+    count: int
+    local: int = 0
+    """Its number among those of its host."""
+
+    @property
+    def others(self) -> range:
+        """Those that rank 0 leads."""
+        return range(1, self.count)
+
+
+class Company:
+    """``heart`` is None until the watchdog's socket is known. One process is rank 0: it leads, and the user sees it alone."""
+
+    def __init__(self, seat: Seat, heart: Heart | None):
+        self.seat, self.heart = seat, heart
+        self.identity: str | None = None
+        """Digest of the plan that this process was given; None where it takes rank 0's."""
+        self._mail: Mail | None = None
+        self._ways: dist.ProcessGroup | None = None
+        self._joined = self._over = False
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether another process started this one, with its card."""
+        return seat_of_environment() is not None
+
+    @property
+    def rank(self) -> int:
+        return self.seat.rank
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is known that another one is gone."""
+        return self._over or (self.heart is not None and self.heart.lost is not None)
+
+    def join(self) -> None:
+        """Meet the others over MASTER_ADDR and MASTER_PORT. Imports torch. A second call does nothing. UserError where one is lost."""
+        if self._joined:
+            return
+        import torch.distributed as dist
+
+        from penstock.runtime.company.mail import Mail
+
+        with self.noticing(), uninterrupted():
+            # nobody needs an address beside the group's: of one host all stay on its loopback
+            dist.init_process_group("gloo", init_method="env://", rank=self.rank, world_size=self.seat.count, timeout=PATIENCE)
+            self._joined = True
+            group, self._ways = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+        self._mail = Mail(group)
+
+    @property
+    def ways(self) -> dist.ProcessGroup:
+        """For hidden states, of gloo."""
+        if self._ways is None:
+            raise RuntimeError("join() comes first")
+        return self._ways
+
+    def tell(self, words: Words, count: int | None = None) -> None:
+        """From rank 0 to the first ``count`` ranks, itself aside; None: to all."""
+        with self.noticing():
+            self._post.tell(range(1, count or self.seat.count), words)
+
+    def answer(self, words: Words) -> None:
+        """To rank 0."""
+        with self.noticing():
+            self._post.tell((0,), words)
+
+    def hear(self, rank: int = 0) -> Words:
+        """The next that ``rank`` says."""
+        with self.noticing():
+            return self._post.hear(rank)
+
+    @contextmanager
+    def noticing(self) -> Iterator[None]:
+        """Inside, a connection that breaks is a UserError of one line that names the rank that was lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._over or not self._is_lost(error):
+                raise
+            why = None if self.heart is None else self.heart.why(WHY_S)
+            self._leave_group()
+            raise UserError(why or f"the connection to another rank was lost ({_first_line(error)}); run it again") from error
+
+    def kill_others(self) -> None:
+        """A pass was left in its middle: nobody can go on with it."""
+        self._over = True
+        if self.heart is not None:
+            self.heart.kill_others()
+
+    def leave(self) -> None:
+        """The others may go, and their memory is free. Safe to call twice."""
+        if self.rank == 0 and not self.is_lost and self._mail is None:
+            self.kill_others()
+        elif self.rank == 0 and not self.is_lost:
+            self.tell({"what": "leave"})
+            for rank in self.seat.others:
+                self.hear(rank)
+        self._over = True
+        if self.heart is not None:
+            self.heart.leave()
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        """Without a word to the others, who may be gone."""
+        if not self._joined:
+            return
+        import torch.distributed as dist
+
+        self._joined = False
+        dist.destroy_process_group()
+
+    def _is_lost(self, error: RuntimeError) -> bool:
+        words = str(error)
+        return (self.heart is not None and self.heart.lost is not None) or any(
+            word in words for word in ("gloo", "NCCL", "onnection", "DistBackendError", "Broken pipe", "Socket")
+        )
+
+    @property
+    def _post(self) -> Mail:
+        if self._mail is None:
+            raise RuntimeError("join() comes first")
+        return self._mail
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:120]
+
+
+def seat_of_environment() -> Seat | None:
+    """What a launcher such as torchrun says in RANK, WORLD_SIZE and LOCAL_RANK; None where nothing does. UserError for other text."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    found = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    for name, value in found.items():
+        if not value.isdigit():
+            raise UserError(f"{name}={value}: must be a number, as torchrun sets it; unset RANK and WORLD_SIZE to start one process alone")
+    return Seat(*map(int, found.values()))

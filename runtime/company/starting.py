@@ -1,0 +1,110 @@
+"""How the processes of a plan come to be: started by the first of them, or by a launcher such as torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import penstock
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import uninterrupted
+from penstock.runtime.company.company import Company, Seat
+from penstock.runtime.company.heart import Heart
+
+HEART = "PENSTOCK_WATCHDOG"
+"""In the environment of a rank that the watchdog started: the name of its socket."""
+LED = "penstock.runtime.led.rank_process"
+"""What such a rank runs."""
+LOOPBACK = "127.0.0.1"
+ON_ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+NCCL = {"NCCL_MAX_NCHANNELS": "4", "NCCL_MAX_P2P_NCHANNELS": "4", "NCCL_CUMEM_ENABLE": "0"}
+"""A hop is small: few channels take little VRAM, and few multiprocessors while they wait."""
+_BACKLOG = 1024
+
+
+def enter(seat: Seat) -> Company:
+    """The company that ``seat`` is in, met by the launcher's address. UserError where hosts have no network interface named."""
+    hosts = int(os.environ.get("LOCAL_WORLD_SIZE", seat.count)) < seat.count
+    if hosts and "GLOO_SOCKET_IFNAME" not in os.environ:
+        raise UserError(
+            "several hosts: torch.distributed's sockets have no password, so they bind to a network that you name: set GLOO_SOCKET_IFNAME"
+            " and NCCL_SOCKET_IFNAME to the interface of a private one (docs/ranks.md)"
+        )
+    if HEART not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(seat.local)
+    for name, value in NCCL.items() if hosts else (NCCL | ON_ONE_HOST).items():
+        os.environ.setdefault(name, value)
+    if HEART in os.environ:
+        return Company(seat, Heart(os.environ[HEART], seat.rank))
+    company = Company(seat, None)
+    company.join()
+    company.heart = _meet_watchdog(seat)
+    return company
+
+
+def start(count: int, cards: Sequence[int] = ()) -> Company:
+    """This process becomes rank 0 of ``count`` on this host; a watchdog starts the others, which import torch meanwhile. Each of those sees
+    its own of ``cards`` alone, by default the one of its number."""
+    cards = cards or range(count)
+    name = _socket_name()
+    with socket.socket() as free, _listening(name) as listening, uninterrupted():
+        free.bind((LOOPBACK, 0))
+        address = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free.getsockname()[1])}
+        here = str(Path(penstock.__file__).resolve().parent.parent)
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))}
+        shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **address, HEART: name}
+        env = {k: v for k, v in (NCCL | ON_ONE_HOST).items() if k not in os.environ} | shared
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": _visible(card)} for rank, card in enumerate(cards)]
+        ranks = [env | path | each for each in own[1:]]
+        commands = [json.dumps({"argv": [sys.executable, "-m", LED], "env": of_rank}) for of_rank in ranks]
+        os.environ.update({key: value for key, value in env.items() if key not in (HEART, "WORLD_SIZE", "LOCAL_WORLD_SIZE")})
+        heart = Heart(name, 0)
+        _watch(listening, commands)
+    return Company(Seat(0, count), heart)
+
+
+def _visible(card: int) -> str:
+    """What CUDA_VISIBLE_DEVICES says so that number ``card`` of those that this process sees is the only one: no thread makes a context on
+    another card by mistake."""
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return seen[card] if card < len(seen) else "" if seen else str(card)
+
+
+def _meet_watchdog(seat: Seat) -> Heart:
+    """The first rank of each host starts its watchdog, and tells the others where it listens."""
+    import torch.distributed as dist
+
+    store = dist.distributed_c10d._get_default_store()
+    key = f"penstock watchdog {os.environ.get('GROUP_RANK', '0')}"
+    if seat.local:
+        return Heart(store.get(key).decode(), seat.rank)
+    name = _socket_name()
+    with _listening(name) as listening, uninterrupted():
+        heart = Heart(name, seat.rank)
+        _watch(listening, [])
+    store.set(key, name)
+    return heart
+
+
+def _socket_name() -> str:
+    """In the abstract namespace: nothing of it is left behind, however its processes end."""
+    return f"penstock-{secrets.token_hex(16)}"
+
+
+def _listening(name: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind("\0" + name)
+    listening.listen(_BACKLOG)
+    return listening
+
+
+def _watch(listening: socket.socket, commands: list[str]) -> None:
+    """Start the watchdog. Nobody waits for it: it ends when all ranks have."""
+    command = [sys.executable, "-S", str(Path(__file__).with_name("watchdog.py")), str(listening.fileno()), *commands]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(listening.fileno(),))

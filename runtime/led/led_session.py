@@ -1,0 +1,52 @@
+"""A session that does what rank 0's does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.runtime.engine.session import Session
+from penstock.runtime.model.rows import Step
+from penstock.runtime.told.rank_links import led_links, led_round_trips
+from penstock.runtime.told.rank_report import rank_report
+from penstock.runtime.told.stage_clock import StageClock
+
+
+class LedSession:
+    """``session`` of a rank that follows; its first passes are rehearsals."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._clock = StageClock(session.engine)
+        session.engine.begin_loading()
+
+    def run(self, step: Step) -> None:
+        """Compute what rank 0 computes."""
+        self._session.engine.stepper.run(step)
+
+    def forget(self, sequence: int) -> None:
+        """``sequence`` has ended."""
+        self._session.engine.stepper.forget(sequence)
+
+    def pretend(self, sequence: int, tokens: int) -> None:
+        """A rehearsal takes so many tokens for computed."""
+        self._session.engine.stepper.pretend(sequence, tokens)
+
+    def finish_loading(self) -> None:
+        """Rehearsals are over."""
+        self._session.finish_loading()
+
+    def book(self, phase: str) -> None:
+        """What was done since the last call belongs to ``phase``."""
+        self._clock.book(phase)
+
+    def links(self, alone: int | None) -> dict[str, Any]:
+        """What this rank's link gives."""
+        return led_links(self._session, alone)
+
+    def round_trips(self, nbytes: int, rounds: int) -> None:
+        """Pass on hidden states, while the link is busy."""
+        led_round_trips(self._session, nbytes, rounds)
+
+    def report(self) -> dict[str, Any]:
+        """What this rank did, and what it took."""
+        return rank_report(self._session, self._clock)

@@ -1,0 +1,30 @@
+"""One session of a rank that is led, from its opening to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.runtime.company.company import Company
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.engine.session import open_session
+from penstock.runtime.led.led_session import LedSession
+from penstock.runtime.memory.groundwork import Groundwork
+from penstock.runtime.ranks.followers import follow
+from penstock.runtime.ranks.opening import accept
+
+
+def follow_one(company: Company, words: dict[str, Any], checkpoint: Path | None) -> None:
+    """Open what rank 0 opens, follow it, and give all back. Nothing where this rank refused."""
+    opening = accept(company, words, checkpoint)
+    if opening is None:
+        return
+    with Groundwork.of(opening.plan, company=company) as ground:
+        ground.open_card()
+        with open_session(opening.plan, opening.checkpoint, ground, EngineOptions(**opening.options)) as session:
+            if company.heart is not None:
+                company.heart.steady()
+            follow(company, LedSession(session))
+            if company.heart is not None:
+                company.heart.steady(False)
+    company.answer({"closed": True})

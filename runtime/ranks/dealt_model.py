@@ -1,0 +1,160 @@
+"""A rank's part of a `transformers` model: its layers alone, numbered from 0, with hops to and from the layers beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.runtime.model.rows import Step
+from penstock.runtime.ranks.hop import Hop
+from penstock.runtime.store.decoder import decoder_layers, module_name
+
+
+class Ways(Protocol):
+    """The hops of one rank: ``ranks.hop.Hops`` fits."""
+
+    before: Hop
+    behind: Hop
+
+    def of(self, peer: int) -> Hop: ...
+
+
+class OwnLayers(nn.ModuleList):
+    """Some layers of a list, numbered from 0; their names are their numbers in the whole list, by which a checkpoint knows them."""
+
+    def __init__(self, layers: Mapping[int, nn.Module]):
+        super().__init__()
+        for number, layer in layers.items():
+            self.add_module(str(number), layer)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = list(self._modules.values())[at]
+        return nn.ModuleList(found) if isinstance(at, slice) else found
+
+
+class DealtModel:
+    """A converter: of a model's layers those of ``rank`` stay.
+
+    A layer receives its hidden states from the rank of the layer before it, and sends what it made to that of the layer behind it. The last
+    layer's rank sends what logits are wanted of to all ranks; each multiplies by its rows of the LM head, and rank 0 puts the logits
+    together, ``vocab`` in all. A pass costs its hidden states once more, where they are received.
+    """
+
+    def __init__(self, dealing: Dealing, rank: int, vocab: int, ways: Ways):
+        self._dealing, self._rank, self._vocab, self._ways = dealing, rank, vocab, ways
+        self._ends: list[tuple[int, int]] = []
+        self._wanted = 0
+
+    def begin_pass(self, step: Step) -> None:
+        """``step`` comes next."""
+        ends, first = [], 0
+        for row in step.rows:
+            first += len(row.tokens)
+            if row.wanted:
+                ends.append((first - row.wanted, first))
+        self._ends, self._wanted = ends, step.wanted
+
+    def convert(self, model: PreTrainedModel) -> None:
+        """UserError for a model that has something between its layers that a hop would leave out."""
+        layers = decoder_layers(model)
+        config = model.config.get_text_config(decoder=True)
+        _refuse(model, config)
+        own = OwnLayers({number: layers[number] for number in self._dealing.of(self._rank)})
+        owner, _, leaf = module_name(model, layers).rpartition(".")
+        setattr(model.get_submodule(owner), leaf, own)
+        for local, layer in enumerate(own):
+            for module in layer.modules():
+                if hasattr(module, "layer_idx"):
+                    vars(module)["layer_idx"] = local
+        _renumber(config, self._dealing.of(self._rank))
+        for number, layer in zip(self._dealing.of(self._rank), own, strict=True):
+            if number:
+                layer.register_forward_pre_hook(self._receive, with_kwargs=True)
+            layer.register_forward_hook(self._send if number < self._dealing.layers - 1 else self._hand_out)
+        if self._rank != self._dealing.owner(self._dealing.layers - 1):
+            own[len(own) - 1].register_forward_hook(self._take_last)
+        model.get_output_embeddings().register_forward_hook(self._gather)
+
+    def _receive(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        received = torch.empty_like(hidden)
+        self._ways.before.receive(received)
+        return ((received, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": received})
+
+    def _send(self, _layer: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
+        self._ways.behind.send(_hidden(made))
+
+    def _hand_out(self, _layer: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
+        """The last layer has computed: logits are wanted of some tokens."""
+        if self._wanted:
+            hidden = _hidden(made)
+            last = torch.cat([hidden[:, first:end] for first, end in self._ends], dim=1)
+            for rank in range(self._dealing.count):
+                if rank != self._rank:
+                    self._ways.of(rank).send(last)
+
+    def _take_last(self, _layer: nn.Module, _args: tuple[Any, ...], made: Any) -> Any:
+        """In place of what this rank's last layer made, what the model's last one did, where logits are wanted of it."""
+        if not self._wanted:
+            return None
+        hidden = _hidden(made)
+        last = hidden.new_empty(hidden.shape[0], self._wanted, *hidden.shape[2:])
+        self._ways.of(self._dealing.owner(self._dealing.layers - 1)).receive(last)
+        taken, first = torch.empty_like(hidden), 0
+        for begin, end in self._ends:
+            taken[:, begin:end] = last[:, first : first + end - begin]
+            first += end - begin
+        return (taken, *made[1:]) if isinstance(made, tuple) else taken
+
+    def _gather(self, _head: nn.Module, _args: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor | None:
+        """Of this rank's rows [..., rows]; rank 0 makes all of them [..., vocab]."""
+        if not logits.numel():
+            return None if self._rank else logits.new_empty(*logits.shape[:-1], self._vocab)
+        if self._rank:
+            self._ways.of(0).send(logits)
+            return None
+        parts = [logits]
+        for rank in range(1, self._dealing.count):
+            rows = len(self._dealing.vocab_rows(rank, self._vocab))
+            parts.append(logits.new_empty(*logits.shape[:-1], rows))
+            self._ways.of(rank).receive(parts[-1])
+        return torch.cat(parts, dim=-1)
+
+
+def _hidden(made: Any) -> torch.Tensor:
+    """What a layer returned: its hidden states, or those and more."""
+    found = made[0] if isinstance(made, tuple) else made
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _renumber(config: PreTrainedConfig, mine: tuple[int, ...]) -> None:
+    """What a model looks up by a layer's number, for the layers ``mine`` alone."""
+    for name, value in list(vars(config).items()):
+        if name.endswith("layer_types") and isinstance(value, list) and len(value) == config.num_hidden_layers:
+            vars(config)[name] = [value[number] for number in mine]
+    config.num_hidden_layers = len(mine)
+
+
+def _refuse(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+    embeddings = [name for name, module in model.named_modules() if name.endswith("per_layer")]
+    if embeddings or vars(config).get("num_kv_shared_layers"):
+        raise UserError(f"{type(model).__name__}: its layers take more than each other's hidden states; solve again with ranks=1")
+
+
+class NoEmbedding(nn.Module):
+    """In place of a table that another rank has: hidden states [..., ``width``] of no meaning, which are received before they are read."""
+
+    def __init__(self, width: int, dtype: torch.dtype):
+        super().__init__()
+        self._width, self._dtype = width, dtype
+        self.weight = None
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.empty(*ids.shape, self._width, dtype=self._dtype, device=ids.device)

@@ -1,0 +1,173 @@
+"""Hidden states from rank to rank, over torch.distributed: NCCL between cards, gloo between processes without."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from penstock.runtime.company.company import PATIENCE
+
+MOST_SENT = 8
+"""Hidden states on their way from here: an older one is waited for."""
+_TRIED = 16 << 10
+"""Bytes of a hop that warms a pair up."""
+
+
+class Hop(Protocol):
+    """One way between two ranks. What comes, comes in the order in which it was sent."""
+
+    def receive(self, into: torch.Tensor) -> None:
+        """Fill ``into``, for kernels that are issued from now on."""
+
+    def send(self, hidden: torch.Tensor) -> None:
+        """Once the kernels that were issued so far have made it. ``hidden`` may not be written to any more."""
+
+
+@dataclass
+class HopMeter:
+    """What went by hops, as far as the host knows."""
+
+    received: int = 0
+    """Hops that came."""
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    waited_s: float = 0.0
+    """Seconds in which the host waited for what came; a card waits by itself."""
+
+
+class TorchHop:
+    """Between this rank and ``peer``, by ``group``."""
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, meter: HopMeter, sent: deque[tuple[dist.Work, torch.Tensor]]):
+        self._group, self._peer, self._meter, self._sent = group, peer, meter, sent
+
+    def receive(self, into: torch.Tensor) -> None:
+        begun = time.perf_counter()
+        dist.recv(_as_bytes(into), self._peer, group=self._group)
+        self._meter.received += 1
+        self._meter.received_bytes += into.nbytes
+        self._meter.waited_s += time.perf_counter() - begun
+
+    def send(self, hidden: torch.Tensor) -> None:
+        hidden = hidden.contiguous()
+        work = dist.isend(_as_bytes(hidden), self._peer, group=self._group)
+        self._meter.sent_bytes += hidden.nbytes
+        if work is not None:
+            self._sent.append((work, hidden))
+        while len(self._sent) > MOST_SENT:
+            self._sent.popleft()[0].wait()
+
+
+class Hops:
+    """All ways of ``rank`` among ``count``, those that a pass takes warmed up. All ranks make theirs at the same time. ``without_cards`` is
+    a group of gloo, which stays its giver's.
+
+    With NCCL each edge of the ring is a communicator with a stream of its own, so that nothing on its way from here holds up what comes.
+    Costs their buffers, some MB a channel and peer.
+    """
+
+    def __init__(self, rank: int, count: int, device: torch.device, without_cards: dist.ProcessGroup):
+        self.rank, self.count = rank, count
+        self.meter = HopMeter()
+        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._device = device
+        self._groups: list[dist.ProcessGroup] = []
+        if device.type == "cuda":
+            self._every = self._group(list(range(count)))
+            edges = {edge: self._group(sorted(edge)) for edge in ring(count)}
+        else:
+            self._every = without_cards
+            edges = dict.fromkeys(ring(count), without_cards)
+        before, behind = (rank - 1) % count, (rank + 1) % count
+        self.before: Hop = TorchHop(edges[before, rank], before, self.meter, self._sent)
+        """From the rank that has the layer before each of ours."""
+        self.behind: Hop = TorchHop(edges[rank, behind], behind, self.meter, self._sent)
+        """To the rank that has the layer behind."""
+        self._warm_up()
+
+    def of(self, peer: int) -> Hop:
+        """To and from any rank, for what comes once a pass."""
+        return TorchHop(self._every, peer, self.meter, self._sent)
+
+    @property
+    def others(self) -> Iterator[int]:
+        """Every rank but this one."""
+        return (rank for rank in range(self.count) if rank != self.rank)
+
+    def round_trips(self, nbytes: int, rounds: int) -> list[float]:
+        """Seconds of each of ``rounds`` in which ``nbytes`` go once round all ranks, as rank 0 sees them: ``count`` hops each."""
+        held, found = torch.zeros(nbytes, dtype=torch.uint8, device=self._device), []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            if self.rank:
+                self.before.receive(held)
+                self.behind.send(held)
+            else:
+                self.behind.send(held)
+                self.before.receive(torch.empty_like(held))
+            self.settle()
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()
+            found.append(time.perf_counter() - begun)
+        return found
+
+    def settle(self) -> None:
+        """Return when all that was sent has gone."""
+        while self._sent:
+            self._sent.popleft()[0].wait()
+
+    def close(self, broken: bool = False) -> None:
+        """Give the communicators back. ``broken``: another rank is gone, and kernels may be waiting for it."""
+        if broken:
+            self._sent.clear()
+        else:
+            self.settle()
+        for group in reversed(self._groups):
+            if broken:
+                group.abort()
+            else:
+                dist.destroy_process_group(group)
+        self._groups.clear()
+
+    def _group(self, ranks: list[int]) -> dist.ProcessGroup:
+        """Of NCCL. All ranks ask for all groups, in the same order."""
+        made = dist.new_group(ranks, backend="nccl", device_id=self._device, timeout=PATIENCE)
+        if self.rank in ranks:
+            self._groups.append(made)
+        return made
+
+    def _warm_up(self) -> None:
+        """Each pair once, in an order in which nobody waits for ever: the first hop of a pair makes its connection."""
+        sample = torch.zeros(_TRIED, dtype=torch.uint8, device=self._device)
+        for source, target in ring(self.count):
+            if self.rank == source:
+                self.behind.send(sample)
+            if self.rank == target:
+                self.before.receive(torch.empty_like(sample))
+        for first in range(self.count):
+            for second in range(first + 1, self.count):
+                for source, target in ((first, second), (second, first)):
+                    if self.rank == source:
+                        self.of(target).send(sample)
+                    if self.rank == target:
+                        self.of(source).receive(torch.empty_like(sample))
+        self.settle()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.meter.received = self.meter.received_bytes = self.meter.sent_bytes = 0
+        self.meter.waited_s = 0.0
+
+
+def ring(count: int) -> list[tuple[int, int]]:
+    """The edges by which a hidden state goes round."""
+    return [(rank, (rank + 1) % count) for rank in range(count)]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8).view(-1) if tensor.dim() else tensor.view(1).view(torch.uint8)

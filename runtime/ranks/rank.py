@@ -1,0 +1,61 @@
+"""Which part of a dealt model this process has, and how it reaches the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.runtime.company.company import Company
+from penstock.runtime.model.skeleton import Skeleton
+from penstock.runtime.ranks.dealt_model import DealtModel
+from penstock.runtime.ranks.followers import Leading
+from penstock.runtime.ranks.hop import Hops
+from penstock.runtime.ranks.rank_store import part_of_skeleton
+
+
+@dataclass(frozen=True)
+class Rank:
+    """``number`` of ``count``: its hops, its layers, and on rank 0 its word to the others."""
+
+    number: int
+    dealing: Dealing
+    vocab: int
+    hops: Hops
+    model: DealtModel
+    leading: Leading | None
+
+    @classmethod
+    def open(cls, plan: Plan, company: Company, device: torch.device) -> Rank:
+        """Of the whole ``plan``, together with its other ranks."""
+        count, number = plan.ranks.count, company.rank
+        with company.noticing():
+            hops = Hops(number, count, device, company.ways)
+        dealing = Dealing(count, plan.model.layers)
+        dealt = DealtModel(dealing, number, plan.model.vocab, hops)
+        return cls(number, dealing, plan.model.vocab, hops, dealt, Leading(company, count) if number == 0 else None)
+
+    @property
+    def count(self) -> int:
+        return self.dealing.count
+
+    def part(self, skeleton: Skeleton) -> Skeleton:
+        """``skeleton``, whose layers were dealt, with this rank's part of what lies around them."""
+        rows = self.dealing.vocab_rows(self.number, self.vocab)
+        return part_of_skeleton(skeleton, rows, self.vocab, looks_up=self.number == 0)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Of the ranks that this one leads."""
+        return [] if self.leading is None else self.leading.reports()
+
+    def close(self) -> None:
+        """On rank 0 have the others give their sessions back. Then the hops, of which nothing may be waiting, unless a pass was left."""
+        broken = self.leading is not None and self.leading.is_broken
+        if self.leading is not None:
+            self.leading.close()
+        self.hops.close(broken)
+        if self.leading is not None:
+            self.leading.closed()

@@ -1,0 +1,29 @@
+"""What one rank says of itself when a run is over."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from penstock.runtime.engine.session import Session
+from penstock.runtime.told.stage_clock import StageClock
+
+
+def rank_report(session: Session, clock: StageClock) -> dict[str, Any]:
+    """Stages by phase as in the report, hops since the rank was opened, memory in bytes."""
+    engine, rank = session.engine, session.rank
+    return {
+        "rank": 0 if rank is None else rank.number,
+        "process": os.getpid(),
+        "device": str(engine.device),
+        "layers": session.own.model.layers,
+        "stages": clock.as_json(),
+        "waited_s": {phase: {stage: use.waited_s for stage, use in stages.items()} for phase, stages in clock.phases.items()},
+        "seconds": clock.seconds,
+        "hops": None if rank is None else asdict(rank.hops.meter),
+        "arena_bytes": engine.arena.nbytes,
+        "page_locked_bytes": engine.arena.locked_bytes,
+        "dram_bytes": session.peak_dram_bytes,
+        "vram_bytes": session.vram.peak_bytes(),
+    }

@@ -1,0 +1,45 @@
+"""Ranks that are started once and kept: sessions of plans for some of them, led by the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.plan_ranks import Ranks
+from penstock.planner.contract.plan.rank_predictions import predict_ranks
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.runtime.asked.run_schema import CpuProduct
+from penstock.runtime.company.company import Company
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.memory.ground import OpenCard
+from tests.support import machine, workload
+
+
+def dealt_plan(checkpoint: Path, made: Decisions, count: int, **work: Any) -> Plan:
+    """A plan of ``count`` ranks that all decide ``made``, whose KV pages are those of each layer."""
+    hardware, model, asked = machine(cpu_cores=count, cpu_threads=count), spec_from_checkpoint(checkpoint), workload(**work)
+    dealing = Dealing(count, model.layers)
+
+    def of(layers: int) -> Decisions:
+        return replace(made, kv=replace(made.kv, **{f"{tier}_pages": made.kv.of(tier) * layers for tier in Tier}))
+
+    decided = [of(len(dealing.of(rank))) for rank in range(count)]
+    predicted = predict_ranks(hardware, model, asked, decided)
+    return Plan(hardware, model, asked, decided[0], predicted, ranks=Ranks(count, tuple(decided[1:])))
+
+
+@contextmanager
+def opened(plan: Plan, checkpoint: Path, company: Company | None, **options: Any) -> Iterator[Session]:
+    """``checkpoint`` by ``plan``, led from here."""
+    ground = OpenCard(None, torch.device("cpu"), company)
+    with open_session(plan, checkpoint, ground, EngineOptions(cpu_product=CpuProduct.decode, **options)) as session:
+        yield session

@@ -1,0 +1,109 @@
+"""Texts and logits of a model that is dealt over ranks are those of one process, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.plan.planfile import plan_of_text, plan_text
+from penstock.runtime.asked.sampling_keys import Sampling
+from penstock.runtime.company.company import Company
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.session import Session
+from tests.runtime.ranks.company import dealt_plan, opened
+from tests.support import decisions, save_tiny
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, how it is dealt, and what it is asked."""
+
+    count: int
+    model: dict[str, Any] = field(default_factory=dict)
+    decided: dict[str, Any] = field(default_factory=dict)
+    prompts: tuple[tuple[int, ...], ...] = (tuple(range(5, 25)),)
+    chunk: int = 1 << 20
+    sampling: Sampling = Sampling()
+    stop: frozenset[int] = frozenset()
+
+
+SOME = (tuple(range(7, 47)), (9, 8, 7), tuple(range(100, 111)))
+CASES = {
+    "one after the other": Case(2),
+    "layers that do not divide": Case(3, {"layers": 7}),
+    "a tied head, layers from the drive": Case(2, {"tied": True}, {"cap": 1, "hwm": 2, "distance": 1}),
+    "unequal prompts in chunks": Case(3, {}, {"batch": 3, "pages": 32}, SOME, chunk=4),
+    "windows on some layers": Case(2, {"model_type": "gemma2", "layers": 5, "sliding_window": 8}, prompts=(tuple(range(3, 33)),)),
+    "drawn, with a stop token": Case(
+        2, {"model_type": "qwen2"}, {"batch": 3, "pages": 32}, SOME, 1 << 20, Sampling(temperature=1.5, seed=3)
+    ),
+}
+
+
+def generated(session: Session, case: Case) -> Generation:
+    batch = Batch(case.prompts, 6, case.chunk, case.stop)
+    sampler = Sampler(case.sampling, session.device)
+    session.load(batch, samplers=[sampler])
+    return session.generate(batch, sampler, keep_logits=True)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_dealt_over_ranks_a_model_says_the_same_bit_for_bit(case: Case, company: Company, tmp_path: Path) -> None:
+    checkpoint = save_tiny(tmp_path / "model", **case.model)
+    made = decisions(prefill_chunk_tokens=case.chunk, **case.decided)
+    work = {"batch": len(case.prompts), "requests": len(case.prompts)}
+    with opened(dealt_plan(checkpoint, made, 1, **work), checkpoint, None) as alone:
+        want = generated(alone, case)
+    with opened(dealt_plan(checkpoint, made, case.count, **work), checkpoint, company) as session:
+        got = generated(session, case)
+        session.book("decode")
+        reports = session.rank.reports()
+    assert got.tokens == want.tokens
+    assert all(map(torch.equal, got.logits, want.logits))
+    layers = [report["layers"] for report in reports]
+    assert sum(layers) < case.model.get("layers", 6) and len(layers) == case.count - 1
+    assert all(report["hops"]["received_bytes"] and "decode" in report["stages"] for report in reports)
+
+
+def test_a_batch_that_is_left_between_two_passes_leaves_the_next_one_right(company: Company, checkpoint: Path) -> None:
+    plan = dealt_plan(checkpoint, decisions(), 2)
+    case = Case(2)
+    with opened(plan, checkpoint, company) as session:
+        want = generated(session, case)
+        sampler = Sampler(case.sampling, session.device)
+        left = session.generating(Batch(case.prompts, 6, case.chunk), sampler)
+        next(left)
+        left.close()
+        again = session.generate(Batch(case.prompts, 6, case.chunk), sampler, keep_logits=True)
+    assert again.tokens == want.tokens and all(map(torch.equal, again.logits, want.logits))
+
+
+def test_a_rank_with_other_weights_refuses_before_anything_is_loaded(company: Company, checkpoint: Path, tmp_path: Path) -> None:
+    mine = save_tiny(tmp_path / "model")
+    plan = dealt_plan(mine, decisions(), 2)
+    words: list[dict[str, Any]] = []
+    tell, company.tell = company.tell, lambda said, count=None: words.append(said)  # type: ignore[method-assign]
+    hear, company.hear = company.hear, lambda rank=0: {"refused": "no"}  # type: ignore[method-assign]
+    try:
+        with pytest.raises(UserError, match="rank 1: no"), opened(plan, mine, company):
+            pass
+    finally:
+        company.tell, company.hear = tell, hear  # type: ignore[method-assign]
+    other = save_tiny(tmp_path / "other", seed=1, layers=5)
+    company.tell(json.loads(json.dumps(words[0] | {"checkpoint": str(other)})), 2)
+    assert "holds other weights than rank 0's checkpoint" in company.hear(1)["refused"]
+    company.tell(words[0] | {"version": "0"}, 2)
+    assert "rank 0 has 0; install the same" in company.hear(1)["refused"]
+
+
+def test_a_plan_of_ranks_goes_into_words_and_comes_back(checkpoint: Path) -> None:
+    plan = dealt_plan(checkpoint, decisions(), 3)
+    again = plan_of_text(plan_text(plan))
+    assert again == plan and [again.of_rank(rank).model.layers for rank in range(3)] == [2, 2, 2]
