@@ -184,7 +184,7 @@ def test_a_plan_for_a_card_is_measured_through_the_cards_own_side(
     card_plan: Plan, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copier = LockingCopier()
-    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan: torch.device("cpu"))
+    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan, number=0: torch.device("cpu"))
     monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", lambda plan, device: copier)
     for _ in range(2):
         assert measure(Trial(card_plan, checkpoint, 2, 0)).step_s > 0

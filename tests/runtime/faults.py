@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def put_in(monkeypatch: pytest.MonkeyPatch, copier: HostCopier) -> None:
-    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan: CPU)
+    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan, number=0: CPU)
     monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", lambda plan, device: copier)
 
 

@@ -128,7 +128,7 @@ def test_other_errors_keep_their_own_words(checkpoint: Path) -> None:
 def test_a_plan_larger_than_the_card_or_than_what_is_free_of_it_is_refused_before_anything_is_taken(
     on_a_card: Desk, monkeypatch: pytest.MonkeyPatch, free: int, total: int, said: str
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan: torch.device("cuda", 0))
+    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan, number=0: torch.device("cuda", 0))
     monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", lambda plan, device: pytest.fail("the card was opened"))
     card(monkeypatch, free, total)
     assert said in on_a_card.refusal()

@@ -1,0 +1,109 @@
+"""Several cards beside one: what their links carry together, and what of it reaches a step.
+
+    python bench/ranks.py work=/dev/shm/penstock out=ranks.json counts=1,2                    # 24 layers of 70B geometry, 41 GB
+    python bench/ranks.py work=/dev/shm/penstock out=short.json counts=1,2 layers=8 steps=12  # two minutes in all
+    python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
+
+Makes one checkpoint of random weights, then solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
+run measure their links when it is over, each alone and all at once, and a hop of one token's hidden state beside them. Rows:
+
+    decode: bytes that all links carry for a token / seconds, over what the links carry at once
+    prefill: the same of a prompt of `prompt` tokens
+    x one: seconds of a step by the first of `counts` over seconds by this one
+    hops: layers * the median hop, of a step
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.cases import Row, run_cases  # noqa: E402
+from bench.keys import given_of  # noqa: E402
+from bench.link import Bench, machine  # noqa: E402
+
+KEYS = ("work", "out", "counts", "model", "layers", "vram", "prompt", "steps", "hardware", "keep")
+REACHED = {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}
+FASTER = {2: ">= 1.85", 4: ">= 2.9"}
+HOPS, HOP_US = "<= 0.015", 90.0
+
+
+class Ranks:
+    """Runs of one checkpoint by plans of several counts; ``given`` are the command's keys."""
+
+    def __init__(self, bench: Bench, given: Mapping[str, str]):
+        self.bench, self.given = bench, given
+        self.layers = int(given.get("layers", "24"))
+        self.first: dict[str, float] = {}
+        """Seconds by the first of the counts."""
+
+    def checkpoint(self) -> Path:
+        model = self.given.get("model", "llama70b")
+        return self.bench.checkpoint(f"{model}-{self.layers}", f"model={model}", f"model.layers={self.layers}")
+
+    def run(self, count: int) -> dict[str, Any]:
+        vram, hardware = self.given.get("vram", "6GiB"), self.given.get("hardware", "local")
+        steps, prompt = self.given.get("steps", "24"), self.given.get("prompt", "2048")
+        work = {"prompt_tokens": prompt, "new_tokens": steps, "context_tokens": 0, "batch": 1, "requests": 1}
+        solve = [f"hardware={hardware}", f"ranks={count}", *(f"workload.{key}={value}" for key, value in work.items())]
+        return self.bench.run(f"ranks-{count}", self.checkpoint(), [*solve, *([f"hardware.vram_bytes={vram}"] if vram else [])], [])
+
+    def rows(self, count: int) -> Iterator[Row]:
+        report = self.run(count)
+        links, made, ratio = _links(report), report["measured"], report["ratio"]
+        (self.bench.work / f"ranks-{count}.links.json").write_text(json.dumps(report["limits"]))
+        taken = made["vram_bytes"] / 1e9, made["dram_bytes"] / 1e9
+        case, ranks = f"{count} ranks", report["ranks"] or []
+        prefill = sum(each["stages"]["prefill"].get("h2d", {"bytes": 0})["bytes"] for each in ranks) if ranks else _prefilled(report)
+        for what, nbytes, seconds, key in (
+            ("decode", made["h2d_bytes_per_token"], made["decode_s_per_token"], "decode_s_per_token"),
+            ("prefill", prefill, made["prefill_s"], "prefill_s"),
+        ):
+            gbps = nbytes / seconds / 1e9
+            target = REACHED.get(count, "") if links else ""
+            limit = sum(links) or gbps or 1.0
+            yield Row(case, f"{what}: {seconds:.4f} s", gbps, limit, "GB/s", gbps / limit, target, ratio[key], *taken, _spread(report))
+            first = self.first.setdefault(what, seconds)
+            if first != seconds:
+                yield Row(case, f"{what} x one", first, seconds, "s", first / seconds, FASTER.get(count, ""), None, *taken)
+        if ranks:
+            hop, step = report["limits"]["links"]["hop_s"], made["decode_s_per_token"]
+            yield Row(case, "hops of a step", self.layers * hop, step, "s", self.layers * hop / step, HOPS, None, *taken)
+            yield Row(case, "one hop, links busy", hop * 1e6, HOP_US, "us", hop * 1e6 / HOP_US, "<= 1.0", None, *taken)
+
+
+def _links(report: Mapping[str, Any]) -> list[float]:
+    """GB/s of each rank's link, measured while all copied; none where nothing streams."""
+    limits = report["limits"]
+    found = limits["links"]["together_gbps"] if "links" in limits else [limits["after"].get("h2d_gbps")]
+    return [gbps for gbps in found if gbps]
+
+
+def _spread(report: Mapping[str, Any]) -> str:
+    limits = report["limits"]
+    return "" if "links" not in limits else f"alone {' '.join(f'{x or 0:.1f}' for x in limits['links']['alone_gbps'])}"
+
+
+def _prefilled(report: Mapping[str, Any]) -> int:
+    """Bytes that the link carried in the prefill of a run of one rank."""
+    return int(report["stages"]["prefill"].get("h2d", {"bytes": 0})["bytes"])
+
+
+def main() -> None:
+    given = given_of(sys.argv[1:], KEYS)
+    bench = Bench(Path(given.get("work", "bench-work")).resolve())
+    ranks = Ranks(bench, given)
+    profile = {"gpu": None, "cpu": {"cores": 0}, "dram_bytes": 0} if given.get("hardware", "local") != "local" else bench.probe()
+    cases = {f"{count} ranks": partial(ranks.rows, int(count)) for count in given.get("counts", "1,2").split(",")}
+    run_cases(cases, machine(profile) | {"keys": dict(given)}, Path(given["out"]) if "out" in given else None)
+
+
+if __name__ == "__main__":
+    main()
