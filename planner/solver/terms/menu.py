@@ -32,11 +32,9 @@ class Menus:
     ssd_depth_min: int = 4
     """With fewer reads in flight the drive idles while a busy interpreter turns around."""
     in_turn_share: float = 0.85
-    """Share of the drive's rate from which experts, or layers, are read one after the other. Measured at 0.9 of it without a GPU: 10 to
-    12 % less of a step or a prompt, with experts and with small layers."""
-    layers_in_flight: int = 2
-    """Layers that are read at once then. The fewest slots of streamed layers are three: where all three are being read they arrive
-    together, and the drive idles until the first one was computed. Measured: busy 0.85 of a step, and 1.00."""
+    """Share of the drive's rate from which experts, or small layers, are read one after the other. Measured without a GPU: experts at 0.9
+    of it take 10 to 12 % less of a step or a prompt. Layers of 13 MB keep the drive busy 1.00 of a step, and 0.86 where reads in flight
+    fill all slots: what they bring arrives together, and the drive idles until the first layer was computed."""
     prompts_together: tuple[int, ...] = (4, 2, 1)
     """Prompts that a server's pass has room for. More come together in one pass of a hundred while the server keeps up."""
     prefix_parts: int = 8
@@ -84,8 +82,9 @@ def ssd_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[
     """Measured (block, depth) points that a run can keep up, or forced ones; only those that read faster than every point with less
     staging.
 
-    Those alone whose reads in flight are one expert's at most or, without experts, so many layers', unless all of them are much slower.
-    Experts and layers then arrive one after the other, and the first one computes while the second is read.
+    Those alone whose reads in flight are one expert's at most or, without experts, leave one of the fewest slots of streamed layers,
+    unless all of them are much slower. Experts and layers then arrive one after the other, and the first one computes while the second is
+    read.
     """
     least = min(MENUS.ssd_block_min_bytes, max(p.block_bytes for p in hardware.ssd_read))
     shallowest = min(MENUS.ssd_depth_min, max(p.queue_depth for p in hardware.ssd_read))
@@ -101,8 +100,8 @@ def ssd_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list[
             f"force.staging_bytes={force.staging_bytes} is less than any block x queue depth (staging >= block x queue depth); "
             f"allowed: at least {min(block * depth for block, depth in points)}; raise it or force a smaller block_bytes or queue_depth"
         )
-    layers = map(sum, zip(model.attn_bytes, model.ffn_bytes, strict=True))
-    most = model.experts.expert_bytes if model.experts else MENUS.layers_in_flight * max(layers)
+    slots = LIMITS.headroom_min * max(map(sum, zip(model.attn_bytes, model.ffn_bytes, strict=True)))
+    most = model.experts.expert_bytes if model.experts else slots - 1
     in_turn = [c for c in choices if c.block_bytes * c.queue_depth <= most]
     if in_turn and max(c.gbps for c in in_turn) >= MENUS.in_turn_share * max(c.gbps for c in choices):
         choices = in_turn
