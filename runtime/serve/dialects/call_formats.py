@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.runtime.serve.dialects.grammar_text import Marks, either, schema_rule
@@ -26,6 +26,10 @@ class CallFormat:
     """None: a reply that must call is plain JSON instead (:data:`BARE`)."""
     reasoned: bool = False
     """Whether ``read`` sets reasoning apart, too."""
+    opens: str | None = None
+    """What a call begins with, and no other text does; None where there is no such mark."""
+    behind: Writer | None = None
+    """The rest of one call, behind ``opens``."""
 
 
 def calls_of(value: Any) -> list[tuple[str, Any]] | None:
@@ -43,21 +47,32 @@ def calls_of(value: Any) -> list[tuple[str, Any]] | None:
     return calls or None
 
 
-def _json_calls(opens: str, ends: str, key: str = "arguments") -> Writer:
-    def write(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
-        call = f"{marks.text(opens)} ({_objects(tools, key)}) {marks.text(ends)}"
-        return f'({call}) ("\\n" {call})*' if several else call
-
-    return write
+def _tagged(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
+    call = f"{marks.text('<tool_call>')} {_in_tag(marks, tools, several)}"
+    return f'({call}) ("\\n" {call})*' if several else call
 
 
-def _list_of_calls(opens: str) -> Writer:
-    def write(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
-        one = f"({_objects(tools, 'arguments')})"
-        more = f'(", " {one})*' if several else ""
-        return f'{marks.text(opens + "[")} {one} {more} "]"'
+def _in_tag(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
+    return f'"\\n" ({_objects(tools, "arguments")}) {marks.text(chr(10) + "</tool_call>")}'
 
-    return write
+
+def _listed(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
+    return f"{marks.text('[TOOL_CALLS]')} {_list(marks, tools, several)}"
+
+
+def _list(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
+    one = f"({_objects(tools, 'arguments')})"
+    more = f'(", " {one})*' if several else ""
+    return f'"[" {one} {more} "]"'
+
+
+def _with_args(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
+    call = f"{marks.text('[TOOL_CALLS]')} ({_args(marks, tools, several)})"
+    return f"({call}){'+' if several else ''}"
+
+
+def _args(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
+    return either(f"{marks.text(f'{tool.name}[ARGS]')} {schema_rule(tool.arguments)}" for tool in tools)
 
 
 def _one_object(marks: Marks, tools: Sequence[Tool], several: bool) -> str:
@@ -86,9 +101,9 @@ def _template(**calls: Any) -> ResponseTemplate:
 
 
 _NAMED = {"transform": {"name": "{name}", "arguments": "{content}"}}
-BARE = CallFormat(_template(open_pattern=r"\A\s*(?=\[)"), _list_of_calls(""))
+BARE = CallFormat(_template(open_pattern=r"\A\s*(?=\[)"), _list)
 """A list of objects with ``name`` and ``arguments``, and nothing else: for a model whose own way cannot be written as a grammar."""
-_TAGGED = CallFormat(_template(open_pattern=r"\s*<tool_call>", close="</tool_call>"), _json_calls("<tool_call>\n", "\n</tool_call>"))
+_TAGGED = CallFormat(_template(open_pattern=r"\s*<tool_call>", close="</tool_call>"), _tagged, False, "<tool_call>", _in_tag)
 _ELEMENTS = CallFormat(
     _template(
         open_pattern=r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
@@ -99,14 +114,12 @@ _ELEMENTS = CallFormat(
     ),
     None,
 )
-_LISTED = CallFormat(_template(open="[TOOL_CALLS]"), _list_of_calls("[TOOL_CALLS]"))
+_LISTED = CallFormat(_template(open="[TOOL_CALLS]"), _listed, False, "[TOOL_CALLS]", _list)
 _WITH_ARGS = CallFormat(
     _template(open_pattern=r"\[TOOL_CALLS\](?P<name>[\w.-]+)\[ARGS\]", close_pattern=r"(?=\[TOOL_CALLS\])", **_NAMED),
-    lambda marks, tools, several: (
-        "("
-        + either(f"{marks.text(f'[TOOL_CALLS]{tool.name}[ARGS]')} {schema_rule(tool.arguments)}" for tool in tools)
-        + (")+" if several else ")")
-    ),
+    _with_args,
+    opens="[TOOL_CALLS]",
+    behind=_args,
 )
 _OBJECT = CallFormat(_template(open_pattern=r"\A\s*(?:<\|python_tag\|>)?(?=\{\s*\"name\"\s*:)"), _one_object)
 _CHANNELS = CallFormat(
@@ -151,7 +164,8 @@ def find_calls(template: str, response_template: ResponseTemplate | None) -> Cal
     """By the checkpoint's own response template, else by its chat ``template``; None where neither says how calls are written."""
     known = next((form for marks, form in _BY_MARKS if all(mark in template for mark in marks)), None)
     if response_template is not None and "tool_calls" in response_template.get("fields", {}):
-        return CallFormat(_forgiving(response_template), None if known is None else known.write, reasoned=True)
+        own = _forgiving(response_template)
+        return CallFormat(own, None, reasoned=True) if known is None else replace(known, read=own, reasoned=True)
     return known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
@@ -46,6 +46,26 @@ class Marks:
             ways[f"{rule}_token"] = f": /(.|\\n)*/ <[{number}]>"
         return [f"{rule}: {' | '.join(ways)}", *(name + way for name, way in ways.items())]
 
+    def number(self, name: str) -> int | None:
+        """Of an added token."""
+        return self._added.get(name, (None, False))[0]
+
+    def free(self, rule: str, mark: str, but: Collection[int | None]) -> list[str]:
+        """Lines that define ``rule`` as any text that does not hold ``mark``, and ``rule``_through as the same up to ``mark``, and with it.
+        Between texts may stand every added token ``but`` these, and but ``mark``."""
+        number, special = self._added.get(mark, (None, False))
+        text, anything = rule.upper(), r"/(.|\n)*/"
+        without = "" if special else f" & ~({anything} {self.plain(mark)} {anything})"
+        ways = {} if special else {f"{rule}_text": f"[lazy]: {anything} {self.plain(mark)}"}
+        closing = [*ways, *([] if number is None else [f"<[{number}]>"])]
+        others = ",".join(str(found) for name, (found, _) in self._added.items() if name != mark and found not in but)
+        return [
+            f"{rule}: ({text}{f' | <[{others}]>' if others else ''})*",
+            f"{text}: /(.|\\n)+/{without}",
+            f"{rule}_through: {rule} ({' | '.join(closing)})",
+            *(name + way for name, way in ways.items()),
+        ]
+
     def _token(self, name: str) -> str:
         number, special = self._added[name]
         return f"<[{number}]>" if special else f"({self.plain(name)} | <[{number}]>)"
@@ -73,6 +93,25 @@ def reply_grammar(marks: Marks, body: str, reasoning: tuple[str, str, str] | Non
         lines += [*marks.through("thought", closes), f"opened: {marks.text(opens)} thought {marks.text(then)}"]
         lines.append("start: thought BLANKS body" if begun else "start: (opened BLANKS)? body")
     return LLMatcher.grammar_from_lark("\n".join(lines) + "\n")
+
+
+def calling_grammar(
+    marks: Marks, opens: str, call: str, several: bool, reasoning: tuple[str, str] | None, begun: bool, ends: Collection[int]
+) -> str:
+    """Any reply, in which ``opens`` begins a call: behind it comes ``call``, the right side of a rule. What is reasoned, between the two
+    marks of ``reasoning``, is free; where ``begun``, the prompt has opened it. ``ends`` are the tokens that end a reply. At each place a
+    token belongs to one rule alone, since llguidance follows but one."""
+    opened = None if reasoning is None else marks.number(reasoning[0])
+    lines = ["%llguidance {}", *marks.free("said", opens, {*ends, opened}), f"call: {call}"]
+    if reasoning is None or (opened is None and not begun):
+        lines.append(f"start: (said_through call){'*' if several else '?'} said")
+        return LLMatcher.grammar_from_lark("\n".join(lines) + "\n")
+    lines += marks.free("thought", reasoning[1], ends)
+    reasons = "" if opened is None else f"(said <[{opened}]> thought_through)*"
+    left = "" if opened is None else f"(<[{opened}]> thought)?"
+    start = f"start: {'thought | thought_through body' if begun else 'body'}"
+    once = f"{reasons} (said_through call {reasons}){'*' if several else '?'}"
+    return LLMatcher.grammar_from_lark("\n".join([*lines, f"body: {once} said {left}", start]) + "\n")
 
 
 def check_schema(schema: Mapping[str, Any] | bool, where: str) -> None:

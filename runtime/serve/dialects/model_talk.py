@@ -16,7 +16,15 @@ from penstock.runtime.asked.prompts import Vocabulary
 from penstock.runtime.asked.reasoning import HARMONY, find_reasoning
 from penstock.runtime.serve.dialects.call_formats import BARE, CallFormat, find_calls
 from penstock.runtime.serve.dialects.control_tokens import ControlTokens
-from penstock.runtime.serve.dialects.grammar_text import Marks, check_grammar, check_schema, either, reply_grammar, schema_rule
+from penstock.runtime.serve.dialects.grammar_text import (
+    Marks,
+    calling_grammar,
+    check_grammar,
+    check_schema,
+    either,
+    reply_grammar,
+    schema_rule,
+)
 from penstock.runtime.serve.dialects.reply_reader import ReplyReader
 from penstock.runtime.serve.dialects.talk_asked import TalkAsked, Tool
 from penstock.runtime.serve.dialects.wrong_request import WrongRequest
@@ -158,7 +166,7 @@ class Talk:
             schemas["response_format"] = asked.schema
             bodies.append(f"{self._marks.text(_FINAL) if marks == HARMONY else ''} {schema_rule(asked.schema)}")
         if not bodies:
-            return None
+            return None if form is None else self._calling(asked, allowed, form, prompt)
         for where, schema in schemas.items():
             check_schema(schema, where)
         if marks == HARMONY:
@@ -169,6 +177,25 @@ class Talk:
         else:
             grammar = reply_grammar(self._marks, either(bodies), None, begun=False)
         check_grammar(grammar, schemas)
+        return grammar
+
+    def _calling(self, asked: TalkAsked, allowed: tuple[Tool, ...], form: CallFormat, prompt: str) -> str | None:
+        """Of a reply that may call: free until a call is opened, then by the function's schema. None where calls have no mark of their own,
+        or no grammar can be made of a schema: nothing is refused that needs none."""
+        marks = () if self._reasoning is None else self._reasoning.marks
+        if form.opens is None or form.behind is None or marks == HARMONY:
+            return None
+        pair = (marks[0], marks[1]) if marks else None
+        begun = pair is not None and prompt.rstrip().endswith(pair[0].rstrip())
+        schemas: dict[str, Mapping[str, Any] | bool] = {f"tools.{tool.name}.parameters": tool.parameters for tool in allowed}
+        try:
+            for where, schema in schemas.items():
+                check_schema(schema, where)
+            call = form.behind(self._marks, allowed, asked.parallel)
+            grammar = calling_grammar(self._marks, form.opens, call, asked.parallel, pair, begun, self._vocabulary.stop_ids)
+            check_grammar(grammar, schemas)
+        except WrongRequest:
+            return None
         return grammar
 
     def _decode(self, read: Mapping[str, Any] | None) -> Callable[[list[int]], str]:

@@ -128,6 +128,39 @@ def test_a_reply_that_must_call_is_written_as_its_model_writes_calls(form: str) 
         assert told(read(prepared.reader(), decoded, size)) == [("Called", "weather", '{"city": "Ürümqi"}')]
 
 
+@pytest.mark.parametrize("form", ["tagged", "object", "listed", "args", "channels"])
+def test_a_reply_that_may_call_is_free_until_it_does(form: str) -> None:
+    template, special, text = FORMS[form]
+    said = vocabulary(template, ("<|im_end|>", *special), () if form != "tagged" else ("<tool_call>", "</tool_call>"))
+    grammar = Talk(said).prepare(TalkAsked(HELLO, (WEATHER, TIME))).grammar
+    if form in ("object", "channels"):  # no mark of its own begins a call
+        assert grammar is None
+        return
+    for free in ("", "Hello <tool", '{"name": "other"}', text, f"Yes.\n{text}", text.replace("Ü", "ü"), f"{text}\n{text}"):
+        assert kept(grammar, said, free), free
+    for wrong in (
+        text.replace("weather", "whether"),
+        text.replace("city", "town"),
+        text[: text.index("Ü")],
+        f"Yes.{text.replace('Ü', chr(10))}",
+    ):
+        assert not kept(grammar, said, wrong), wrong
+    once = Talk(said).prepare(TalkAsked(HELLO, (WEATHER, TIME), parallel=False)).grammar
+    assert kept(once, said, f"{text} Yes.") and not kept(once, said, f"{text}\n{text}")
+    odd = Tool("odd", None, {"type": "object", "properties": {"n": {"$ref": "http://elsewhere"}}})
+    assert Talk(said).prepare(TalkAsked(HELLO, (odd,))).grammar is None
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_reasoned_before_a_call_is_free(begun: bool) -> None:
+    grammar = Talk(QWEN).prepare(TalkAsked(HELLO, (TIME,), options={"enable_thinking": begun})).grammar
+    call, opened = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>', "" if begun else "<think>"
+    for free in ("I may say <tool_call> here", "hm</think>Hello", f"a <tool_call> b</think>\n{call}"):
+        assert kept(grammar, QWEN, opened + free), free
+    assert not kept(grammar, QWEN, f"{opened}hm</think>\n<tool_call>x")
+    assert begun or (kept(grammar, QWEN, f"Hello {call}") and not kept(grammar, QWEN, "Hello <tool_call>x"))
+
+
 def test_reasoning_may_come_before_what_a_grammar_asks() -> None:
     talk = Talk(QWEN)
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
