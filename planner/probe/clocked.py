@@ -45,6 +45,8 @@ class Shares:
     """Of a matrix that the CPU decodes meanwhile."""
     products_s: float = 0.0
     """Timing the CPU's products beside a GPU, in another such process; 0: none, and with a GPU no decoders either: plans derive them."""
+    links_s: float = 0.0
+    """Each figure of several GPUs' links, in a process for each GPU; 0: none, so that plans take each to be as fast as alone."""
 
 
 START_UP_S = 3.0
@@ -70,6 +72,7 @@ FULL = Shares(
     2.0,
     2048,
     4.0,
+    0.5,
 )
 QUICK = Shares(
     15 - START_UP_S - OVERRUN_S["quick"],

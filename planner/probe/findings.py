@@ -64,6 +64,10 @@ class Findings:
         """The figure, or 0 where it was not measured."""
         return float(self._values.get(path, 0.0))
 
+    def numbers(self, path: str) -> list[float]:
+        """The figures in a row, none where they were not measured."""
+        return list(self._values.get(path, []))
+
     def by_name(self, path: str) -> dict[str, float]:
         """The figures by name, none where they were not measured."""
         return dict(self._values.get(path, {}))

@@ -91,6 +91,13 @@ class Gpu:
             self.context_how = f"all bytes in use after a first product, other processes' included ({self.no_nvml or 'NVML saw no change'})"
         self.vram_bytes = min(self._total, left + self.context_bytes)
 
+    def alike(self) -> tuple[int, ...]:
+        """Numbers of all cards of the same kind that CUDA shows, itself among them. Starts no other context."""
+        import torch
+
+        found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+        return tuple(index for index, card in enumerate(found) if card.name == self.name)
+
     @staticmethod
     def _ask_nvml() -> tuple[dict[str, NvmlGpu], str]:
         try:

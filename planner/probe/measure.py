@@ -23,7 +23,15 @@ from penstock.planner.common.host_memory import last_level_cache_bytes, memory_f
 from penstock.planner.common.interrupt import import_torch, terminate_as_interrupt
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.origins import unmeasured
-from penstock.planner.contract.config.config_schema import CpuConfig, DramConfig, GpuConfig, HardwareConfig, HostConfig, SsdConfig
+from penstock.planner.contract.config.config_schema import (
+    CpuConfig,
+    DramConfig,
+    GpuConfig,
+    HardwareConfig,
+    HostConfig,
+    LinksConfig,
+    SsdConfig,
+)
 from penstock.planner.probe.best_block import sweep, table
 from penstock.planner.probe.bus_rate import measure_bus
 from penstock.planner.probe.clocked import FULL, QUICK, Meter, Shares
@@ -33,7 +41,7 @@ from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu, host_register
 from penstock.planner.probe.layer_launch import measure_launch
 from penstock.planner.probe.machine_load import Load, Watch
-from penstock.planner.probe.runtime_rates import DECODERS, PRODUCTS, measure_decoders, measure_products
+from penstock.planner.probe.runtime_rates import DECODERS, LINKS, PRODUCTS, measure_decoders, measure_links, measure_products
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SLICE_S, STEADY, Buffers, fill_scratch, read_long, read_sampler
 
@@ -154,6 +162,24 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     if shares.products_s:
         meter.say("CPU products beside the link")
         found.attempt(PRODUCTS, lambda: measure_products(shares.products_s, int(found.number("cpu.cores")), gpu.index))
+    _measure_links(found, meter, shares, gpu)
+
+
+def _measure_links(found: Findings, meter: Meter, shares: Shares, gpu: Gpu) -> None:
+    """Of all GPUs of a kind, where there are several: each alone, and all at once."""
+    gpus = gpu.alike()
+    if len(gpus) < 2:
+        return
+    found.add(Figure("devices", list(gpus), f"{len(gpus)} of {gpu.name}"))
+    if not shares.links_s:
+        return
+    meter.say(f"links of {len(gpus)} GPUs, alone and at once")
+    peak = max((rate for _, rate in found.rows("gpu.h2d")), default=0.0)
+    if not peak:
+        found.lack(LINKS, "the link of one GPU was not measured")
+        return
+    vram_bytes = int(found.number("vram_bytes"))
+    found.attempt(LINKS, lambda: measure_links(shares.links_s, gpus, peak, gpu.index, vram_bytes, gpu.context_bytes))
 
 
 def _measure_decoders(found: Findings, meter: Meter, shares: Shares, gpu: Gpu | None) -> None:
@@ -265,6 +291,13 @@ def _host(found: Findings) -> HostConfig | None:
     return HostConfig(int(found.number("host.threads")), found.tables("host.products"), HostConfig.hop_s, *rates)
 
 
+def _links(found: Findings) -> LinksConfig | None:
+    """None where those of several GPUs were not measured."""
+    if not found.rows("links.together_gbps"):
+        return None
+    return LinksConfig(found.rows("links.together_gbps"), found.number("links.hop_s"), found.number("links.p2p_gbps"))
+
+
 def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
     number, rows = found.number, found.rows
     return HardwareConfig(
@@ -300,6 +333,8 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             products=found.by_name("gpu.products"),
         ),
         host=_host(found),
+        devices=[int(index) for index in found.numbers("devices")] or None,
+        links=_links(found),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),
     )

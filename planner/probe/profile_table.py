@@ -49,6 +49,12 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         rows += [("host.threads", str(host.threads)), ("host.products", products)]
         rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
         rows += [("host.attention_gbps", f"{host.attention_gbps:.1f} GB/s of KV")] if host.attention_gbps else []
+    if config.devices is not None:
+        rows += [("devices", ", ".join(map(str, config.devices)))]
+    if (links := config.links) is not None:
+        at_once = "\n".join(f"{count:g} GPUs {gbps:.1f} GB/s" for count, gbps in links.together_gbps)
+        rows += [("links.together_gbps", at_once), ("links.hop_s", show_seconds(links.hop_s))]
+        rows += [("links.p2p_gbps", f"{links.p2p_gbps:.1f} GB/s")]
     return rows + [
         ("gpu.name", gpu.name),
         ("vram_bytes", show_bytes(config.vram_bytes)),

@@ -6,15 +6,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.planner.probe.findings import CannotMeasure, Figure
 
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
 PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps")
-DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S = 40.0, 25.0
-"""A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format."""
+LINKS = ("links.together_gbps", "links.hop_s", "links.p2p_gbps")
+DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S = 40.0, 25.0, 45.0
+"""A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format, or all GPUs in turn."""
 
 
 def measure_decoders(seconds: float, rows: int, threads: int, gpu: int | None) -> Iterator[Figure]:
@@ -43,8 +44,26 @@ def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
     yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
 
 
-def _told(tool: str, words: list[str], what: str, patience_s: float) -> Any:
-    command = [sys.executable, "-m", f"penstock.runtime.tools.{tool}", *words]
+def measure_links(seconds: float, gpus: Sequence[int], peak_gbps: float, own: int, vram_bytes: int, context_bytes: int) -> Iterator[Figure]:
+    """What the links of ``gpus`` carry at once, and what goes from one to the next, each in a process of its own as ranks have it. Curves
+    are of copies from another mapping, so rates at once are relative to the same processes' alone, of ``peak_gbps`` each. ``own`` is the
+    GPU that this process has filled in part; the others may have less room than its ``vram_bytes``."""
+    words = [f"devices={','.join(map(str, gpus))}", f"seconds={seconds}"]
+    told = _told("rank_times", words, "the links of all GPUs", LINKS_PATIENCE_S, "penstock.runtime.timed")
+    alone = told["alone"]
+    rows = [[1, peak_gbps], *([n, round(gbps / sum(alone[:n]) * n * peak_gbps, 3)] for n, gbps in told["together"])]
+    each = ", ".join(f"GPU {gpu} {gbps:.3g}" for gpu, gbps in zip(gpus, alone, strict=True))
+    how = f"a process a GPU; alone in turn: {each} GB/s"
+    yield Figure("links.together_gbps", rows, f"copies of 64 MiB by {how}")
+    yield Figure("links.hop_s", told["hop_s"], "NCCL send and receive of 16 KiB, half of there and back, all links busy, median")
+    yield Figure("links.p2p_gbps", told["p2p_gbps"], "the same of 64 MiB, links idle")
+    least = min(free for gpu, free in zip(gpus, told["free_bytes"], strict=True) if gpu != own) + context_bytes
+    if least < vram_bytes:
+        yield Figure("vram_bytes", least, f"the least of {len(gpus)} GPUs: free beside the context")
+
+
+def _told(tool: str, words: list[str], what: str, patience_s: float, room: str = "penstock.runtime.tools") -> Any:
+    command = [sys.executable, "-m", f"{room}.{tool}", *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s)
     except subprocess.TimeoutExpired as error:

@@ -1,0 +1,1 @@
+"""What several processes time together, each a program of its own."""

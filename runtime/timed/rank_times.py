@@ -1,0 +1,218 @@
+"""What the links of several cards carry alone and at once, and what a hop between two of them takes: a process for each card, as runs have
+them. Prints one JSON document. ``devices=0,1 seconds=0.5``; ``devices=cpu,cpu`` plays cards on a CPU.
+
+Each process takes 1 GiB of page-locked memory and 256 MiB of its card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+GB = 1e9
+PATIENCE_S = 60
+"""For a process that does not come."""
+HOP_BYTES, PROMPT_BYTES = 16 * 2**10, 64 * 2**20
+"""Hidden states of a token, and of a prompt."""
+LEAST_HOPS, PROMPTS = 50, 4
+CHUNK = 64 * 2**20
+QUEUED = 4
+"""Copies in flight."""
+
+
+class Card(Protocol):
+    """One card, with its link and its way to others."""
+
+    free_bytes: int
+    """Of its memory, beside this process's context."""
+
+    def copied_gbps(self, seconds: float) -> float:
+        """What its link carries to it for so long."""
+
+    def busy(self) -> Any:
+        """A context in which its link carries all the time."""
+
+    def hop(self, nbytes: int, to: int | None) -> None:
+        """So many bytes to the card of rank ``to``, or from rank 0 where it is None, waited for."""
+
+
+class Meeting(Protocol):
+    """All ranks."""
+
+    rank: int
+    count: int
+
+    def gathered(self, value: float) -> list[float]:
+        """``value`` of every rank, once all have come."""
+
+
+def measure(meeting: Meeting, card: Card, seconds: float) -> dict[str, Any]:
+    """What all ranks find together. Each measurement takes ``seconds``; so many as there are ranks and a few more."""
+    rank, count = meeting.rank, meeting.count
+    free = meeting.gathered(card.free_bytes)
+    card.copied_gbps(seconds / 4)  # the first pass over page-locked memory is slower
+    alone = [meeting.gathered(card.copied_gbps(seconds) if rank == one else 0.0)[one] for one in range(count)]
+    together = []
+    for cards in sorted({*(2**n for n in range(1, count.bit_length()) if 2**n <= count), count}):
+        meeting.gathered(0.0)
+        together.append([cards, sum(meeting.gathered(card.copied_gbps(seconds) if rank < cards else 0.0))])
+    meeting.gathered(0.0)
+    with card.busy():
+        hop_s = _hop_s(meeting, card, HOP_BYTES, LEAST_HOPS)
+    prompt_s = _hop_s(meeting, card, PROMPT_BYTES, PROMPTS)
+    return {
+        "alone": alone,
+        "together": together,
+        "hop_s": hop_s,
+        "p2p_gbps": PROMPT_BYTES / GB / prompt_s,
+        "free_bytes": [round(one) for one in free],
+    }
+
+
+def _hop_s(meeting: Meeting, card: Card, nbytes: int, times: int) -> float:
+    """Half of the median of there and back between the first two ranks; the others wait."""
+    took = []
+    if meeting.rank < 2:
+        card.hop(nbytes, 1) if meeting.rank == 0 else card.hop(nbytes, None)  # connects both
+        for _ in range(times):
+            begun = time.perf_counter()
+            for sender in (0, 1):
+                card.hop(nbytes, 1 - sender if meeting.rank == sender else None)
+            took.append((time.perf_counter() - begun) / 2)
+    return meeting.gathered(median(took) if took else 0.0)[0]
+
+
+class TorchMeeting:
+    """Of ``count`` processes that meet at ``address``, as ``init_process_group`` takes it."""
+
+    def __init__(self, rank: int, count: int, address: str, cards: bool):
+        self.rank, self.count = rank, count
+        backend = "cpu:gloo,cuda:nccl" if cards else "gloo"
+        dist.init_process_group(backend, init_method=address, rank=rank, world_size=count, timeout=timedelta(seconds=PATIENCE_S))
+
+    def gathered(self, value: float) -> list[float]:
+        found = [torch.zeros(1, dtype=torch.float64) for _ in range(self.count)]
+        dist.all_gather(found, torch.tensor([value], dtype=torch.float64))
+        return [float(one) for one in found]
+
+
+class TorchCard:
+    """Card ``device`` of this host; on ``cpu`` copies go within memory."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.cuda = device, device.type == "cuda"
+        if self.cuda:
+            torch.cuda.set_device(device)
+        self.free_bytes = torch.cuda.mem_get_info(device)[0] if self.cuda else 0
+        nbytes = 16 * CHUNK if self.cuda else 2 * CHUNK
+        self._sources = torch.ones(nbytes, dtype=torch.uint8, pin_memory=self.cuda).split(CHUNK)
+        self._targets = torch.empty(2 * CHUNK, dtype=torch.uint8, device=device).split(CHUNK)
+        self._stream = torch.cuda.Stream() if self.cuda else None
+
+    def copied_gbps(self, seconds: float) -> float:
+        begun = time.perf_counter()
+        count = self._copy_while(lambda: time.perf_counter() < begun + seconds)
+        return count * CHUNK / GB / (time.perf_counter() - begun)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        over = threading.Event()
+        thread = threading.Thread(target=self._copy_while, args=(lambda: not over.is_set(),), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def hop(self, nbytes: int, to: int | None) -> None:
+        hidden = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        if to is None:
+            dist.recv(hidden)
+        else:
+            dist.send(hidden, to)
+        if self.cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def _copy_while(self, going: Callable[[], bool]) -> int:
+        """Copies of a chunk, one at least; returns how many, when all are over."""
+        events: list[torch.cuda.Event] = []
+        at = 0
+        while at == 0 or going():
+            source, target = self._sources[at % len(self._sources)], self._targets[at % 2]
+            if self._stream is None:
+                target.copy_(source)
+            else:
+                with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                    target.copy_(source, non_blocking=True)
+                    events.append(torch.cuda.Event(blocking=True))
+                    events[-1].record()
+                if at >= QUEUED:
+                    events[at - QUEUED].synchronize()
+            at += 1
+        if self._stream is not None:
+            self._stream.synchronize()
+        return at
+
+
+def _timed(devices: Sequence[str], rank: int, address: str, seconds: float) -> dict[str, Any]:
+    name = devices[rank]
+    device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
+    card = TorchCard(device)
+    try:
+        return measure(TorchMeeting(rank, len(devices), address, card.cuda), card, seconds)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone: it holds the other end of the standard input."""
+
+    def watch() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Measure and print; every process but the first is started here."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    devices, seconds, rank = given["devices"].split(","), float(given.get("seconds", "0.5")), int(given.get("rank", "0"))
+    if rank:
+        _end_with_parent()
+        _timed(devices, rank, given["meet"], seconds)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-ranks-") as folder:
+        address = f"file://{folder}/meet"
+        command = [sys.executable, "-m", "penstock.runtime.timed.rank_times", *sys.argv[1:], f"meet={address}"]
+        others = [
+            subprocess.Popen([*command, f"rank={other}"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            for other in range(1, len(devices))
+        ]
+        try:
+            print(json.dumps(_timed(devices, 0, address, seconds)))
+            for other in others:
+                other.wait(PATIENCE_S)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+
+
+if __name__ == "__main__":
+    main()
