@@ -11,7 +11,6 @@ import torch
 
 from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping
 from penstock.planner.probe import measure as probing
-from penstock.planner.probe import runtime_rates
 from penstock.planner.probe.clocked import FULL, QUICK
 from penstock.planner.probe.findings import Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu
