@@ -83,6 +83,11 @@ def test_a_plan_is_written_read_and_shown(tmp_path):
     again = read_plan(tmp_path / "a")
     assert (again.decisions, again.hardware.host) == (made.decisions, RATES)
     assert ("attention", f"of {made.decisions.kv.host_layers} layers by the CPU") in {row[:2] for row in decided(again)}
+    text = (tmp_path / "a").read_text()
+    (tmp_path / "b").write_text(text.replace(f", host_layers: {made.decisions.kv.host_layers}", ""))
+    assert read_plan(tmp_path / "b").decisions.kv == replace(made.decisions.kv, host_layers=0)
+    served = replace(LONG, clients=8)
+    assert any("mix prompts and rows" in rule.message for rule in broken_rules(again.hardware, M, served, made.decisions))
     assert broken_rules(again.hardware, M, LONG, replace(made.decisions, kv=replace(made.decisions.kv, host_layers=17)))
 
 

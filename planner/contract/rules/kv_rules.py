@@ -12,6 +12,7 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.sizes import kept_file_bytes, kept_file_pages, kv_page_bytes, pool_pages
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
+from penstock.planner.contract.rules.setting import HOST
 
 
 def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d: Decisions) -> Iterator[BrokenRule]:
@@ -52,7 +53,7 @@ def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d:
     yield from _kv_reuse(model, d)
     if kv.host_layers and workload.is_served:
         yield BrokenRule(
-            "KV that the CPU attends to",
+            HOST,
             f"kv.host_layers={kv.host_layers}; allowed: 0, since a server's passes mix prompts and rows; set host_layers=0",
         )
     need = model.layers * pool_pages(workload, d.batch, kv.page_tokens)
