@@ -28,7 +28,7 @@ from penstock.runtime.speculate.model_drafter import ModelDrafter
 from tests.runtime.steppers import CPU, unstreamed
 from tests.support import save_tiny
 
-VOCAB = 256
+VOCAB = 300
 
 
 @dataclass
