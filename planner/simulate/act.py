@@ -30,7 +30,7 @@ from penstock.planner.simulate.kv_lane import LANES, AttendedKv, CardKv, HostKv,
 from penstock.planner.simulate.lanes import NS, Lanes, Work, ns
 from penstock.planner.simulate.ring_lane import SimulatedRing
 from penstock.planner.simulate.routers import DrawnRouters, Routers
-from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
+from penstock.planner.simulate.simulated_work import Pass, Passes, drafted_rows, passes_of
 from penstock.planner.simulate.sums import Sums
 
 AHEAD_PASSES = 2
@@ -155,9 +155,10 @@ class Simulation:
     def _of_host(self) -> dict[Unit, int]:
         """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it."""
         plan, decisions = self._plan, self._plan.decisions
-        if not decisions.weights.host.compute(decisions.batch):
+        rows = decisions.batch * drafted_rows(plan)
+        if not decisions.weights.host.compute(rows):
             return {}
-        beside = Beside.of(plan.hardware, decisions.batch, decisions.weights.forms)
+        beside = Beside.of(plan.hardware, rows, decisions.weights.forms)
         return {unit: ns(beside.computed(self._placement.spec(unit)).of(Resource.cpu)) for unit in self._placement.host_units}
 
     def _make_recorded(self) -> RecordedFeed | None:
@@ -194,7 +195,7 @@ class Simulation:
 
     def _attend(self) -> None:
         """From now on the CPU attends to its layers, which prompts have streamed: what still moves ends first, as in a run."""
-        if isinstance(self._kv, AttendedKv) or not self._plan.decisions.kv.host_layers:
+        if isinstance(self._kv, AttendedKv) or not self._plan.decisions.kv.host_layers or drafted_rows(self._plan) > 1:
             return
         lanes, acted = self._lanes, self._at - self._not_acted
         began = self._record.offset_ns

@@ -56,7 +56,7 @@ class Told:
             "ttft_s": prefill_s,
             "prefill_s": prefill_s,
             "decode_s_per_token": decode_s,
-            "decode_tokens_per_s": self.plan.decisions.batch / decode_s if decode_s else None,
+            "decode_tokens_per_s": self.plan.decisions.batch * self.plan.prediction.tokens_a_pass / decode_s if decode_s else None,
             "ssd_bytes_per_token": moved[Resource.ssd],
             "h2d_bytes_per_token": moved[Resource.h2d],
         }

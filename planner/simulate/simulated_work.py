@@ -13,11 +13,13 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
+from penstock.planner.contract.speculation.drafting import counted_tokens
 from penstock.planner.simulate.lanes import NS, ns
 
 PREFILL = "prefill"
@@ -55,7 +57,8 @@ class Passes:
 
 
 def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
-    """A batch of ``batch`` sequences: the prefill, and a step for every new token but the first.
+    """A batch of ``batch`` sequences: the prefill, and a step for every new token but the first. Where drafts are verified, a step computes
+    a row for each of them as well, and there are as many fewer as tokens are kept by the acceptance that the plan counts on.
 
     Steps whose context lies in the same KV page are taken as equal, at their mean context. Seconds are linear in the context, so the sum is
     the same.
@@ -68,7 +71,10 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     found: list[Passes] = []
     prefill = Prefill(plan.hardware, model, work, made)
     start, restore_s = expected(prefill)
-    prompt_pass, step = prefill.bill(start) * (1 / prefill_passes(work, made.prefill_chunk_tokens, start)), prefill.step()
+    drafts, each = _drafts(plan), drafted_rows(plan)
+    verifies = Prefill(plan.hardware, model, *verified(work, replace(made, speculation=replace(made.speculation, tokens=each - 1))))
+    prompt_pass = prefill.bill(start) * (1 / prefill_passes(work, made.prefill_chunk_tokens, start))
+    step = verifies.step() if each > 1 else prefill.step()
     idle = {prompts: ns(max(0.0, bill.in_turn - bill.of(bill.slowest))) for prompts, bill in ((True, prompt_pass), (False, step))}
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
@@ -79,23 +85,44 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
         found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first, idle[True])))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
-    attended = frozenset(attended_on_host(model.layers, made.kv))
+    attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
+    rows, stepping, done = batch * each, _Shares(plan, units, batch * each), 0
     page, until = made.kv.page_tokens, work.end_tokens - 1
     first = work.prompt_tokens
     while first < until:
         last = min(until, (first // page + 1) * page)
-        context = (first + last) / 2
-        seconds = device_s = recorded_s(plan.hardware, stay, context, batch)
+        context = (first + last) / 2 / each
+        seconds = device_s = recorded_s(plan.hardware, stay, context, rows)
         if not recorded:
-            seconds, device_s = (step_compute_s(h, stay, context, batch) for h in machines)
-        before_s = lookup_s(model, batch, 1) if far else 0.0
+            seconds, device_s = (step_compute_s(h, stay, context, rows) for h in machines)
+        before_s = (lookup_s(model, rows, 1) if far else 0.0) + drafts.before_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
-        dealt = shares.cut(max(0.0, device_s - spared_s), seconds - device_s, context, batch, attended)
-        found.append(
-            Passes(last - first, Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), context - 0.5, 1, idle[False]))
-        )
-        first = last
+        dealt = stepping.cut(max(0.0, device_s - spared_s), seconds - device_s, context, rows, attended)
+        kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
+        passed = Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), kv_read, each, idle[False])
+        found += [Passes(count, passed)] if count else []
+        first, done = last, done + count
     return found
+
+
+@dataclass(frozen=True)
+class _Drafts:
+    """``before_s``: seconds in which a model drafts before a step. ``kept``: tokens that a step gives a sequence."""
+
+    before_s: float
+    kept: float
+
+
+def _drafts(plan: Plan) -> _Drafts:
+    decided, drafter = plan.decisions.speculation, plan.drafter
+    before_s = 0.0 if drafter is None else decided.tokens * drafter.prediction.decode_s_per_token
+    return _Drafts(before_s, counted_tokens(decided, decided.tokens))
+
+
+def drafted_rows(plan: Plan) -> int:
+    """Tokens that a decode step computes for each sequence: its last one and its drafts, on average where some steps have no proposal."""
+    decided = plan.decisions.speculation
+    return 1 + round(decided.proposes * decided.tokens)
 
 
 class _Shares:

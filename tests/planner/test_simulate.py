@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, KV, SSD, SSD_WRITE
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.cost import predict
@@ -110,6 +111,20 @@ def test_where_one_stage_binds_the_seconds_are_those_of_the_closed_form(case: st
 def test_the_first_token_is_predicted_as_it_is_acted_out_with_slots_that_are_full(case: str) -> None:
     plan = planned(case)
     assert Told(acted(plan)).figures["ttft_s"] == pytest.approx(plan.prediction.ttft_s, rel=0.05)
+
+
+def test_a_step_that_verifies_is_as_long_as_the_closed_form_says_and_there_are_fewer_of_them() -> None:
+    for case in ("streams from the SSD", "without a GPU"):
+        plan = planned(case)
+        decisions = replace(plan.decisions, speculation=Speculation(Drafter.lookup, 3, 0.6))
+        drafted = replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
+        before, after = Told(acted(plan)), Told(acted(drafted))
+        steps = len(after.acted.record.step_ns)
+        assert steps == round((plan.workload.new_tokens - 1) / drafted.prediction.tokens_a_pass) < len(before.acted.record.step_ns)
+        for name in ("decode_s_per_token", "decode_tokens_per_s"):
+            found, closed = after.figures[name], after.closed(name)
+            assert found is not None and closed is not None and found == pytest.approx(closed, rel=0.1)
+        assert after.total_s < before.total_s
 
 
 def test_what_lies_in_slots_is_saved_by_the_first_batch_alone() -> None:

@@ -181,16 +181,20 @@ def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have. Drafting is
     counted: a model that drafts takes a step for each token of the chain.
 
-    Priced as a step of so many rows: its weights, experts and products are those of the rows together. Such a step reads KV once a row,
-    this one once a sequence, so the rows' prompts are that much shorter.
+    Priced as a step of so many rows: :func:`verified`.
     """
+    verified_s = _undrafted(hardware, model, *verified(workload, decisions)).decode_s_per_token
+    alone = _drafter_alone(hardware, model, workload, decisions)
+    return verified_s + (decisions.speculation.tokens * alone.decode_s_per_token if alone else 0.0)
+
+
+def verified(workload: Workload, decisions: Decisions) -> tuple[Workload, Decisions]:
+    """What a step that verifies is priced as: one of a row for each token. Its weights, experts and products are those of the rows
+    together. Such a step reads KV once a row, this one once a sequence, so the rows' prompts are that much shorter."""
     tokens = decisions.speculation.tokens + 1
     streamed = replace(decisions.kv, host_layers=0)  # the CPU attends to one token of each sequence alone
     rows = replace(decisions, batch=decisions.batch * tokens, speculation=Speculation(), kv=streamed)
-    shorter = replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens))
-    verified_s = _undrafted(hardware, model, shorter, rows).decode_s_per_token
-    alone = _drafter_alone(hardware, model, workload, decisions)
-    return verified_s + (decisions.speculation.tokens * alone.decode_s_per_token if alone else 0.0)
+    return replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens)), rows
 
 
 def _drafter_alone(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction | None:
