@@ -11,6 +11,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.recording import launched_because
+from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
@@ -115,8 +116,8 @@ class Engine:
         assert self.copier is not None
         pool = pool_here(options.host_threads, options.tell)
         self._stack.callback(pool.close)
-        locked = self.device.type == "cuda"
-        return HostAttention(pool, regions, host.kv.rows, host.kv.page_tokens, self.copier, locked, self.ledger, options.tell)
+        locked, choice = self.device.type == "cuda", ScheduleChoice(options.schedules)
+        return HostAttention(pool, regions, host.kv.rows, host.kv.page_tokens, self.copier, locked, self.ledger, options.tell, choice)
 
     def _open_experts(self, skeleton: Skeleton) -> Experts | None:
         host = self.host.experts

@@ -15,13 +15,13 @@ OWN, ALONE = "the plan's", "streaming alone"
 def alone(plan: Plan) -> Plan:
     """``plan``, predicted anew for steps of which the CPU computes nothing: what VRAM does not keep streams. Units lie where they lay."""
     weights = replace(plan.decisions.weights, host=HostUnits())
-    decisions = replace(plan.decisions, weights=weights)
+    decisions = replace(plan.decisions, weights=weights, kv=replace(plan.decisions.kv, host_layers=0))
     return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 
 def schedules_of(plan: Plan) -> tuple[Schedule, ...]:
-    """The plan's own first; streaming alone where the CPU computes units."""
+    """The plan's own first; streaming alone where the CPU computes units, or attends to layers."""
     own = Schedule(OWN, plan.prediction.decode_s_per_token)
-    if not plan.placement.host_units:
+    if not plan.placement.host_units and not plan.decisions.kv.host_layers:
         return (own,)
     return own, Schedule(ALONE, alone(plan).prediction.decode_s_per_token)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from penstock.planner.common.timeline.spans import CPU
+from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.kv.attention.layer_views import LayerViews
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits, slots_of
@@ -17,6 +18,9 @@ from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
+
+WARMING = 2
+"""Steps behind a prompt that have begun before one is judged."""
 
 
 class Mapped:
@@ -45,7 +49,8 @@ class HostAttention:
     BF16.
 
     Costs rows * (2 * query width + 2 * KV width) * 2 bytes of page-locked DRAM, and 4 bytes for each row, query head, dimension and 256
-    keys. ``tell`` gets the line that says why a layer cannot be attended to.
+    keys. ``tell`` gets the line that says why a layer cannot be attended to, or that steps follow another of ``choice``'s schedules: by
+    its first one this attends, by any other nothing does.
     """
 
     def __init__(
@@ -58,27 +63,42 @@ class HostAttention:
         locked: bool,
         ledger: Ledger,
         tell: Callable[[str], None],
+        choice: ScheduleChoice,
     ):
         self._pool, self._regions, self._most, self._page_tokens = pool, regions, rows, page_tokens
         self._device, self._locked, self._ledger, self._tell = device, locked, ledger, tell
         self._kernel = HostKernel(pool)
+        self._choice = choice
+        self._steps, self._begun_s = 0, 0.0
+        """Steps behind the last prompt, and when the last one began."""
         self._rows: dict[tuple[int, TokenShape], Rows] = {}
         self._views: dict[int, LayerViews] = {}
         self._pass: tuple[PageTables, torch.Tensor, int] | None = None
         self.refused: str | None = None
         """Why it attends to nothing; None where it can."""
 
-    def serves(self, step: Step) -> bool:
-        """Whether ``step`` is attended to here."""
-        decodes = all(row.kind is RowKind.decode and len(row.tokens) == 1 for row in step.rows)
-        return self.refused is None and decodes and len(step.rows) <= self._most
-
-    def begin_pass(self, step: Step | None) -> None:
-        """``step`` comes next, which is served; None: a pass that is not."""
+    def begin_pass(self, step: Step, live: bool) -> bool:
+        """``step`` comes next, in a rehearsal unless ``live`` -> whether it is attended to here."""
         self._pass = None
-        if step is not None:
-            tables = PageTables.of(packed(step), self._page_tokens, torch.tensor)
-            self._pass = tables, slots_of(step, self._page_tokens, torch.tensor), sum(row.end for row in step.rows)
+        decodes = all(row.kind is RowKind.decode and len(row.tokens) == 1 for row in step.rows)
+        if self.refused is not None or not decodes or len(step.rows) > self._most:
+            self._steps = 0
+            return False
+        if live and not self._by_plan():
+            return False
+        tables = PageTables.of(packed(step), self._page_tokens, torch.tensor)
+        self._pass = tables, slots_of(step, self._page_tokens, torch.tensor), sum(row.end for row in step.rows)
+        return True
+
+    def _by_plan(self) -> bool:
+        """A step comes -> whether it follows the plan's schedule. The step before is judged, unless it was the first behind a prompt, which
+        waits for the streams to fill."""
+        now, before = time.perf_counter(), self._begun_s
+        self._steps, self._begun_s = self._steps + 1, now
+        said = self._choice.took(now - before) if self._steps > WARMING else None
+        if said is not None:
+            self._tell(said)
+        return self._choice.current is self._choice.schedules[0]
 
     def attend(self, layer: int, shape: TokenShape, query: torch.Tensor, new: Pair | None, traits: Traits | None) -> torch.Tensor | None:
         """[tokens, heads, dim], and new K and V [1, heads, tokens, dim] or None where an earlier layer wrote them -> [tokens, heads, dim of

@@ -145,7 +145,7 @@ class OutsideKv:
         that begins anew."""
         if not self.layers:
             return
-        attends = self.attention is not None and self.attention.serves(step)
+        attends = self.attention is not None and self.attention.begin_pass(step, live=self._pool is not None)
         if self._pool is not None:
             if not self.living.follow(step) or attends is not self._attends:
                 self._end_stream()
@@ -153,8 +153,6 @@ class OutsideKv:
             if self._stream is None:
                 self._stream = self._open()
             self.living.compute()
-        if self.attention is not None:
-            self.attention.begin_pass(step if attends else None)
         self.stream.begin_pass()
 
     def settle(self) -> None:

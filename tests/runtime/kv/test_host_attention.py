@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from threading import enumerate as threads
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.schedules import schedules_of
+from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Options, Simulation
 from penstock.runtime.beside.host_pool import HostPool
@@ -23,6 +26,7 @@ from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.validate import LogitsCheck, compare_logits
+from penstock.runtime.kv.outside import host_attention
 from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny, workload
 
@@ -109,6 +113,27 @@ def test_what_fails_on_the_cpu_is_raised_and_the_session_closes(checkpoint: Path
         monkeypatch.setattr(HostPool, "attend", fail)
         with pytest.raises(MemoryError, match="no scratch"):
             session.generate(BATCH, Sampler(Sampling(), CPU))
+
+
+def test_steps_stream_while_another_process_has_the_cores_and_come_back(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which a step that attends takes as long as ``slow`` says, one that streams a second."""
+    told, slow, now = list[str](), [True], [0.0]
+    plan, batch = _plan(checkpoint, (0, 6, 0, 3)), replace(BATCH, max_new_tokens=100)
+    own, alone = (replace(one, predicted_s=seconds) for one, seconds in zip(schedules_of(plan), (0.5, 1.0), strict=True))
+    with opened(plan, checkpoint, HostCopier(), tell=told.append) as session:
+        attention = session.engine.outside.attention
+        assert attention is not None
+        attention._choice = choice = ScheduleChoice((own, alone))
+        session.load(batch)
+        monkeypatch.setattr(host_attention, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+        def progress(phase: str, done: int, total: int) -> None:
+            now[0] += 1.0 if choice.current is not own else 3.0 if slow[0] else 0.5
+            slow[0] = slow[0] and done < 20
+
+        session.generate(batch, Sampler(Sampling(), CPU), progress=progress)
+    assert choice.current is own and choice.steps[alone.name] >= 64 and choice.steps[own.name] > 10
+    assert [line for line in told if "streaming alone from now on" in line] and [line for line in told if "schedule again" in line]
 
 
 def test_a_run_attends_to_the_layers_and_bytes_of_its_simulation(checkpoint: Path) -> None:
