@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,10 @@ from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.sizes import unit_dram_bytes
+from penstock.planner.explain import explanation as explanation_module
+from penstock.planner.explain import margins as margins_module
+from penstock.planner.explain import one_more as one_more_module
+from penstock.planner.explain import purchases as purchases_module
 from penstock.planner.explain.constraints import Grip
 from penstock.planner.explain.explain_table import print_explanation, print_impossible
 from penstock.planner.explain.explanation import Explanation, advice, check_share, document, explain, question_of
@@ -30,7 +35,7 @@ from penstock.planner.solver.impossible import document as document_of_impossibl
 from penstock.planner.solver.impossible import explain_impossible
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.planning import answer, read_question
-from penstock.planner.solver.program import optimum, search, solve
+from penstock.planner.solver.program import Optimum, optimum, search, solve
 from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, machine, model, work
 from tests.planner.test_presets import hardware as preset
@@ -61,6 +66,23 @@ def said_by(print_it, about) -> str:
     print_it(about, Console(width=80, file=out, highlight=False))
     assert max(map(len, out.getvalue().splitlines())) <= 80
     return " ".join(out.getvalue().split())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def solved_once() -> Iterator[None]:
+    """Explanations of one question ask the program the same things. What a test asks itself is solved again."""
+    known: dict[str, Optimum | None] = {}
+
+    def remembered(question: Question) -> Optimum | None:
+        key = repr(question)
+        if key not in known:
+            known[key] = optimum(question)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (explanation_module, margins_module, purchases_module, one_more_module):
+            patch.setattr(module, "optimum", remembered)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -179,7 +179,7 @@ class SpoilingSource:
 
     def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
         assert unit == self._units[self.acquired % len(self._units)], "fetched out of order"
-        self.held[self.acquired] = contents(self.acquired, self._nbytes)
+        self.held[self.acquired] = contents(self.acquired, self._nbytes).clone()
         self.acquired += 1
         return self.acquired - 1, self.held[self.acquired - 1]
 
@@ -189,8 +189,10 @@ class SpoilingSource:
         self.held.pop(number).fill_(SPOILT)
 
 
+@cache
 def contents(number: int, nbytes: int) -> torch.Tensor:
-    """What the ``number``-th unit since the start holds in DRAM; never ``SPOILT``, unlike the numbers around it everywhere."""
+    """What the ``number``-th unit since the start holds in DRAM; never ``SPOILT``, unlike the numbers around it everywhere. Nobody writes
+    to it."""
     return ((torch.arange(nbytes) * 7 + number * 31) % SPOILT).to(torch.uint8)
 
 

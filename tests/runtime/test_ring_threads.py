@@ -86,7 +86,7 @@ class OneBufferEach:
 
     def __init__(self, units: list[Unit], nbytes: int):
         self._units = units
-        self._buffers = {unit: contents(i, nbytes) for i, unit in enumerate(units)}
+        self._buffers = {unit: contents(i, nbytes).clone() for i, unit in enumerate(units)}
         self._free = {unit: threading.Semaphore(1) for unit in units}
         self._passes = dict.fromkeys(units, 0)
 
