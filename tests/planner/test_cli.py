@@ -324,7 +324,7 @@ def on_terminal(*arguments: str, cwd: Path) -> str:
     return said.decode()
 
 
-@pytest.mark.parametrize("verb", [SOLVE, ("explain", *SOLVE[1:]), ("diff", "a.yaml", "b.yaml"), ("doctor",)])
+@pytest.mark.parametrize("verb", [SOLVE, ("explain", "hardware=cpu", "model=demo"), ("diff", "a.yaml", "b.yaml"), ("doctor",)])
 def test_colours_are_for_terminals_alone(verb: tuple[str, ...], tmp_path: Path) -> None:
     if verb[0] == "diff":
         command("planner", *SOLVE, "out=a.yaml", cwd=tmp_path)
