@@ -113,6 +113,11 @@ class Company:
             self._leave_group()
             raise UserError(why or f"the connection to another rank was lost ({_first_line(error)}); run it again") from error
 
+    def steady(self, yes: bool = True) -> None:
+        """From now on silence means that this process hangs, or no longer does."""
+        if self.heart is not None:
+            self.heart.steady(yes)
+
     def kill_others(self) -> None:
         """A pass was left in its middle: nobody can go on with it."""
         self._over = True

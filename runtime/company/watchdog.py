@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TICK_S = 0.2
-SILENT_S = 6.0
+SILENT_S = 7.0
 """A steady rank that has said nothing for so long hangs."""
 STOPPED_S = 2.0
 """A process that has been stopped for so long is lost, whatever it was doing."""

@@ -307,6 +307,8 @@ def open_session(
             host.begin_reading()
         mark("arena")
         copier = ground.copier()
+        if rank is not None:
+            rank.meet(ground.device)
         peak = PeakDram(host.arena.nbytes)
         mark("cuda")
         with uninterrupted():

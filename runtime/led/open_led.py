@@ -22,9 +22,5 @@ def follow_one(company: Company, words: dict[str, Any], checkpoint: Path | None)
     with Groundwork.of(opening.plan, company=company) as ground:
         ground.open_card()
         with open_session(opening.plan, opening.checkpoint, ground, EngineOptions(**opening.options)) as session:
-            if company.heart is not None:
-                company.heart.steady()
             follow(company, LedSession(session))
-            if company.heart is not None:
-                company.heart.steady(False)
     company.answer({"closed": True})

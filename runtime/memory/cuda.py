@@ -23,6 +23,8 @@ def find_device(budget: Budget, number: int = 0) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError(f"the plan computes on a GPU ({budget.gpu}) and torch sees none here; solve again with hardware=cpu")
+    if number == 0:
+        return torch.device("cuda", 0)
     if number >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UserError(f"the plan computes on GPU {number} and torch sees {count} here; solve again with hardware.devices= of those")

@@ -77,15 +77,17 @@ def host_fixtures(store: Store, model: PreTrainedModel) -> list[Fixture]:
 
 
 def device_fixtures(placement: Placement, store: Store, model: PreTrainedModel, layers: nn.ModuleList) -> list[Fixture]:
-    """Three tiers: norms and resident units in VRAM, tables where the plan puts them, LM-head blocks in either."""
+    """Three tiers: norms and resident units in VRAM, tables where the plan puts them, LM-head blocks in either. A rank may have no
+    embedding."""
     others = dict(store.others())
     embed = module_name(model, model.get_input_embeddings()) + ".weight"
     head = module_name(model, model.get_output_embeddings()) + ".weight"
-    table = others.pop(embed)
+    table = others.pop(embed, None)
     head_table = others.pop(head, table)
+    assert head_table is not None, "a head that is tied has its embedding's table"
     wanted = model.get_output_embeddings().weight.dtype
     fixtures = [_whole(model, name, layout, Tier.vram) for name, layout in others.items()]
-    fixtures.append(_whole(model, embed, table, placement.weights.embedding))
+    fixtures += [] if table is None else [_whole(model, embed, table, placement.weights.embedding)]
     for j, (rows, tier) in enumerate(zip(head_rows(placement.model.vocab, placement.weights.head_blocks), placement.head, strict=True)):
         fixtures.append(_cast(Fixture(f"{head}[{j}]", rows_of(head_table, *rows), tier, None, Unit("head", j)), wanted))
     for unit, tier in placement.units:

@@ -46,8 +46,10 @@ class DealtModel:
     together, ``vocab`` in all. A pass costs its hidden states once more, where they are received.
     """
 
-    def __init__(self, dealing: Dealing, rank: int, vocab: int, ways: Ways):
-        self._dealing, self._rank, self._vocab, self._ways = dealing, rank, vocab, ways
+    def __init__(self, dealing: Dealing, rank: int, vocab: int):
+        self._dealing, self._rank, self._vocab = dealing, rank, vocab
+        self.ways: Ways | None = None
+        """How hidden states go, from the first pass on."""
         self._ends: list[tuple[int, int]] = []
         self._wanted = 0
 
@@ -59,6 +61,11 @@ class DealtModel:
             if row.wanted:
                 ends.append((first - row.wanted, first))
         self._ends, self._wanted = ends, step.wanted
+
+    @property
+    def _ways(self) -> Ways:
+        assert self.ways is not None, "ranks meet before they compute"
+        return self.ways
 
     def convert(self, model: PreTrainedModel) -> None:
         """UserError for a model that has something between its layers that a hop would leave out."""

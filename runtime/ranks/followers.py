@@ -105,6 +105,7 @@ def follow(company: Company, led: Led) -> None:
                 led.pretend(words["sequence"], words["tokens"])
             case "load":
                 led.finish_loading()
+                company.steady()
             case "book":
                 led.book(words["phase"])
             case "links":
@@ -114,6 +115,7 @@ def follow(company: Company, led: Led) -> None:
             case "report":
                 company.answer(led.report())
             case "close":
+                company.steady(False)
                 return
             case other:
                 raise RuntimeError(f"rank 0 says {other!r}, which no session does")

@@ -7,8 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.plan.plan import Plan
@@ -22,10 +20,8 @@ PASSED_ON = ("wrap_around", "warmup_layers", "balance_units", "keep_finished_uni
 
 
 class Grounded(Protocol):
-    """``memory.ground.Ground``, of which this needs two things."""
+    """``memory.ground.Ground``, of which this needs one thing."""
 
-    @property
-    def device(self) -> torch.device: ...
     @property
     def company(self) -> Company | None: ...
 
@@ -57,7 +53,7 @@ def open_with(ground: Grounded, plan: Plan, checkpoint: Path, options: Options) 
     company.join()
     if company.rank == 0:
         _agree(company, plan, checkpoint, options)
-    return Rank.open(plan, company, ground.device)
+    return Rank.of(plan, company)
 
 
 def _agree(company: Company, plan: Plan, checkpoint: Path, options: Options) -> None:

@@ -17,26 +17,37 @@ from penstock.runtime.ranks.hop import Hops
 from penstock.runtime.ranks.rank_store import part_of_skeleton
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rank:
     """``number`` of ``count``: its hops, its layers, and on rank 0 its word to the others."""
 
     number: int
     dealing: Dealing
     vocab: int
-    hops: Hops
     model: DealtModel
+    company: Company
     leading: Leading | None
+    _hops: Hops | None = None
 
     @classmethod
-    def open(cls, plan: Plan, company: Company, device: torch.device) -> Rank:
-        """Of the whole ``plan``, together with its other ranks."""
+    def of(cls, plan: Plan, company: Company) -> Rank:
+        """Of the whole ``plan``; :meth:`meet` comes before the first pass."""
         count, number = plan.ranks.count, company.rank
-        with company.noticing():
-            hops = Hops(number, count, device, company.ways)
         dealing = Dealing(count, plan.model.layers)
-        dealt = DealtModel(dealing, number, plan.model.vocab, hops)
-        return cls(number, dealing, plan.model.vocab, hops, dealt, Leading(company, count) if number == 0 else None)
+        dealt = DealtModel(dealing, number, plan.model.vocab)
+        return cls(number, dealing, plan.model.vocab, dealt, company, Leading(company, count) if number == 0 else None)
+
+    def meet(self, device: torch.device) -> None:
+        """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""
+        with self.company.noticing():
+            self.model.ways = self._hops = Hops(self.number, self.count, device, self.company.ways)
+
+    @property
+    def hops(self) -> Hops:
+        """The ways to the others."""
+        if self._hops is None:
+            raise RuntimeError("meet() comes first")
+        return self._hops
 
     @property
     def count(self) -> int:
@@ -56,6 +67,7 @@ class Rank:
         broken = self.leading is not None and self.leading.is_broken
         if self.leading is not None:
             self.leading.close()
-        self.hops.close(broken)
+        if self._hops is not None:
+            self._hops.close(broken)
         if self.leading is not None:
             self.leading.closed()
