@@ -14,7 +14,7 @@ from pathlib import Path
 import penstock
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uninterrupted
-from penstock.runtime.company.company import Company, Seat
+from penstock.runtime.company.company import Company, Seat, seat_of_environment
 from penstock.runtime.company.heart import Heart
 
 HEART = "PENSTOCK_WATCHDOG"
@@ -50,7 +50,12 @@ def enter(seat: Seat) -> Company:
 
 def start(count: int, cards: Sequence[int] = ()) -> Company:
     """This process becomes rank 0 of ``count`` on this host; a watchdog starts the others, which import torch meanwhile. Each of those sees
-    its own of ``cards`` alone, by default the one of its number."""
+    its own of ``cards`` alone, by default the one of its number. UserError where a launcher started this process."""
+    if seat_of_environment() is not None:
+        raise UserError(
+            "RANK and WORLD_SIZE are set, as torchrun sets them: `runtime run` alone joins ranks that a launcher started; start this alone,"
+            " and it starts its ranks"
+        )
     cards = cards or range(count)
     name = _socket_name()
     with socket.socket() as free, _listening(name) as listening, uninterrupted():
