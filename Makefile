@@ -15,7 +15,7 @@ CHECKPOINT := $(DEMO)/checkpoint
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test coverage lint keys results docs clean
+.PHONY: demo test test-ranks coverage lint keys results docs clean
 
 $(STAMP): pyproject.toml $(wildcard planner/contract/experts/policies/*.c runtime/*/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
@@ -37,6 +37,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	pytest -q -n 2 --dist loadfile
+
+# Texts and logits over two and three ranks, in all cases.
+test-ranks: $(STAMP)
+	PENSTOCK_RANKS=all pytest -q tests/runtime/ranks
 
 # Which lines and branches no test takes, processes that tests start counted. The page is in htmlcov/.
 coverage: $(STAMP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,10 @@ from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.memory.ground import OpenCard
 from tests.support import machine, workload
+
+
+EVERY = os.environ.get("PENSTOCK_RANKS") == "all"
+"""Whether all cases run, as in `make test-ranks`: the others are those that find most, in few seconds."""
 
 
 def dealt_plan(checkpoint: Path, made: Decisions, count: int, **work: Any) -> Plan:

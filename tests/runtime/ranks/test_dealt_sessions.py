@@ -17,7 +17,7 @@ from penstock.runtime.company.company import Company
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.session import Session
-from tests.runtime.ranks.company import dealt_plan, opened
+from tests.runtime.ranks.company import EVERY, dealt_plan, opened
 from tests.support import decisions, save_tiny
 
 
@@ -45,6 +45,9 @@ CASES = {
         2, {"model_type": "qwen2"}, {"batch": 3, "pages": 32}, SOME, 1 << 20, Sampling(temperature=1.5, seed=3)
     ),
 }
+TYPES = "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text olmo2 phi3 granite cohere starcoder2 stablelm".split()
+if EVERY:
+    CASES |= {f"{name} on {count}": Case(count, {"model_type": name}) for name in TYPES for count in (2, 3)}
 
 
 def generated(session: Session, case: Case) -> Generation:
