@@ -24,7 +24,6 @@ from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.memory.ground import OpenCard
 from tests.support import machine, workload
 
-
 EVERY = os.environ.get("PENSTOCK_RANKS") == "all"
 """Whether all cases run, as in `make test-ranks`: the others are those that find most, in few seconds."""
 

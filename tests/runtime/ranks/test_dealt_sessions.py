@@ -45,7 +45,21 @@ CASES = {
         2, {"model_type": "qwen2"}, {"batch": 3, "pages": 32}, SOME, 1 << 20, Sampling(temperature=1.5, seed=3)
     ),
 }
-TYPES = "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text olmo2 phi3 granite cohere starcoder2 stablelm".split()
+TYPES = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "phi3",
+    "granite",
+    "cohere",
+    "starcoder2",
+    "stablelm",
+]
 if EVERY:
     CASES |= {f"{name} on {count}": Case(count, {"model_type": name}) for name in TYPES for count in (2, 3)}
 
