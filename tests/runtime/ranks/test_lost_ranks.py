@@ -48,7 +48,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("how", "status", "said"), WAYS if EVERY else WAYS[:1])
 def test_all_end_when_one_is_lost(how: signal.Signals, status: int, said: str, checkpoint: Path, tmp_path: Path) -> None:
-    endless = dealt_plan(checkpoint, decisions(pages=4096, prefill_chunk_tokens=64), 2, new_tokens=60_000)
+    endless = dealt_plan(checkpoint, decisions(cap=1, hwm=2, distance=1, pages=4096, prefill_chunk_tokens=64), 2, new_tokens=60_000)
     here = desk(tmp_path, endless)
     run = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "run", f"plan={here.plan}", "verbose=true", f"out={here.out}"],
