@@ -9,7 +9,7 @@ from typing import Annotated
 from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
-from penstock.planner.common.outside.bounds import RATE, TOKENS, Bounds
+from penstock.planner.common.outside.bounds import RATE, TOKENS, TOKENS_OR_NONE, Bounds
 from penstock.planner.contract.config.config_schema import (
     CalibrationUse,
     ForceConfig,
@@ -197,6 +197,8 @@ class PlayedConfig:
     """Mean tokens of a reply; null: the plan's."""
     length_spread: Annotated[float | None, Bounds(0, 10)] = None
     """Standard deviation of both over their means; null: the plan's."""
+    shared_prefix_tokens: Annotated[int | None, TOKENS_OR_NONE] = None
+    """Tokens at the head of every prompt that are the same, such as a system prompt; null: the plan's."""
     seed: int = 0
     """Of moments and lengths: the same seed, the same requests."""
 

@@ -22,7 +22,8 @@ def print_serving(plan: Plan, arrivals: Arrivals, load: float, found: Mapping[st
     console.print(Text(f"{plan.model.name} on {plan.hardware.name}, serving, simulated", style="bold"))
     for line in (
         said(limits),
-        f"{arrivals.requests} requests of {lengths.prompt_tokens} prompt + {lengths.new_tokens} new tokens, spread {lengths.spread:g}",
+        f"{arrivals.requests} requests of {lengths.prompt_tokens} prompt + {lengths.new_tokens} new tokens, spread {lengths.spread:g}"
+        + (f"; all prompts begin with the same {lengths.shared_tokens}" if lengths.shared_tokens else ""),
         f"planned load: {load:.3g} requests/s, the highest rate that is sustained",
     ):
         print_line(console, Text(line, style="dim"))

@@ -71,7 +71,12 @@ def arrivals_of(asked: PlayedConfig, plan: Plan) -> Arrivals:
     own = Arrivals.of(plan.workload, asked.requests, asked.seed)
     told = {name: getattr(asked, name) for name in ("prompt_tokens", "new_tokens") if getattr(asked, name) is not None}
     spread = {} if asked.length_spread is None else {"spread": asked.length_spread}
-    own = replace(own, lengths=Lengths(**(asdict(own.lengths) | told | spread)))
+    shared = {} if asked.shared_prefix_tokens is None else {"shared_tokens": asked.shared_prefix_tokens}
+    own = replace(own, lengths=Lengths(**(asdict(own.lengths) | told | spread | shared)))
+    if own.lengths.shared_tokens > own.lengths.prompt_tokens:
+        raise UserError(
+            f"serve.shared_prefix_tokens={own.lengths.shared_tokens}: at most the prompt's {own.lengths.prompt_tokens} tokens; lower it"
+        )
     if asked.clients is not None:
         return replace(own, clients=asked.clients, per_s=0.0)
     return own if asked.arrivals_per_s is None else own.at_rate(asked.arrivals_per_s)

@@ -12,15 +12,18 @@ from penstock.planner.contract.given.workload import Workload
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of prompts and of replies: lognormal with these means. ``spread``: standard deviation over mean; 0: all alike."""
+    """Tokens of prompts and of replies: lognormal with these means. ``spread``: standard deviation over mean; 0: all alike. The first
+    ``shared_tokens`` of each prompt are the same, such as a system prompt; only what comes behind them varies."""
 
     prompt_tokens: int
     new_tokens: int
     spread: float = 0.0
+    shared_tokens: int = 0
 
     def draw(self, chance: random.Random, most: int) -> tuple[int, int]:
         """Of one request, with room for ``most`` tokens together."""
-        prompt = min(self._one(self.prompt_tokens, chance), most - 1)
+        shared = min(self.shared_tokens, self.prompt_tokens - 1)
+        prompt = min(shared + self._one(self.prompt_tokens - shared, chance), most - 1)
         return prompt, min(self._one(self.new_tokens, chance), most - prompt)
 
     def _one(self, mean: int, chance: random.Random) -> int:
@@ -47,7 +50,7 @@ class Arrivals:
     @classmethod
     def of(cls, workload: Workload, requests: int, seed: int = 0) -> Arrivals:
         """As ``workload`` has them. One that is no server's: as many clients as its batch."""
-        lengths = Lengths(workload.prompt_tokens, workload.new_tokens, workload.length_spread)
+        lengths = Lengths(workload.prompt_tokens, workload.new_tokens, workload.length_spread, workload.shared_prefix_tokens)
         return cls(lengths, requests, workload.arrivals_per_s, workload.clients or max(1, workload.batch), seed)
 
     def at_rate(self, per_s: float) -> Arrivals:

@@ -107,7 +107,8 @@ class _Playing:
 
     def __init__(self, plan: Plan, arrivals: Arrivals, limits: ServeLimits, prices: PassPrices):
         self._arrivals, self._prices, self._drafts = arrivals, prices, PlannedDrafts(plan, limits, prices)
-        self._scheduler = Scheduler(limits, CountedPages(limits.pages, limits.page_tokens))
+        self._pages = CountedPages(limits.pages, limits.page_tokens, arrivals.lengths.shared_tokens)
+        self._scheduler = Scheduler(limits, self._pages)
         self._chance = random.Random(f"lengths {arrivals.seed}")
         self._luck = random.Random(f"drafts {arrivals.seed}")
         self._most = min(plan.workload.max_tokens if arrivals.lengths.spread else limits.capacity_tokens, limits.capacity_tokens)
@@ -166,6 +167,8 @@ class _Playing:
                 found.kept += said[share.number] - 1
             for _ in range(said.get(share.number, share.wanted)):
                 self._token(self._asked[share.number])
+            if share.kind == "prompt" and share.wanted:
+                self._pages.keep(share.number)
         for number in self._scheduler.finished((), said):
             del self._asked[number]
             found.ended_s.append(self.now_s)

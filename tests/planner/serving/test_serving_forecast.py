@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.arrivals import Arrivals, Lengths
+from penstock.planner.contract.serving.counted_pages import CountedPages
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serving_forecast import planned_load, simulate_serving
@@ -79,6 +82,47 @@ def test_a_client_that_asks_again_finds_that_the_next_pass_has_begun(plan):
     found, at_once = (simulate_serving(plan, one, LIMITS, prices) for one in (arrivals, replace(arrivals, turn_s=0.0)))
     assert found.ttft_s.p50 > at_once.ttft_s.p50 + 0.5 * found.pass_s.p50
     assert found.requests == at_once.requests == 160 and found.seconds > at_once.seconds
+
+
+def test_a_common_system_prompt_is_computed_once_and_stored_once(plan):
+    """Beside as many tokens that are no one else's, and beside prompts of the rest alone."""
+    prices, page = PassPrices(plan), LIMITS.page_tokens
+    shared = 60 * page
+    whole, alike, rest = (
+        simulate_serving(plan, Arrivals(lengths, 200, clients=8), LIMITS, prices)
+        for lengths in (Lengths(shared + 40, 20), Lengths(shared + 40, 20, shared_tokens=shared + 3), Lengths(40, 20))
+    )
+    assert alike.requests == 200 and rest.requests_per_s >= alike.requests_per_s > 1.2 * whole.requests_per_s
+    assert alike.ttft_s.p50 < whole.ttft_s.p50 and alike.passes < whole.passes
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_shared_pages_are_counted_once(data):
+    pages, held = CountedPages(12, 4, 9), dict[int, int]()
+    for _ in range(30):
+        number = data.draw(st.integers(0, 3))
+        act = data.draw(st.sampled_from(("begin", "hold", "keep", "trim", "release")))
+        if act == "begin" and number not in held:
+            held[number] = pages.prefix(number)
+            assert held[number] in (0, 8)
+        elif act == "hold" and number in held:
+            tokens = held[number] + data.draw(st.integers(1, 12))
+            held[number] = tokens if pages.hold(number, tokens) else held[number]
+        elif act == "keep" and held.get(number, 0) >= 9:
+            pages.keep(number)
+        elif act == "trim" and held.get(number, 0) > 9:
+            held[number] = 9
+            pages.trim(number, 9)
+        elif act == "release":
+            held.pop(number, None)
+            pages.release(number)
+        sharers = pages._sharers
+        own = sum(-(-tokens // 4) - 2 * (n in sharers) for n, tokens in held.items())
+        assert pages.free == 12 - own - 2 * bool(sharers) and pages.free >= 0 and sharers <= set(held)
+    for number in range(4):
+        pages.release(number)
+    assert pages.free == 12
 
 
 def test_a_pool_that_is_short_is_played_too():
