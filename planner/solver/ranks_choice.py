@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.speculating import Speculate
@@ -12,6 +13,7 @@ from penstock.planner.contract.given.unit_spec import UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks, check_ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
+from penstock.planner.solver.program import optimum
 from penstock.planner.solver.simple_choice import choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
@@ -20,16 +22,23 @@ _ALONE = ("host_ffn", "host_rows", "expert_host", "speculate_tokens")
 
 
 def ranks_of(cfg: SolveConfig, question: Question) -> tuple[int, tuple[str, ...]]:
-    """The ranks that ``cfg`` asks for: one for each card where it says nothing, unless that cannot be, which a note then says. UserError
-    where they are asked for and cannot be."""
+    """The ranks that ``cfg`` asks for. Where it says nothing: one for each card, or one alone where that cannot be or is no faster, as a
+    note then says. UserError where they are asked for and cannot be. Costs two solves where there are several cards to choose from."""
     count = question.hardware.cards or 1 if cfg.ranks is None else cfg.ranks
     try:
         _check(cfg, question, count)
     except UserError as error:
         if cfg.ranks is not None:
             raise
-        return 1, (f"one of {count} GPUs is used: {error}",)
-    return count, ()
+        why = str(error).partition("; ")[0].removeprefix(f"ranks={count}: ")
+        return 1, (f"one of {count} GPUs is used: {why}",)
+    if cfg.ranks is not None or count == 1:
+        return count, ()
+    one, all_of_them = optimum(question), optimum(replace(question, ranks=count))
+    if one is None or all_of_them is None or all_of_them.total_s < one.total_s:
+        return count, ()
+    seconds = f"{show_seconds(all_of_them.token_s)} a token, and {show_seconds(one.token_s)} with one"
+    return 1, (f"one of {count} GPUs is used: layers of several ranks follow each other, so that all take {seconds} (ranks={count})",)
 
 
 def _check(cfg: SolveConfig, question: Question, count: int) -> None:

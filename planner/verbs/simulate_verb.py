@@ -38,6 +38,8 @@ def simulate_verb(cfg: SimulateConfig) -> None:
     if cfg.trace is not None:
         check_form(Path(cfg.trace))
     plan, force = _asked(cfg)
+    if plan.ranks.count > 1:
+        raise UserError(f"plan={cfg.plan}: is for {plan.ranks.count} ranks, and one rank is simulated yet; solve with ranks=1 to simulate")
     changed = _forced(plan, force, cfg.rules)
     if is_played(cfg.serve, plan):
         play_serving(cfg, changed)

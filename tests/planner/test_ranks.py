@@ -18,6 +18,7 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind
+from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
 from penstock.planner.contract.plan.tier_fill import fills
@@ -33,6 +34,7 @@ from penstock.planner.solver.planning import answer
 from penstock.planner.solver.program import optimum
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
+from tests.cli import command, refusal
 from tests.planner.small import GB, MB, blocks, machine, model, with_units, work
 
 TOGETHER = Links(Curve(((1, 55.0), (2, 107.0), (4, 174.0))), 7e-5, 392.0)
@@ -202,3 +204,20 @@ def test_one_more_card_is_offered_with_what_it_gives():
     assert offered.name == "one more small (2 in all, links of 55 to 107 GB/s together, ranks=2)" and bought.pays
     assert bought.found.decode_s == pytest.approx(promised.decode_s_per_token, rel=0.006), "the fastest plan, and one with less memory"
     assert "cards" not in {offer.key for offer in offers(replace(question, model=model(experts=8)))}
+
+
+def asked(tmp_path: Path, *words: str) -> Plan:
+    done = command("planner", "solve", "hardware=h100x2", "model=llama8b", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return read_plan(tmp_path / "plan.yaml")
+
+
+def test_all_cards_are_used_where_that_is_faster_unless_one_is_named(tmp_path: Path):
+    assert asked(tmp_path, "hardware.vram_bytes=4GiB").ranks.count == 2
+    assert asked(tmp_path, "hardware.vram_bytes=4GiB", "hardware.devices=[1]").ranks.count == 1
+    resident = asked(tmp_path)
+    assert resident.ranks.count == 1 and any(note.startswith("one of 2 GPUs is used: layers") for note in resident.notes)
+    served = asked(tmp_path, "workload=serve")
+    assert served.ranks.count == 1 and "one of 2 GPUs is used: workload.clients=32 works on one rank alone yet" in served.notes
+    refused = refusal("planner", "solve", "hardware=h100x2", "model=llama8b", "ranks=3", "out=other.yaml", cwd=tmp_path)
+    assert "ranks=3: h100x2 has 2 GPUs for plans; set ranks=2 or fewer and solve again" in refused

@@ -301,7 +301,7 @@ class SolveConfig(Closing):
     made, or a better one."""
     ranks: Annotated[int | None, Bounds(1, 1024)] = None
     """Processes that a model's layers are dealt over, one GPU each or, without GPUs, a share of the cores each; null: one for each GPU of
-    the profile."""
+    the profile, or one alone where that is no slower."""
     out: str = "plan.yaml"
     """The plan file to write."""
     notes: list[str] = field(default_factory=list, metadata={"internal": True})
