@@ -37,7 +37,8 @@ class PassPrices:
         """Of a pass in which ``rows`` sequences decode, each over ``context`` tokens on average."""
         at, rest = divmod(context, CONTEXT_STEP)
         low = self._decoding(rows, int(at))
-        return low if not rest else low + (self._decoding(rows, int(at) + 1) - low) * rest / CONTEXT_STEP
+        apart = min(CONTEXT_STEP, self.pool_tokens // rows - at * CONTEXT_STEP)  # no row has more than its part of the pool
+        return low if not rest or apart <= 0 else low + (self._decoding(rows, int(at) + 1) - low) * min(1.0, rest / apart)
 
     def mixed_s(self, mixed: MixedPass) -> float:
         """Of a pass with prompts in it."""
