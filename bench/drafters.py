@@ -1,0 +1,180 @@
+"""What drafters give on trained models and real text: tokens a second over plain decoding's.
+
+    python bench/drafters.py work=bench-work out=drafters.json cases=small quick=true models=../shared/models
+    python bench/train_python.py out=/dev/shm/penstock/python
+    python bench/drafters.py work=/dev/shm/penstock out=drafters.json cases=real models=/dev/shm/penstock/python
+
+`small`: `tiny-llama` drafts for `tiny-mixtral`, which has the same tokens; one process, pairs of replies with and without drafts in turns.
+`real`: the models of `bench/train_python.py` on files that they were not trained on. Each drafter is held against plain streaming with the
+same VRAM: what a run takes beside weights, and 30 % of these, for the copy in 4 bits 50 %. `continuation` has the head of a file as its
+prompt; `edit` the file with one name changed, and then its head as it was. Texts in which eight tokens repeat more than three times are
+left out, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.cases import Row  # noqa: E402
+from bench.hybrid import KEYS, WHOLE, Hybrid, play  # noqa: E402
+from penstock.planner.contract.plan.plan import Plan  # noqa: E402
+from penstock.planner.contract.prices.memory_law import vram_use  # noqa: E402
+
+CASES = ("small", "real")
+PAIRS = 7
+PROMPT, NEW = 512, 192
+SMALL_NEW = 64
+TEXTS = 6
+SPOKEN = ("Once upon a time there was a little girl", "The old man went to the sea and", "One day, a cat and a dog")
+OF_WEIGHTS = frozenset({"residents", "ring", "embedding", "drafter", "experts"})
+"""Items of VRAM that a budget for weights is shared by."""
+DRAFTERS = {
+    "lookup": (0.3, {"continuation": ">= 1.3", "edit": ">= 2"}),
+    "draft": (0.3, {"continuation": ">= 2"}),
+    "self": (0.5, {"continuation": ">= 3"}),
+}
+"""Drafter -> the share of the weights that VRAM has room for, and what it must reach by the kind of text."""
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What one process measured of ``plan``: seconds and tokens of each reply, and what drafting counted."""
+
+    seconds: list[float]
+    tokens: list[list[int]]
+    facts: dict[str, Any]
+
+
+def measure_replies(plan: Plan, checkpoint: Path, prompts: Sequence[Sequence[int]], both: bool) -> dict[str, Replies]:
+    """In a process of its own: a reply to each of ``prompts`` with the plan's drafts; with ``both`` in turns with plain decoding
+    by the same plan."""
+    from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.engine.sampling import Sampler, Sampling
+    from penstock.runtime.engine.session import open_session
+    from penstock.runtime.memory.budget import Budget
+    from penstock.runtime.memory.cuda import find_device, open_cuda
+    from penstock.runtime.memory.ground import OpenCard
+
+    device = find_device(Budget.of(plan))
+    made: dict[str, Replies] = {}
+    chunk, draw = plan.decisions.prefill_chunk_tokens, random.Random(0)
+    with open_session(plan, checkpoint, OpenCard(open_cuda(Budget.of(plan), device), device)) as session:  # type: ignore[arg-type]
+        session.load(Batch([(0,) * plan.workload.prompt_tokens], 2, chunk))
+        chains = session.chains
+
+        def reply(name: str, prompt: Sequence[int]) -> None:
+            session.chains = chains if name == "drafted" else None
+            said = session.generate(Batch([prompt], plan.workload.new_tokens - 2, chunk), Sampler(Sampling(), device))
+            one = made.setdefault(name, Replies([], [], {}))
+            one.seconds.append(said.decode_s)
+            one.tokens.append(said.tokens[0])
+
+        names = ["drafted", "plain"] if both else ["drafted"]
+        for name in names:
+            reply(name, prompts[0])
+        made.clear()
+        for prompt in prompts:
+            for name in draw.sample(names, len(names)):
+                reply(name, prompt)
+        if chains is not None:
+            made["drafted"].facts.update(chains.facts())
+    return made
+
+
+def repeats(tokens: Sequence[int]) -> bool:
+    """Whether eight tokens in a row occur more than three times."""
+    return max(Counter(tuple(tokens[k : k + 8]) for k in range(len(tokens) - 7)).values(), default=0) > 3
+
+
+def edited(text: str) -> str:
+    """``text`` with its most frequent long name changed."""
+    names = Counter(re.findall(r"\b[a-z_]{5,}\b", text)).most_common(1)
+    return re.sub(rf"\b{names[0][0]}\b", "renamed", text) if names else text
+
+
+class Drafters(Hybrid):
+    """The cases over trained models."""
+
+    @property
+    def models(self) -> Path:
+        return Path(self.given.get("models", "../shared/models")).expanduser().resolve()
+
+    def small(self) -> Iterator[Row]:
+        checkpoint, drafter = self.models / "tiny-mixtral", self.models / "tiny-llama"
+        prompts = self.tokens(checkpoint, [SPOKEN[k % len(SPOKEN)] for k in range(PAIRS)])
+        for asked, target in (("auto", ">= 0.98"), ("draft", "")):
+            keys = f"speculate={asked}", f"draft={drafter}"
+            plan = self.solve(f"tiny-{asked}", checkpoint, *keys, vram=WHOLE, prompt=64, new=SMALL_NEW)
+            made = self.worker(measure_replies, plan, checkpoint, prompts, True)
+            yield self.over(made, plan, f"drafts by {plan.decisions.speculation.drafter}", f"small, speculate={asked}", target)
+
+    def over(self, made: dict[str, Replies], plan: Plan, what: str, case: str, target: str) -> Row:
+        """Drafted over plain, pair by pair."""
+        rates = {name: [len(t) / s for t, s in zip(one.tokens, one.seconds, strict=True)] for name, one in made.items()}
+        ratio = median(mine / its for mine, its in zip(rates["drafted"], rates["plain"], strict=True))
+        alike = sum(mine == its for mine, its in zip(made["drafted"].tokens, made["plain"].tokens, strict=True))
+        facts, count = made["drafted"].facts, len(made["plain"].tokens)
+        share = facts["kept"] / facts["drafted"] if facts.get("drafted") else 0.0
+        said = f"{what}; {share:.0%} of {facts.get('drafted', 0)} drafts kept, {alike} of {count} texts alike"
+        mine, its, used = median(rates["drafted"]), median(rates["plain"]), plan.prediction
+        predicted = used.decode_tokens_per_s / mine
+        return Row(case, said, mine, its, "tok/s", ratio, target, predicted, used.vram_bytes / 1e9, used.dram_bytes / 1e9)
+
+    def tokens(self, checkpoint: Path, texts: Sequence[str]) -> list[list[int]]:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        return [tokenizer.encode(text).ids for text in texts]
+
+    def real(self) -> Iterator[Row]:
+        target, copy = self.models / "target", self.bench.work / "python-int4"
+        if not copy.exists():
+            self.bench.call("runtime", "pack", f"checkpoint={target}", f"out={copy}", "format=int4")
+        held = [json.loads(line)["text"] for line in (self.models / "held.jsonl").read_text().splitlines()]
+        kinds = {"continuation": self.tokens(target, held), "edit": self.tokens(target, [edited(t) + "\n\n" + t for t in held])}
+        heads = self.tokens(target, held)
+        prompts = {"continuation": [t[:PROMPT] for t in kinds["continuation"] if len(t) > PROMPT + NEW]}
+        pairs = [(t, h) for t, h in zip(kinds["edit"], heads, strict=True) if 300 < len(h) < 900]
+        prompts["edit"] = [t[: len(t) - len(h) + 48] for t, h in pairs]
+        places = {"draft": self.models / "draft", "self": copy}
+        for who, (share, targets) in DRAFTERS.items():
+            vram = self.budget(target, share)
+            for kind, wanted in targets.items():
+                asked = [f"speculate={who}", *([f"draft={places[who]}"] if who in places else [])]
+                longest = max(map(len, prompts[kind][:TEXTS]))
+                plain, drafted = (
+                    self.solve(f"real-{who}-{kind}-{name}", target, *keys, vram=vram, prompt=longest, new=NEW)
+                    for name, keys in (("plain", []), ("drafted", asked))
+                )
+                mine = self.worker(measure_replies, drafted, target, prompts[kind][:TEXTS], False)["drafted"]
+                its = self.worker(measure_replies, plain, target, prompts[kind][:TEXTS], False)["drafted"]
+                fresh = [k for k, text in enumerate(its.tokens) if not repeats(text)]
+                some = [Replies([one.seconds[k] for k in fresh], [one.tokens[k] for k in fresh], one.facts) for one in (mine, its)]
+                if not fresh:
+                    raise SystemExit(f"{kind}: every text repeats itself; train longer")
+                row = self.over(dict(zip(("drafted", "plain"), some, strict=True)), drafted, f"by {who}", f"real, {kind}", wanted)
+                yield replace(row, what=f"{row.what}, {len(its.tokens) - len(fresh)} left out")
+
+    def budget(self, checkpoint: Path, share: float) -> str:
+        """VRAM with room for a ``share`` of the weights beside what every run takes; all of it without a card."""
+        if not self.card:
+            return WHOLE
+        plan = self.solve("budget", checkpoint, vram=WHOLE, prompt=2 * PROMPT + NEW, new=NEW)
+        use = vram_use(plan.hardware, plan.model, plan.workload, plan.decisions)
+        return str(round(sum(n for item, n in use.items() if item not in OF_WEIGHTS) + share * plan.model.weight_bytes))
+
+
+if __name__ == "__main__":
+    play(Drafters, CASES, "small", (*KEYS, "models"))
