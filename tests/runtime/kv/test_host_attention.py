@@ -118,7 +118,7 @@ def test_what_fails_on_the_cpu_is_raised_and_the_session_closes(checkpoint: Path
 def test_steps_stream_while_another_process_has_the_cores_and_come_back(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which a step that attends takes as long as ``slow`` says, one that streams a second."""
     told, slow, now = list[str](), [True], [0.0]
-    plan, batch = _plan(checkpoint, (0, 6, 0, 3)), replace(BATCH, max_new_tokens=100)
+    plan, batch = _plan(checkpoint, (0, 6, 0, 3)), replace(BATCH, max_new_tokens=98)
     own, alone = (replace(one, predicted_s=seconds) for one, seconds in zip(schedules_of(plan), (0.5, 1.0), strict=True))
     with opened(plan, checkpoint, HostCopier(), tell=told.append) as session:
         attention = session.engine.outside.attention
