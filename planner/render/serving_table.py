@@ -23,7 +23,7 @@ def print_serving(plan: Plan, arrivals: Arrivals, load: float, found: Mapping[st
     for line in (
         said(limits),
         f"{arrivals.requests} requests of {lengths.prompt_tokens} prompt + {lengths.new_tokens} new tokens, spread {lengths.spread:g}"
-        + (f"; all prompts begin with the same {lengths.shared_tokens}" if lengths.shared_tokens else ""),
+        + (f", the first {lengths.shared_tokens} alike" if lengths.shared_tokens else ""),
         f"planned load: {load:.3g} requests/s, the highest rate that is sustained",
     ):
         print_line(console, Text(line, style="dim"))

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.runtime.serve.wire.frames import BadFrame, Frames
 from penstock.runtime.serve.wire.messages import heard
 
-GRACE_S = 4.0
+GRACE_S = 3.0
 """What is left of the 5 seconds in which a motor ends whose front has gone, once that was noticed."""
 
 
