@@ -53,7 +53,8 @@ class ModelDrafter:
     """Greedy chains of a model that ``steps`` compute: all rows together, a pass for each place in the chain.
 
     Its K and V follow the sequences: drafts that were not kept are written over, and what was said while it rested is computed as prompts
-    are, ``chunk_tokens`` of a row in a pass. Tokens from ``vocab`` on one of the models does not know: rows that have some get no drafts.
+    are, ``chunk_tokens`` of a row in a pass. Tokens from ``vocab`` on one of the models does not know: rows that have some get no drafts,
+    as those for which there are no pages.
     """
 
     def __init__(self, steps: Steps, vocab: int, chunk_tokens: int):
@@ -69,8 +70,7 @@ class ModelDrafter:
                 self._foreign.add(row.number)
             if row.number not in self._foreign:
                 known.follow(row.tokens)
-                known.own.hold(self._steps.pool.pages, len(row.tokens))
-        late = [own for own in self._own(rows) if own.left > FEW]
+        late = [own for own in self._own(rows) if own.left > FEW and self._holds(own, len(own.tokens))]
         while late:
             self._run([own.row(min(self._chunk_tokens, own.left - 1), RowKind.prompt, wanted=0) for own in late])
             late = [own for own in late if own.left > 1]
@@ -78,9 +78,8 @@ class ModelDrafter:
     def propose(self, rows: Sequence[KvSequence], most: Sequence[int]) -> Drafts:
         drafts: dict[int, list[int]] = {row.number: [] for row in rows}
         rooms = {row.number: room for row, room in zip(rows, most, strict=True)}
-        going = [own for own in self._own(rows) if rooms[own.number] > 0]
-        for own in going:
-            own.hold(self._steps.pool.pages, len(own.tokens) + rooms[own.number])
+        each = ((own, rooms[own.number]) for own in self._own(rows))
+        going = [own for own, room in each if room and own.left <= FEW and self._holds(own, len(own.tokens) + room)]
         behind = [own for own in going if own.left > 1] if self._steps.recorded else []
         if behind:
             self._run([own.row(own.left - 1, RowKind.decode) for own in behind])
@@ -101,6 +100,14 @@ class ModelDrafter:
 
     def _own(self, rows: Sequence[KvSequence]) -> Iterator[KvSequence]:
         return (self._followed[row.number].own for row in rows if row.number not in self._foreign)
+
+    def _holds(self, own: KvSequence, tokens: int) -> bool:
+        """Take pages until ``tokens`` of ``own`` fit, where the pool has as many."""
+        pages = self._steps.pool.pages
+        if -(-tokens // pages.page_tokens) - len(own.pages) > pages.free:
+            return False
+        own.hold(pages, tokens)
+        return True
 
     def _run(self, rows: Sequence[Row]) -> torch.Tensor:
         logits = self._steps.run(Step(tuple(rows)))

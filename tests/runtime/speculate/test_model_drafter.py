@@ -102,6 +102,18 @@ def test_rows_with_tokens_that_the_drafter_does_not_know_get_no_drafts(models: d
     assert max(some) < 100
 
 
+def test_rows_without_pages_get_no_drafts_until_others_end(models: dict[str, nn.Module]) -> None:
+    """A server's rows share pages of prompts, which the drafter has once for each row."""
+    proposer = ModelDrafter(unstreamed(models["small"], slots=2), VOCAB, 8)
+    rows = [KvSequence.of(0, list(range(1, 21))), KvSequence.of(1, [5, 9, 7])]
+    proposer.read(rows)
+    some, none = proposer.propose(rows, [3, 3])
+    assert (len(some), len(none)) == (3, 0)
+    proposer.forget(0)
+    proposer.read(rows[1:])
+    assert len(proposer.propose(rows[1:], [3])[0]) == 3
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_run_by_a_plan_with_a_drafter_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     """Both models by plans of their own, the drafter's whole in DRAM; what is drafted is what the model says, so it is kept."""
