@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ExportConfig
 from penstock.planner.common.console import make_console
-from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import write_at_once
+from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import check_plan, read_plan
 from penstock.planner.export.exported import Losses, Request, cost
 from penstock.planner.export.targets import find_target
@@ -19,8 +19,7 @@ def export_verb(cfg: ExportConfig) -> None:
     target = find_target(cfg.to)
     plan = read_plan(Path(cfg.plan))
     check_plan(plan)
-    if plan.ranks.count > 1:
-        raise UserError(f"plan={cfg.plan}: is for {plan.ranks.count} ranks, and {cfg.to} is told of one; solve with ranks=1 to export")
+    check_alone(plan.ranks, cfg.plan, "`planner export`")
     request = Request(plan, os.path.basename(cfg.plan))
     made = target.export(request)
     out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")

@@ -20,6 +20,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
@@ -38,8 +39,7 @@ def simulate_verb(cfg: SimulateConfig) -> None:
     if cfg.trace is not None:
         check_form(Path(cfg.trace))
     plan, force = _asked(cfg)
-    if plan.ranks.count > 1:
-        raise UserError(f"plan={cfg.plan}: is for {plan.ranks.count} ranks, and one rank is simulated yet; solve with ranks=1 to simulate")
+    check_alone(plan.ranks, cfg.plan or "", "`planner simulate`")
     changed = _forced(plan, force, cfg.rules)
     if is_played(cfg.serve, plan):
         play_serving(cfg, changed)

@@ -16,6 +16,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit
 from penstock.runtime.asked.run_schema import RunConfig
@@ -95,7 +96,9 @@ def _planned(cfg: ServeConfig) -> Iterator[tuple[Path, Plan]]:
     """The plan as a file that stays while the server does: the motor reads it at each start."""
     if cfg.plan is not None:
         path = Path(cfg.plan).expanduser()
-        yield path.absolute(), read_plan(path)
+        plan = read_plan(path)
+        check_alone(plan.ranks, cfg.plan, "`runtime serve`")
+        yield path.absolute(), plan
         return
     assert cfg.hardware is not None and cfg.model is not None
     try:

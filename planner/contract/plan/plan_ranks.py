@@ -26,6 +26,12 @@ class Ranks:
         return first, *self.others
 
 
+def check_alone(ranks: Ranks, plan: str, what: str) -> None:
+    """UserError where the file ``plan`` is for several ranks, and ``what`` works on one alone."""
+    if ranks.count > 1:
+        raise UserError(f"plan={plan}: is for {ranks.count} ranks, and {what} works on one alone yet; solve again with ranks=1")
+
+
 def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload, count: int) -> None:
     """UserError where ``count`` ranks of ``hardware`` cannot share ``model`` for ``workload``, with the remedy."""
     if count == 1:
