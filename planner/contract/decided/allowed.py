@@ -87,6 +87,7 @@ class Each:
     """Any number of values, of which ``one`` allows each."""
 
     one: Span
+    why: str = ""
 
     def __contains__(self, values: Iterable[float]) -> bool:
         return all(value in self.one for value in values)

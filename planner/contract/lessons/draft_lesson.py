@@ -33,8 +33,8 @@ class DraftLesson:
 
     @classmethod
     def of(cls, speculation: Speculation, text: str, facts: Mapping[str, Any] | None) -> DraftLesson | None:
-        """Of a run's report on its drafts; None where none was tried."""
-        if not facts or not sum(facts["tried_at"]):
+        """Of a run's report on its drafts; None where nobody was asked for any."""
+        if not facts or not facts["asked"]:
             return None
         tried = tuple(facts["tried_at"])
         kept = (*facts["kept_at"], *[0] * len(tried))[: len(tried)]
@@ -52,20 +52,18 @@ def counting_on(speculation: Speculation, lessons: Sequence[DraftLesson], text: 
     Few tokens weigh little beside what ``speculation`` counts on by default. No share is above the one that was seen.
     """
     own = _own(speculation, lessons, text)
+    if not own:
+        return speculation
+    proposes = sum(lesson.proposed for lesson in own) / sum(lesson.asked for lesson in own)
     tried, kept = _sums([lesson.tried for lesson in own]), _sums([lesson.kept for lesson in own])
     if not sum(tried):
-        return speculation
+        return replace(speculation, proposes=proposes)
     seen = sum(kept) / sum(tried)
     share = min(seen, (speculation.acceptance * UNSURE + sum(kept)) / (UNSURE + sum(tried)))
     places = tuple(k / n for k, n in zip(kept, tried, strict=True) if n >= ALIKE)
     differ = any(abs(place - seen) > APART * math.sqrt(seen * (1 - seen) / n) for place, n in zip(places, tried, strict=False))
-    asked = sum(lesson.asked for lesson in own)
-    return replace(
-        speculation,
-        acceptance=share,
-        acceptance_at=tuple(round(place, 4) for place in places) if differ else (),
-        proposes=sum(lesson.proposed for lesson in own) / asked if asked else 1.0,
-    )
+    at = tuple(round(place, 4) for place in places) if differ else ()
+    return replace(speculation, acceptance=share, acceptance_at=at, proposes=proposes)
 
 
 def stands_on(speculation: Speculation, lessons: Sequence[DraftLesson], text: str) -> str:

@@ -23,7 +23,7 @@ def served_with_drafts(plan: Plan, asked: Speculate, tokens: int | None, seen: S
     planned = PlannedDrafts(longest, ServeLimits.of(plan), PassPrices(plan))
     alone, rows = planned.length(1), plan.decisions.batch
     if asked is Speculate.auto and not alone:
-        none = f"no tokens are drafted: with {known.acceptance:.0%} of them kept a pass of more rows costs more"
+        none = f"no tokens are drafted: more rows cost more than they give, where a plan {stands_on(known, seen, text)}"
         return replace(plan, notes=(*plan.notes, none))
     made = longest if tokens is not None else _with(plan, replace(known, tokens=max(1, alone)))
     note = (

@@ -40,10 +40,9 @@ def speculating(
                 raise
             notes.append(str(error))
     best = max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
-    counted = [f"{one.decisions.speculation.acceptance:.0%}" for one in tried]
     if asked is Speculate.auto and best.prediction.decode_tokens_per_s <= plan.prediction.decode_tokens_per_s:
-        shares = " or ".join(dict.fromkeys(counted))
-        return replace(plan, notes=(*notes, f"no tokens are drafted: with {shares} of them kept a pass of more rows costs more"))
+        counted = " or ".join(dict.fromkeys(stands_on(one.decisions.speculation, seen, text) for one in tried))
+        return replace(plan, notes=(*notes, f"no tokens are drafted: more rows cost more than they give, where a plan {counted}"))
     chosen = best.decisions.speculation
     return replace(best, notes=(*notes, f"drafts by {chosen.drafter}: the prediction {stands_on(chosen, seen, text)}"))
 

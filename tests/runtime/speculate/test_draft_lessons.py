@@ -72,6 +72,9 @@ def test_the_next_solve_counts_on_what_runs_saw_of_this_kind_of_text_alone(tmp_p
     assert "as 1 run on text of the kind" in known.notes[-1] and "before a run" in plain.notes[-1]
     assert other.decisions.speculation == plain.decisions.speculation
     assert penstock.solve(**asked, calibration="off").decisions.speculation == plain.decisions.speculation
+    silent = replace(run, drafts=DraftLesson("lookup", plain.workload.name, 40, 0, (), ()))
+    write_calibration(calibration_path(plain.hardware), Calibration(Machine.of(plain.hardware), (silent,)))
+    assert penstock.solve(**asked).prediction.tokens_a_pass == 1
     write_plan(known, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml").prediction == known.prediction
 
