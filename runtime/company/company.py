@@ -87,7 +87,9 @@ class Company:
         return self._ways
 
     def tell(self, words: Words, count: int | None = None) -> None:
-        """From rank 0 to the first ``count`` ranks, itself aside; None: to all."""
+        """From rank 0 to the first ``count`` ranks, itself aside; None: to all. Nothing once one is lost: all others have ended."""
+        if self.is_lost:
+            return
         with self.noticing():
             self._post.tell(range(1, count or self.seat.count), words)
 
@@ -110,6 +112,7 @@ class Company:
             if self._over or not self._is_lost(error):
                 raise
             why = None if self.heart is None else self.heart.why(WHY_S)
+            self._over = True
             self._leave_group()
             raise UserError(why or f"the connection to another rank was lost ({_first_line(error)}); run it again") from error
 
