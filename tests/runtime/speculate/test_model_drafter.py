@@ -24,6 +24,7 @@ from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.speculate.chains import Chains
+from penstock.runtime.speculate.drafter import Drafts
 from penstock.runtime.speculate.model_drafter import ModelDrafter
 from tests.runtime.steppers import CPU, unstreamed
 from tests.support import save_tiny
@@ -53,20 +54,34 @@ class Recorded(Stepper):
         return super().run(step)
 
 
+class Compared(ModelDrafter):
+    """Holds each chain against that of a drafter which reads all anew."""
+
+    anew: nn.Module
+
+    def propose(self, rows: Sequence[KvSequence], most: Sequence[int]) -> Drafts:
+        drafts, other = super().propose(rows, most), ModelDrafter(unstreamed(self.anew), VOCAB, 64)
+        other.read(rows)
+        assert drafts == other.propose(rows, most)
+        return drafts
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nn.Module]:
     """In float64, where passes of other shapes choose the same tokens: one to draft for, itself once more, and a smaller one."""
     where: Path = tmp_path_factory.mktemp("models")
     large, small = save_tiny(where / "large", layers=2), save_tiny(where / "small", layers=1)
-    each = {"target": large, "itself": large, "small": small}
+    each = {"target": large, "itself": large, "small": small, "itself anew": large, "small anew": small}
     return {name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval() for name, path in each.items()}
 
 
-def drafter(model: nn.Module, recorded: bool, chunk_tokens: int) -> tuple[ModelDrafter, Stepper]:
+def drafter(model: nn.Module, anew: nn.Module, recorded: bool, chunk_tokens: int) -> tuple[ModelDrafter, Stepper]:
     steps = unstreamed(model)
     if recorded:
         steps.__class__ = Recorded
-    return ModelDrafter(steps, VOCAB, chunk_tokens), steps
+    made = Compared(steps, VOCAB, chunk_tokens)
+    made.anew = anew
+    return made, steps
 
 
 @given(data=st.data())
@@ -79,7 +94,7 @@ def test_a_model_drafts_and_the_text_stays(models: dict[str, nn.Module], data: s
     batch = Batch(prompts, max(limits), 8, stop, limits)
     sampling = data.draw(st.sampled_from([Sampling(), Sampling(temperature=1.0, top_k=50, seed=3)]))
     name, recorded = data.draw(st.sampled_from(["itself", "small"])), data.draw(st.booleans())
-    proposer, steps = drafter(models[name], recorded, data.draw(st.integers(1, 8)))
+    proposer, steps = drafter(models[name], models[f"{name} anew"], recorded, data.draw(st.integers(1, 8)))
     length = Anyhow(5, lambda drafts: 1.0, Acceptance(0.5), draw=random.Random(data.draw(st.integers(0, 99))))
     chains, free = Chains(name, proposer, length), steps.pool.pages.free
 
