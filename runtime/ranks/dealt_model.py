@@ -165,3 +165,11 @@ class NoEmbedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.empty(*ids.shape, self._width, dtype=self._dtype, device=ids.device)
+
+
+class EmbeddingElsewhere:
+    """Takes a model's table of tokens away."""
+
+    def convert(self, model: PreTrainedModel) -> None:
+        width = model.get_input_embeddings().get_parameter("weight").shape[1]
+        model.set_input_embeddings(NoEmbedding(width, model.dtype))

@@ -13,7 +13,7 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.model.fixtures import rows_of
 from penstock.runtime.model.skeleton import Skeleton
-from penstock.runtime.ranks.dealt_model import NoEmbedding
+from penstock.runtime.ranks.dealt_model import EmbeddingElsewhere
 from penstock.runtime.store.base import Store, UnitLayout
 from penstock.runtime.store.decoder import module_name
 from penstock.runtime.store.scales import Scale
@@ -78,5 +78,5 @@ def part_of_skeleton(skeleton: Skeleton, rows: range, vocab: int, looks_up: bool
     if bias is not None:
         head.bias = nn.Parameter(bias.data[rows.start : rows.stop], requires_grad=False)
     if not looks_up:
-        model.set_input_embeddings(NoEmbedding(embedding.get_parameter("weight").shape[1], model.dtype))
+        EmbeddingElsewhere().convert(model)
     return replace(skeleton, store=store)
