@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
                 self.wfile.write(data if cut is None else data[:cut])
             if cut is not None:
                 self.wfile.flush()
-                self.connection.close()
+                self.connection.shutdown(socket.SHUT_RDWR)  # closing alone leaves it open: reader and writer hold it, too
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
