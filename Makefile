@@ -35,9 +35,8 @@ demo: $(STAMP)
 	    workload.prompt_tokens=128 workload.new_tokens=16 workload.context_tokens=0 out=$(DEMO)/plan.yaml
 	runtime run plan=$(DEMO)/plan.yaml validate=full out=$(DEMO)/run.json
 
-# Three processes for two cores: some tests wait for others' processes.
 test: $(STAMP)
-	pytest -q -n 3 --dist loadfile
+	pytest -q -n 2 --dist loadfile
 
 # Texts and logits over two and three ranks, in all cases.
 test-ranks: $(STAMP)
