@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-GB = 1e9
+from penstock.planner.common.measures import GB
+
 PATIENCE_S = 60
 """For a process that does not come."""
 HOP_BYTES, PROMPT_BYTES = 16 * 2**10, 64 * 2**20

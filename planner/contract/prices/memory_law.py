@@ -32,7 +32,7 @@ from penstock.planner.contract.prices.sizes import (
 )
 from penstock.planner.contract.speculation.resident_drafter import resident
 
-SHARED = frozenset({"context", "workspace"})
+ONCE_A_PROCESS = frozenset({"context", "workspace"})
 """Items of VRAM that a process has once, whatever models it runs."""
 LEFT_ALONE = frozenset({"guard", "reserve"})
 """Items that a capacity must leave free: rules count them, a prediction of used bytes does not."""
@@ -152,7 +152,7 @@ def drafter_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workloa
     held = held_by(hardware, drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
     vram, dram = vram_items(hardware, drafter, workload, held), dram_items(hardware, drafter, workload, held)
     return {
-        Tier.vram: used_bytes({item: n for item, n in vram.items() if item not in SHARED}),
+        Tier.vram: used_bytes({item: n for item, n in vram.items() if item not in ONCE_A_PROCESS}),
         Tier.dram: used_bytes(dram),
     }
 

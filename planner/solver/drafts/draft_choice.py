@@ -47,8 +47,7 @@ def beside_drafter(plan: Plan, drafter: Speculation, solve: Solve) -> Plan:
         decisions = replace(made.decisions, speculation=drafter)
         needed = drafter_bytes(plan.hardware, made.model, plan.workload, decisions)
         if taken and all(needed[tier] <= taken[tier] for tier in needed):
-            predicted = predict(plan.hardware, made.model, plan.workload, decisions)
-            return replace(made, hardware=plan.hardware, decisions=decisions, prediction=predicted)
+            return drafted(replace(made, hardware=plan.hardware), drafter)
         taken = {tier: max(n, taken.get(tier, 0)) for tier, n in needed.items()}
         made = _solved(plan, drafter, taken, solve)
 
@@ -66,3 +65,9 @@ def _solved(plan: Plan, drafter: Speculation, taken: dict[Tier, int], solve: Sol
         return solve(left)
     except UserError as error:
         raise UserError(f"{refused} ({str(error).partition(';')[0]}); {remedy}") from error
+
+
+def drafted(plan: Plan, speculation: Speculation) -> Plan:
+    """``plan`` with ``speculation``, predicted anew."""
+    decisions = replace(plan.decisions, speculation=speculation)
+    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))

@@ -9,8 +9,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
-from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter
+from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted
 from penstock.planner.solver.drafts.served_speculation import served_with_drafts
 
 
@@ -52,9 +51,3 @@ def longest_paying(plan: Plan, drafter: Speculation, tokens: int | None) -> Plan
     counts = range(1, MOST_DRAFTS + 1) if tokens is None else [tokens]
     tried = [drafted(plan, replace(drafter, tokens=count)) for count in counts]
     return max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
-
-
-def drafted(plan: Plan, speculation: Speculation) -> Plan:
-    """``plan`` with ``speculation``, predicted anew."""
-    decisions = replace(plan.decisions, speculation=speculation)
-    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))

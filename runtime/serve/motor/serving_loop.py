@@ -131,9 +131,7 @@ class ServingLoop:
         self._vitals.passed(shape, gave, now - begun, begun - self._idle_from)
         self._idle_from = now
         if self._chains is not None:
-            self._book(
-                self._chains, [share for share in shares if share.kind != "prompt"], drafts, chosen, None if shape.tokens else now - begun
-            )
+            self._book(self._chains, decoded, drafts, chosen, None if shape.tokens else now - begun)
         for share in shares:
             if share.kind == "prompt" and share.wanted and share.number not in void and share.number not in over:
                 self._sequences.keep(share.number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from penstock.planner.simulate.act import Options, Simulation
 from penstock.planner.simulate.routers import RecordedRouters
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.experts.dram_experts import DramExperts
 from tests.conftest import SHARED
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
@@ -100,10 +103,25 @@ def test_a_slow_cpu_and_a_plan_without_it_compute_none(random_mixtral: Path, gbp
     assert not facts["computed_on_cpu"] and facts["vram"]["misses"]
 
 
+def behind_reads(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` of DRAM's experts, called once no read is under way."""
+
+    def waits(experts: DramExperts, *asked: Any) -> Any:
+        with experts._cond:
+            assert experts._cond.wait_for(lambda: not any(fetch.under_way for fetch in experts._fetches.values()), 30)
+        return method(experts, *asked)
+
+    return waits
+
+
 @pytest.mark.parametrize("dram", [0, 9])
-def test_a_simulation_has_the_cpu_compute_the_same_experts(random_mixtral: Path, tmp_path: Path, dram: int) -> None:
-    """By the run's own routings: as many hits and misses in VRAM, as many experts on the CPU. A read that comes late or early on a busy
-    machine changes whether DRAM has an expert, now and then."""
+def test_a_simulation_has_the_cpu_compute_the_same_experts(
+    random_mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dram: int
+) -> None:
+    """By the run's own routings: as many hits and misses in both tiers, as many experts on the CPU. Whoever looks finds reads over, as on
+    an idle machine: which of two comes first, and whether one that is dropped has come, changes what the next one finds."""
+    for name in ("visit", "judge", "next_part", "arrived", "release"):
+        monkeypatch.setattr(DramExperts, name, behind_reads(getattr(DramExperts, name)))
     work = workload(prompt_tokens=1, new_tokens=24)
     plan = replace(plan_of(random_mixtral, 1, dram=dram), workload=work)
     path = tmp_path / "routed.jsonl"
@@ -114,9 +132,7 @@ def test_a_simulation_has_the_cpu_compute_the_same_experts(random_mixtral: Path,
         ran = session.engine.facts()["experts"]
     acted = Simulation(plan, Options(), routers=RecordedRouters(read_routings(path), None)).run()
     found = {name: (ran[name]["hits"], ran[name]["misses"]) for name in ("vram", "dram")}
-    simulated = {name: (counts.hits, counts.misses) for name, counts in acted.experts.items()}
-    assert simulated["vram"] == found["vram"] and sum(simulated["dram"]) == sum(found["dram"])
-    assert abs(simulated["dram"][0] - found["dram"][0]) <= 2
+    assert {name: (counts.hits, counts.misses) for name, counts in acted.experts.items()} == found
     assert acted.computed_on_cpu == ran["computed_on_cpu"] > 0
 
 
