@@ -144,6 +144,7 @@ def test_a_rank_has_its_card_and_its_share_of_the_rest():
 @pytest.mark.parametrize(
     ("count", "change", "says"),
     [
+        (0, {}, "ranks=0: must be 1 or more; set ranks=1, or leave it out"),
         (5, {}, "ranks=5: small has 4 GPUs for plans; set ranks=4 or fewer and solve again"),
         (9, {"cards": 16}, "ranks=9: small has 8 layers, and each rank needs one; set ranks=8 or fewer"),
         (9, {"vram": 0}, r"ranks=9: hardware\.cpu\.cores=8, and each rank needs one; set ranks=8 or fewer"),

@@ -78,7 +78,10 @@ def modelled(planned: Speculation, asked: Speculate | None, model: ModelSpec, ta
     ``asked`` has no use for it."""
     if asked in (Speculate.none, Speculate.lookup):
         raise UserError(f"draft={model.checkpoint}: speculate={asked} drafts without a model; set speculate=draft, or leave draft= out")
-    kind = Drafter(asked) if asked in (Speculate.draft, Speculate.self) else kind_of(model, target)
+    found = kind_of(model, target)
+    if asked is Speculate.self and found is not Drafter.self:
+        raise UserError(f"draft={model.checkpoint}: it is no copy of {target.name}, whose layers and widths differ; set speculate=draft")
+    kind = Drafter.draft if asked is Speculate.draft else found
     return Speculation(kind, planned.tokens or MOST_DRAFTS, DEFAULT_ACCEPTANCE[kind], model)
 
 

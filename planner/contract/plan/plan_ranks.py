@@ -34,6 +34,8 @@ def check_alone(ranks: Ranks, plan: str, what: str) -> None:
 
 def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload, count: int) -> None:
     """UserError where ``count`` ranks of ``hardware`` cannot share ``model`` for ``workload``, with the remedy."""
+    if count < 1:
+        raise UserError(f"ranks={count}: must be 1 or more; set ranks=1, or leave it out")
     if count == 1:
         return
     asked = f"ranks={count}"
