@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.gpt_oss_synth import KEYS, gpt_oss_config, write_gpt_oss  # noqa: E402
+from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, bound_row, limit_of, machine  # noqa: E402
 from bench.moe import mean_s, one_after_the_other  # noqa: E402
@@ -106,11 +107,11 @@ class Cases:
 
 def main() -> None:
     try:
-        given = given_of(sys.argv[1:], ("work", "out", "cases", "vram", "new_tokens", *KEYS))
+        given = given_of(sys.argv[1:], ("work", "out", "cases", "vram", "new_tokens", "quick", *KEYS))
     except UserError as error:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    where = machine(bench.probe())
+    where = machine(profile_of(bench, given.get("quick", "true")))
     cases = Cases(bench, given)
     known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (cases.resident, cases.dram, cases.half, cases.cpu)}
     run_cases(chosen(given.get("cases", "resident,dram,half"), known), where, Path(given["out"]) if "out" in given else None)

@@ -361,10 +361,13 @@ def probe(bench: Bench, quick: str) -> dict:
 
 
 def profile_of(bench: Bench, quick: str) -> dict:
-    """What `planner probe` said of this machine, once for all commands over the same directory: with the CPU's products a minute."""
+    """What `planner probe` said of this machine, once for all commands over the same directory: with the CPU's products a minute, which a
+    quick one leaves out. One that has them serves both."""
     kept = bench.work / "profile.json"
-    if not kept.exists():
-        kept.write_text(json.dumps(probe(bench, quick)))
+    known = json.loads(kept.read_text()) if kept.exists() else None
+    if known is not None and (quick == "true" or known["host"] or not known["gpu"]):
+        return known
+    kept.write_text(json.dumps(probe(bench, quick)))
     return json.loads(kept.read_text())
 
 

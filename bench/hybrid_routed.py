@@ -3,8 +3,10 @@
     python bench/hybrid_routed.py work=/dev/shm/penstock out=mixtral.json cases=mixtral      # one case a command
     python bench/hybrid_routed.py work=bench-work cases=mixtral,mixtral_traces,gpt_oss       # without a card: small geometries
 
-`mixtral`, `mixtral_traces`: 16 layers at 13 GiB, routed at random and with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. Each run
-is a process of its own. Experts' bytes differ by what is missed, so a bound takes them from the run's report. Keys as in bench/hybrid.py.
+`mixtral`, `mixtral_traces`: 16 layers at 13 GiB, routed at random and with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. `layers`
+and `vram` change them: a quarter of both is a case of a minute. Each case runs `moe.host=copied` and `split` in turns, in one process,
+`pairs` times; a row is printed as soon as it is known. Experts' bytes differ by what is missed, so a bound takes them from the run
+itself. Keys as in bench/hybrid.py.
 """
 
 from __future__ import annotations
@@ -13,17 +15,20 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import gpt_oss  # noqa: E402
+from bench.beside_rates import Rates, measure_rates  # noqa: E402
 from bench.cases import Row  # noqa: E402
-from bench.hybrid import SHORT, Hybrid, play  # noqa: E402
-from bench.link import limit_of, link_limit  # noqa: E402
-from bench.moe import mean_s  # noqa: E402
+from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss  # noqa: E402
+from bench.hybrid import BUSY_S, SHORT_S, Hybrid, play  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
-from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
+from bench.routed_worker import RoutedRun, measure_routed  # noqa: E402
+from bench.worker import Trial  # noqa: E402
+from penstock.planner.contract.given.unit_spec import UnitKind  # noqa: E402
+from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 
 CASES = ("mixtral", "mixtral_traces", "gpt_oss")
 SMALL_MIXTRAL = (
@@ -35,14 +40,16 @@ SMALL_MIXTRAL = (
     "model.head_dim=64",
     "model.expert_ffn=1792",
 )
+SMALL_GPT_OSS = {"layers": "4", "hidden": "512", "experts": "16", "vocab": "4000"}
+WAYS = ("copied", "split")
+MOST_LEFT = 1.15
 
 
 class Routed(Hybrid):
     """The cases of routed experts."""
 
     def mixtral(self) -> Iterator[Row]:
-        checkpoint = self._mixtral()
-        yield from self.routed("Mixtral, random routing", "mixtral", checkpoint, "13GiB")
+        yield from self.routed("Mixtral, random routing", "mixtral", self._mixtral(), "13GiB")
 
     def mixtral_traces(self) -> Iterator[Row]:
         """The files of `mixtral`, whose routers are given favourites in place."""
@@ -54,49 +61,61 @@ class Routed(Hybrid):
             yield from self.routed("Mixtral, routed like traces", "traces", path, "13GiB")
 
     def _mixtral(self) -> Path:
-        return self.bench.checkpoint("mixtral", *(("model=mixtral8x7b", "model.layers=16") if self.card else SMALL_MIXTRAL))
+        shape = ("model=mixtral8x7b", f"model.layers={self.layers or 16}") if self.card else SMALL_MIXTRAL
+        return self.bench.checkpoint("mixtral", *shape)
 
     def gpt_oss(self) -> Iterator[Row]:
-        given = {"layers": "20"} if self.card else {"layers": "4", "hidden": "512", "experts": "16", "vocab": "4000"}
-        cases = gpt_oss.Cases(self.bench, given)
-        yield from cases.dram() if self.card else cases.cpu()
-        path = cases.checkpoint({})
+        path = self.bench.work / "gpt-oss"
+        if not path.exists():
+            write_gpt_oss(gpt_oss_config({"layers": self.layers or "20"} if self.card else SMALL_GPT_OSS), path)
         with self.dropped(path):
             yield from self.routed("gpt-oss", "gpt-oss", path, "8GiB")
 
-    def routed(self, case: str, name: str, checkpoint: Path, vram: str) -> Iterator[Row]:
-        """A run's mean step over max(bus, CPU, link, chain) of the bytes that its experts took."""
-        budget = [f"hardware.vram_bytes={vram}"] if self.card else []
-        work = {"prompt_tokens": SHORT, "new_tokens": 64 if self.card else 8, "context_tokens": 0, "requests": 2}
-        asked = [*(f"workload.{key}={value}" for key, value in work.items()), *budget]
-        sampled = ["temperature=1.0", "top_k=0"]
-        copied_alone = self.bench.run(f"hybrid-{name}-copied", checkpoint, [*asked, "moe.host=copied"], sampled, limits=False)
-        shared = ["moe.host=split"] if self.card else []
-        report = self.bench.run(f"hybrid-{name}", checkpoint, [*asked, *shared], sampled)
-        plan = read_plan(self.bench.work / f"hybrid-{name}.yaml")
-        stages, steps = report["stages"]["decode"], len(report["step_s"])
-        copied, computed = (stages.get(track, {}).get("bytes", 0) / steps / 1e9 for track in ("h2d", "cpu"))
-        rates = self.rates(plan)
-        format = next(iter(rates.cpu_gbps))
-        link = link_limit(report, "h2d")[0] if copied else 1.0
-        cpu_s = computed / rates.cpu_gbps[format]
+    def routed(self, case: str, name: str, checkpoint: Path, usual_vram: str) -> Iterator[Row]:
+        """Each way's mean step over max(bus, CPU, link, chain) of the bytes that its experts took; then one over the other."""
+        vram = self.given.get("vram", usual_vram)
+        plans = {way: self.solve(f"{name}-{way}", checkpoint, f"moe.host={way if self.card else WAYS[0]}", vram=vram) for way in WAYS}
+        spec = plans["split"].model.of_kind(UnitKind.expert)[0]
+        host = plans["split"].hardware.host
+        threads, seconds = host.threads if host else self.cores, BUSY_S if self.card else SHORT_S
+        rates = self.worker(measure_rates, [spec.format.name], threads, seconds)
+        runs: dict[str, list[RoutedRun]] = {way: [] for way in WAYS}
+        for pair in range(self.pairs):
+            for way in WAYS if pair % 2 == 0 else WAYS[::-1]:
+                found = self.worker(measure_routed, Trial(plans[way], checkpoint, self.steps, pair))
+                runs[way].append(found)
+                yield self._over_bound(f"{case}, {way}", plans[way], found, rates, spec.format.name)
+        copied, split = (fmean(run.step_s for run in runs[way]) for way in WAYS)
+        what = f"means of {self.pairs} pairs; the plans say {self._said(plans['split']) / self._said(plans['copied']):.3f}"
+        yield self._row(f"{case}, split over copied", what, plans["split"], split, copied, "<= 1")
+        own = self.solve(f"{name}-own", checkpoint, vram=vram)
+        experts = own.decisions.experts
+        chosen = "" if experts is None else str(experts.host)
+        yield self._row(
+            f"{case}, regret", f"the plan chose {chosen}", own, {"split": split}.get(chosen, copied), min(copied, split), "<= 1.03"
+        )
+
+    def _over_bound(self, case: str, plan: Plan, run: RoutedRun, rates: Rates, format: str) -> Row:
+        cpu_s, link_s = run.computed_gb / rates.cpu_gbps[format], run.copied_gb / rates.link_gbps if rates.link_gbps else 0.0
         parts = {
             "CPU": cpu_s,
-            "link": copied / link,
-            "bus": (copied + computed) / rates.bus_gbps(format),
-            "chain": limit_of(report, "decode_s") + max(cpu_s, copied / link),
+            "link": link_s,
+            "bus": (run.copied_gb + run.computed_gb) / rates.bus_gbps(format),
+            "chain": run.resident_s + max(cpu_s, link_s),
         }
         slowest = max(parts, key=parts.__getitem__)
-        seconds = mean_s(report)
-        what = f"{computed:.2f} GB on the CPU, {copied:.2f} copied; bound by {slowest}"
-        predicted = report["predicted"]["decode_s_per_token"] / seconds
-        vram_gb, dram_gb = (report["measured"][f"{tier}_bytes"] / 1e9 for tier in ("vram", "dram"))
-        limit = parts[slowest]
-        yield Row(f"{case} over its bound", what, seconds, limit, "s", seconds / limit, "<= 1.15", predicted, vram_gb, dram_gb)
-        alone = mean_s(copied_alone)
-        yield Row(
-            f"{case} over copying alone", "moe.host=copied", seconds, alone, "s", seconds / alone, "<= 1", predicted, vram_gb, dram_gb
-        )
+        said = ", ".join(f"{part} {s * 1e3:.1f}" for part, s in parts.items())
+        what = f"{run.computed_gb:.2f} GB on the CPU, {run.copied_gb:.2f} copied, {run.missed:.0%} missed, host {run.host_us:.0f} us; {said} ms"
+        return self._row(case, what, plan, run.step_s, parts[slowest], f"<= {MOST_LEFT}")
+
+    def _row(self, case: str, what: str, plan: Plan, seconds: float, limit: float, target: str) -> Row:
+        said = plan.prediction
+        predicted = said.decode_s_per_token / seconds
+        return Row(case, what, seconds, limit, "s", seconds / limit, target, predicted, said.vram_bytes / 1e9, said.dram_bytes / 1e9)
+
+    @staticmethod
+    def _said(plan: Plan) -> float:
+        return plan.prediction.decode_s_per_token
 
 
 if __name__ == "__main__":

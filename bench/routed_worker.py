@@ -1,0 +1,84 @@
+"""A plan with routed experts, run once in a worker's process: what its decode steps took, moved and computed, and where."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from bench.worker import WARM_UP, Trial
+from penstock.planner.common.threads import wait_asleep
+
+
+@dataclass(frozen=True)
+class RoutedRun:
+    """Of one run's decode steps."""
+
+    step_s: float
+    """Mean: steps differ by what they miss."""
+    resident_s: float
+    """A step of the same process that finds every expert, median."""
+    copied_gb: float
+    """Of a step, over the link."""
+    computed_gb: float
+    """Of a step, by the CPU where it lies."""
+    missed: float
+    """The share of experts that VRAM did not have; without a card, that DRAM did not have."""
+    host_us: float
+    """Processor time of a layer's visit."""
+
+
+def measure_routed(trial: Trial) -> RoutedRun:
+    """Run ``trial`` by the engine and the loop of `runtime run`, tokens drawn. UserError when the plan does not fit what is free."""
+    wait_asleep()
+    import torch
+
+    try:
+        return _measure(trial)
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _measure(trial: Trial) -> RoutedRun:
+    from penstock.runtime.asked.prompts import random_ids
+    from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.engine.link_limits import measure_compute
+    from penstock.runtime.engine.sampling import Sampler, Sampling
+    from penstock.runtime.engine.session import open_session
+    from penstock.runtime.memory.budget import Budget
+    from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
+    from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
+    from penstock.runtime.memory.ground import OpenCard
+
+    plan, work = trial.plan, trial.plan.workload
+    budget = Budget.of(plan)
+    device = find_device(budget)
+    refuse_if_short(budget, Free(free_dram().dram_bytes, *free_vram(device)))
+    prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
+    batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
+    with told_when_vram_runs_out(budget, device):
+        copier = open_cuda(budget, device)
+    with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
+        session.load(batch)
+        engine = session.engine
+        first: dict[str, int] = {}
+
+        def progress(phase: str, done: int, total: int) -> None:
+            if phase == "decode" and not first:
+                first.update(_bytes(engine.stage_totals()))
+
+        made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device), progress=progress)
+        last, experts = _bytes(engine.stage_totals()), engine.facts()["experts"]
+        engine.stop()
+        resident_s = measure_compute(engine, batch)["decode_s"]
+    gb = {stage: (nbytes - first.get(stage, 0)) / len(made.step_s) / 1e9 for stage, nbytes in last.items()}
+    missed = experts["missed"]["vram" if experts["vram"] else "dram"]
+    host_us = (experts["host_s_per_visit"] or 0.0) * 1e6
+    return RoutedRun(fmean(made.step_s[WARM_UP:]), resident_s, gb.get("h2d", 0.0), gb.get("cpu", 0.0), missed or 0.0, host_us)
+
+
+def _bytes(totals: Mapping[str, tuple[int, float]]) -> dict[str, int]:
+    return {stage: nbytes for stage, (nbytes, _) in totals.items()}
