@@ -105,7 +105,8 @@ class Routed(Hybrid):
         }
         slowest = max(parts, key=parts.__getitem__)
         said = ", ".join(f"{part} {s * 1e3:.1f}" for part, s in parts.items())
-        what = f"{run.computed_gb:.2f} GB on the CPU, {run.copied_gb:.2f} copied, {run.missed:.0%} missed, host {run.host_us:.0f} us; {said} ms"
+        moved = f"{run.computed_gb:.2f} GB on the CPU, {run.copied_gb:.2f} copied, {run.missed:.0%} missed"
+        what = f"{moved}, host {run.host_us:.0f} us; {said} ms"
         return self._row(case, what, plan, run.step_s, parts[slowest], f"<= {MOST_LEFT}")
 
     def _row(self, case: str, what: str, plan: Plan, seconds: float, limit: float, target: str) -> Row:
