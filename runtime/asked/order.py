@@ -23,6 +23,7 @@ from penstock.planner.contract.rules.rule import BrokenRule
 from penstock.runtime.asked.calibration_check import check_calibration
 from penstock.runtime.asked.knobs import check_engine
 from penstock.runtime.asked.kv_check import check_reuse, check_scratch
+from penstock.runtime.asked.page_room import reuse_of_rank
 from penstock.runtime.asked.requests import Asked, read_requests
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.asked.sampling_keys import check_sampling
@@ -82,7 +83,8 @@ def check_fit(cfg: RunConfig, plan: Plan) -> tuple[Plan, Path]:
     broken, or where plan, checkpoint and keys do not fit together."""
     plan = _forced(cfg, plan)
     _check_ranks(cfg, plan)
-    check_reuse(cfg.kv, plan)
+    for rank in range(plan.ranks.count):
+        check_reuse(reuse_of_rank(cfg.kv, plan, rank), plan.of_rank(rank))
     plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     checkpoint = _checkpoint(cfg, plan.model)
     check_scratch(cfg.kv, plan, checkpoint)
@@ -93,7 +95,7 @@ def _check_ranks(cfg: RunConfig, plan: Plan) -> None:
     """What one rank alone does yet."""
     if plan.ranks.count == 1:
         return
-    asked = {"kv.dir": cfg.kv.dir is not None, "moe.record": cfg.moe.record is not None, "calibrate": cfg.calibrate}
+    asked = {"moe.record": cfg.moe.record is not None, "calibrate": cfg.calibrate}
     for key, given in asked.items():
         if given:
             raise UserError(f"{key}: the plan is for {plan.ranks.count} ranks, and this works on one alone yet; leave it out")

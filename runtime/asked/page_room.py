@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import dram_use, used_bytes
 from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_bounce_bytes
+from penstock.runtime.asked.kv_place import directory
 from penstock.runtime.asked.run_schema import ReuseConfig
 
 USUAL_LIMIT_BYTES = 10 << 30
@@ -65,14 +66,40 @@ def page_room(cfg: ReuseConfig, plan: Plan) -> PageRoom:
     return PageRoom(page_bytes, max(LEAST_DRAM_PAGES, dram_pages), *on_card)
 
 
+def reuse_of_rank(cfg: ReuseConfig, plan: Plan, rank: int) -> ReuseConfig:
+    """``cfg`` for ``rank`` of ``plan``: a folder of its own in the directory, and its layers' part of the bytes. Null DRAM becomes what
+    it means. ``cfg`` itself of one rank."""
+    if plan.ranks.count == 1:
+        return cfg
+    own = plan.of_rank(rank)
+
+    def part(nbytes: int | None) -> int | None:
+        return None if nbytes is None else nbytes * own.model.layers // plan.model.layers
+
+    planned = own.decisions.kv.reuse.ssd_bytes
+    limit = USUAL_LIMIT_BYTES if cfg.limit_bytes is None and not planned else cfg.limit_bytes
+    place = None if cfg.dir is None else str(directory(cfg.dir) / f"rank-{rank}-of-{plan.ranks.count}")
+    return fitted(replace(cfg, dir=place, limit_bytes=part(limit), staging_bytes=part(cfg.staging_bytes)), own)
+
+
+def rooms(cfg: ReuseConfig, plan: Plan) -> tuple[PageRoom, ...]:
+    """Of each rank of ``plan``. The pool has as many pages on all; where one has no room, none has."""
+    each = [page_room(reuse_of_rank(cfg, plan, rank), plan.of_rank(rank)) for rank in range(plan.ranks.count)]
+    if not all(room.dram_pages for room in each):
+        return (PageRoom(),) * len(each)
+    pool = min(room.vram_pages for room in each)
+    return tuple(replace(room, vram_pages=pool) for room in each)
+
+
 def left_dram_bytes(plan: Plan) -> int:
     """Of ``hardware.dram_bytes``, what a run of ``plan`` without a directory leaves."""
     return plan.hardware.dram_bytes - used_bytes(dram_use(plan.hardware, plan.model, plan.workload, plan.decisions))
 
 
 def fitted(cfg: ReuseConfig, plan: Plan) -> ReuseConfig:
-    """``cfg`` with the bytes of DRAM that null means beside ``plan``, which has been planned and not yet predicted for its requests."""
-    if cfg.dir is None or cfg.staging_bytes is not None:
+    """``cfg`` with the bytes of DRAM that null means beside ``plan``, which has been planned and not yet predicted for its requests. Each
+    of several ranks has its own: :func:`reuse_of_rank`."""
+    if cfg.dir is None or cfg.staging_bytes is not None or plan.ranks.count > 1:
         return cfg
     return replace(cfg, staging_bytes=max(0, min(USUAL_STAGING_BYTES, left_dram_bytes(plan))))
 

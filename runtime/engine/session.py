@@ -18,7 +18,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
 from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.stages import ssd_gbps
-from penstock.runtime.asked.page_room import page_room
+from penstock.runtime.asked.page_room import reuse_of_rank, rooms
 from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
@@ -45,6 +45,7 @@ from penstock.runtime.memory.ground import Ground, OpenCard
 from penstock.runtime.memory.pageable import pageable_note, slowed_by_pageable
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
+from penstock.runtime.ranks.dealt_pages import LedPages, PagesElsewhere
 from penstock.runtime.ranks.opening import open_with
 from penstock.runtime.ranks.rank import Rank
 from penstock.runtime.speculate.open_chains import open_chains
@@ -96,7 +97,9 @@ class Session:
         """Predicted anew where the machine refused to page-lock its DRAM."""
         self.engine = engine
         self.prefix: Prefix | None = None
-        """KV that is kept for later prompts, once :meth:`load` is over; None where none is."""
+        """KV that is kept for later prompts, once :meth:`load` is over; None where none is, and where rank 0 says what is kept."""
+        self.led_pages: LedPages | None = None
+        """KV of this rank's layers that is kept as rank 0 says, once :meth:`finish_loading` is over."""
         self.cpu_products: dict[str, str] | None = None if on_host is None else on_host.products
         """Coded format -> ``stored`` or ``decode``, as the CPU multiplies few rows by it; None where all is decoded, or a card computes."""
         self.pageable: str | None = None
@@ -166,11 +169,15 @@ class Session:
             self._keep_prefixes(self.kept)
 
     def _keep_prefixes(self, kept: Kept) -> None:
-        rate, readers = read_gbps(kept.cfg), self.plan.decisions.weights.ssd.queue_depth
-        memory, settle = self.engine.page_memory, self.engine.outside.settle
-        prefix = Prefix(kept.shape, self.plan, memory, kept.pages, rate, readers, settle, flush_s=kept.cfg.flush_s)
+        own, memory, settle = self.own, self.engine.page_memory, self.engine.outside.settle
+        readers, leading = own.decisions.weights.ssd.queue_depth, None if self.rank is None else self.rank.leading
+        if self.rank is not None and leading is None:
+            self.led_pages = self._stack.enter_context(closing(LedPages(kept.shape, memory, kept.pages, readers, settle)))
+            return
+        rate, others = read_gbps(kept.cfg), None if leading is None else PagesElsewhere(leading)
+        prefix = Prefix(kept.shape, own, memory, kept.pages, rate, readers, settle, flush_s=kept.cfg.flush_s, others=others)
         self.prefix = self._stack.enter_context(closing(prefix))
-        self.slow_pages = None if kept.pages is None else advice(kept.pages.directory, self.plan, rate)
+        self.slow_pages = None if kept.pages is None else advice(kept.pages.directory, own, rate)
 
     def book(self, phase: str) -> None:
         """Have the other ranks book what they did since the last call to ``phase``."""
@@ -229,6 +236,8 @@ class Session:
 
     def kept_facts(self) -> dict[str, Any] | None:
         """What was restored and kept so far, for the report; None where nothing is kept."""
+        if self.led_pages is not None:
+            return self.led_pages.facts()
         if self.kept is None or self.prefix is None:
             return None
         pages = self.kept.pages
@@ -265,7 +274,7 @@ def open_session(
     card do not do what the plan needs, also for VRAM that runs out inside.
 
     Of a plan of several ranks this is the part of ``ground.company``'s rank; on rank 0 the others open theirs, and give them back with it.
-    They keep no KV for later prompts.
+    Each keeps the pages of its own layers.
 
     Closing ends what uses memory before what holds it: kept KV, the engine's streams and threads, the readers, the pages' directory,
     then ``ground``.
@@ -273,11 +282,11 @@ def open_session(
     with ExitStack() as stack:
         stack.callback(ground.close)
         whole, options, rank = plan, options or EngineOptions(), None
-        if plan.ranks.count > 1:
-            plan, reuse = whole.of_rank(0 if ground.company is None else ground.company.rank), None
+        number = 0 if ground.company is None else ground.company.rank
+        plan = whole.of_rank(number) if whole.ranks.count > 1 else whole
         stack.enter_context(told_when_vram_runs_out(Budget.of(plan), ground.device))
         if whole.ranks.count > 1:
-            rank = open_with(ground, whole, checkpoint, options)
+            rank = open_with(ground, whole, checkpoint, options, reuse)
             closing_rank = stack.enter_context(ExitStack())
             closing_rank.callback(rank.close)
         import_model(checkpoint)
@@ -294,7 +303,8 @@ def open_session(
         if plan.hardware.host is not None:
             options = replace(options, host_threads=plan.hardware.host.threads, schedules=schedules_of(plan))
         if reuse is not None:
-            options = replace(options, page_room=page_room(reuse, plan), kv_scratch_dir=_place(reuse.scratch_dir))
+            options = replace(options, page_room=rooms(reuse, whole)[number], kv_scratch_dir=_place(reuse.scratch_dir))
+            reuse = reuse_of_rank(reuse, whole, number)
             if options.page_room.dram_pages:
                 shape = page_shape(plan, checkpoint, skeleton.model)
                 begun = time.perf_counter()

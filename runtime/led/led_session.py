@@ -47,6 +47,11 @@ class LedSession:
         """Pass on hidden states, while the link is busy."""
         led_round_trips(self._session, nbytes, rounds)
 
+    def pages(self, words: dict[str, Any]) -> dict[str, Any] | None:
+        """Do with kept pages what rank 0 does -> the answer, where it waits for one."""
+        assert self._session.led_pages is not None, "all ranks keep pages, or none"
+        return self._session.led_pages.do(words)
+
     def report(self) -> dict[str, Any]:
         """What this rank did, and what it took."""
         return rank_report(self._session, self._clock)

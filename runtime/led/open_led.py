@@ -21,6 +21,6 @@ def follow_one(company: Company, words: dict[str, Any], checkpoint: Path | None)
         return
     with Groundwork.of(opening.plan, company=company) as ground:
         ground.open_card()
-        with open_session(opening.plan, opening.checkpoint, ground, EngineOptions(**opening.options)) as session:
+        with open_session(opening.plan, opening.checkpoint, ground, EngineOptions(**opening.options), opening.reuse) as session:
             follow(company, LedSession(session))
     company.answer({"closed": True})

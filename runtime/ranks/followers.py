@@ -56,6 +56,15 @@ class Leading:
         self._tell("report")
         return [self._company.hear(rank) for rank in range(1, self._count)]
 
+    def tell_pages(self, do: str, **words: Any) -> None:
+        """Have the others do something with the kept pages of their layers."""
+        self._tell("pages", do=do, **words)
+
+    def ask_pages(self, do: str, **words: Any) -> list[dict[str, Any]]:
+        """As :meth:`tell_pages` -> what each answers."""
+        self.tell_pages(do, **words)
+        return [self._company.hear(rank) for rank in range(1, self._count)]
+
     def close(self) -> None:
         """Have the others give their sessions back; end them where they wait in the middle of a pass."""
         if self._inside:
@@ -88,6 +97,7 @@ class Led(Protocol):
     def book(self, phase: str) -> None: ...
     def links(self, alone: int | None) -> dict[str, Any]: ...
     def round_trips(self, nbytes: int, rounds: int) -> object: ...
+    def pages(self, words: dict[str, Any]) -> dict[str, Any] | None: ...
     def report(self) -> dict[str, Any]: ...
 
 
@@ -112,6 +122,11 @@ def follow(company: Company, led: Led) -> None:
                 company.answer(led.links(words["alone"]))
             case "rounds":
                 led.round_trips(words["nbytes"], words["rounds"])
+            case "pages":
+                with company.noticing():
+                    answer = led.pages(words)
+                if answer is not None:
+                    company.answer(answer)
             case "report":
                 company.answer(led.report())
             case "close":

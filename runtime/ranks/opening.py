@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import plan_of_text, plan_text
-from penstock.runtime.asked.run_schema import CpuProduct
+from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
 from penstock.runtime.company.company import Company
 from penstock.runtime.ranks.rank import Rank
 
@@ -43,20 +43,22 @@ class Opening:
     checkpoint: Path
     options: dict[str, Any]
     """Keyword arguments of ``EngineOptions``."""
+    reuse: ReuseConfig | None
+    """How pages are kept; None where none are."""
 
 
-def open_with(ground: Grounded, plan: Plan, checkpoint: Path, options: Options) -> Rank:
+def open_with(ground: Grounded, plan: Plan, checkpoint: Path, options: Options, reuse: ReuseConfig | None) -> Rank:
     """This process's part of ``plan``, once all ranks have agreed. UserError where one of them has other files."""
     company = ground.company
     if company is None:
         raise UserError(f"the plan is for {plan.ranks.count} ranks and this is one process; solve again with ranks=1")
     company.join()
     if company.rank == 0:
-        _agree(company, plan, checkpoint, options)
+        _agree(company, plan, checkpoint, options, reuse)
     return Rank.of(plan, company)
 
 
-def _agree(company: Company, plan: Plan, checkpoint: Path, options: Options) -> None:
+def _agree(company: Company, plan: Plan, checkpoint: Path, options: Options, reuse: ReuseConfig | None) -> None:
     product = options.cpu_product
     words = {
         "what": "open",
@@ -67,6 +69,7 @@ def _agree(company: Company, plan: Plan, checkpoint: Path, options: Options) -> 
         "digest": spec_from_checkpoint(checkpoint).digest,
         "options": {name: getattr(options, name) for name in PASSED_ON},
         "cpu_product": None if product is None else str(product),
+        "reuse": None if reuse is None else asdict(reuse),
         "kv_scratch_dir": None if options.kv_scratch_dir is None else str(options.kv_scratch_dir),
     }
     company.tell(words, plan.ranks.count)
@@ -85,7 +88,7 @@ def accept(company: Company, words: dict[str, Any], checkpoint: Path | None) -> 
         return None
     product, scratch = words["cpu_product"], words["kv_scratch_dir"]
     shared = {"cpu_product": product and CpuProduct(product), "kv_scratch_dir": scratch and Path(scratch)}
-    return Opening(plan_of_text(words["plan"]), where, words["options"] | shared)
+    return Opening(plan_of_text(words["plan"]), where, words["options"] | shared, words["reuse"] and ReuseConfig(**words["reuse"]))
 
 
 def _version() -> str:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 def page_shape(plan: Plan, checkpoint: Path, model: PreTrainedModel) -> PageShape:
-    """Pages of ``model``. UserError where its KV does not make pages."""
+    """Pages of ``model``, or of a rank's layers of it. UserError where its KV does not make pages."""
     _refuse_strange(model)
     tokens = plan.decisions.kv.page_tokens
-    return PageShape(pages_namespace(checkpoint, str(model.dtype), tokens), tokens, plan.model.layers, kv_page_bytes(plan.model, tokens))
+    namespace = pages_namespace(checkpoint, str(model.dtype), tokens, plan.model.dealt)
+    return PageShape(namespace, tokens, plan.model.layers, kv_page_bytes(plan.model, tokens))
 
 
 def open_pages(cfg: ReuseConfig, plan: Plan, shape: PageShape) -> DiskReader | DiskWriter:

@@ -8,6 +8,7 @@ import xxhash
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, PACK_MANIFEST, parse_object, read_bytes, read_checkpoint
+from penstock.planner.contract.given.dealt import Dealt
 from penstock.runtime.kv.disk.page_keys import namespace
 
 LAYOUT = "layer: token after token, of each K then V, both heads x dim; 2"
@@ -18,9 +19,9 @@ SAMPLE_BYTES = 4096
 _LENGTH_DEPENDENT = {"dynamic", "longrope", "su"}
 
 
-def pages_namespace(checkpoint: Path, dtype: str, page_tokens: int) -> bytes:
-    """The namespace of ``checkpoint``'s pages. UserError when the files cannot be read, or the model's keys depend on more than the
-    tokens before them."""
+def pages_namespace(checkpoint: Path, dtype: str, page_tokens: int, dealt: Dealt | None = None) -> bytes:
+    """The namespace of ``checkpoint``'s pages, or of those that hold the layers of one rank alone, as ``dealt`` says. UserError when the
+    files cannot be read, or the model's keys depend on more than the tokens before them."""
     path = checkpoint / CONFIG
     config = parse_object(path, read_bytes(path, f"{path}: no such file; download the checkpoint again"))
     bound = _LENGTH_DEPENDENT & _rope_types(config)
@@ -28,7 +29,8 @@ def pages_namespace(checkpoint: Path, dtype: str, page_tokens: int) -> bytes:
         raise UserError(
             f"kv.dir: {checkpoint} has {min(bound)} rotary embeddings, by which keys depend on the whole prompt's length; leave kv.dir out"
         )
-    return namespace(config, weights_digest(checkpoint), dtype, page_tokens, LAYOUT)
+    layers = "" if dealt is None else f"; every {dealt.count}th of {dealt.layers} layers from {dealt.rank} on"
+    return namespace(config, weights_digest(checkpoint), dtype, page_tokens, LAYOUT + layers)
 
 
 def weights_digest(checkpoint: Path) -> str:

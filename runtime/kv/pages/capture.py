@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.runtime.kv.disk.page_record import checksum_of
 from penstock.runtime.kv.pages.page_tiers import Tiers
-from penstock.runtime.kv.pages.prompt_pages import Page
+from penstock.runtime.kv.pages.prompt_pages import OtherRanks, Page
 from penstock.runtime.kv.pages.reuse_facts import Totals
 from penstock.runtime.memory.device import Event
 
@@ -39,10 +39,19 @@ class Capture:
 
     ``threads`` wait for the card, copy what lies in DRAM, and make checksums; the disk has a thread of its own. A page's slot in DRAM stays
     as it is until the disk has it; ``leave`` of the slots, half of them at most, are free of that, so that pages can be read meanwhile.
-    ``settle`` returns, on one of ``threads``, once the KV that lies in DRAM is as computed.
+    ``settle`` returns, on one of ``threads``, once the KV that lies in DRAM is as computed. ``others`` copy out what this does.
     """
 
-    def __init__(self, tiers: Tiers, leave: int, threads: ThreadPoolExecutor, totals: Totals, settle: Callable[[], None]):
+    def __init__(
+        self,
+        tiers: Tiers,
+        leave: int,
+        threads: ThreadPoolExecutor,
+        totals: Totals,
+        settle: Callable[[], None],
+        others: OtherRanks | None = None,
+    ):
+        self._others = others
         self._tiers, self._slots, self._threads, self._totals, self._settle = tiers, tiers.dram.slots, threads, totals, settle
         self._leave = min(leave, self._slots.count // 2)
         self._writing = 0
@@ -77,6 +86,11 @@ class Capture:
 
     def finish(self) -> None:
         """Copy out all that is left, and wait until it lies in DRAM. Does not wait for the disk: what finds no slot is left."""
+        self.send()
+        self._wait()
+
+    def send(self) -> None:
+        """Queue all that finds a slot; waits for room to queue it in, and for DRAM where the pool lies there."""
         card = self._tiers.card
         while self._todo:
             before = len(self._todo)
@@ -89,7 +103,8 @@ class Capture:
                 card.wait_for_room()
             else:
                 break
-        self._wait()
+        if self._tiers.slots.any_on_host:
+            self._wait()
 
     def drain(self, until_s: float, progress: Callable[[int, int], None]) -> None:
         """``finish``, and what finds no slot waits for the disk to give one back, until ``until_s`` of ``time.monotonic``. No slot is left
@@ -97,7 +112,7 @@ class Capture:
         card, total = self._tiers.card, len(self._todo)
         while self._todo and (left_s := until_s - time.monotonic()) > 0:
             before, given_back = len(self._todo), self._given_back
-            self._send(leave=0)
+            self._send(leave=0, wait_s=left_s)
             progress(total - len(self._todo), total)
             if len(self._todo) < before:
                 continue
@@ -131,7 +146,7 @@ class Capture:
             if self._tiers.slots.any_on_host:
                 self._wait()
 
-    def _send(self, leave: int | None = None) -> None:
+    def _send(self, leave: int | None = None, wait_s: float = 0.0) -> None:
         while self._arriving and self._arriving[0].future.done():
             self._await_one()
         card = self._tiers.card
@@ -140,9 +155,9 @@ class Capture:
         self._totals.captured += len(pages)
         if card is None:
             for page, slot in zip(pages, slots, strict=True):
-                self._depart([page], [slot])
+                self._depart([page], [slot], wait_s)
         elif pages:
-            self._depart(pages, slots)
+            self._depart(pages, slots, wait_s)
 
     def _next(self, count: int, leave: int) -> tuple[list[Page], list[int]]:
         pages: list[Page] = []
@@ -160,8 +175,10 @@ class Capture:
             del self._todo[page.key]
         return pages, slots
 
-    def _depart(self, pages: Sequence[Page], slots: Sequence[int]) -> None:
+    def _depart(self, pages: Sequence[Page], slots: Sequence[int], wait_s: float = 0.0) -> None:
         """Queue the way of ``pages`` to ``slots`` of DRAM, and give their references back as soon as their slots may be written to."""
+        if self._others is not None:
+            self._others.put_by(pages, wait_s)
         over, held = None, [page.slot for page in pages]
         if self._tiers.card is not None:
             over = self._tiers.card.send(held, [self._tiers.dram.tensor(slot) for slot in slots])

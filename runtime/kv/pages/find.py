@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.runtime.kv.pages.page_tiers import Tiers
-from penstock.runtime.kv.pages.prompt_pages import Tokens
+from penstock.runtime.kv.pages.prompt_pages import OtherRanks, Tokens
 from penstock.runtime.kv.pages.worth import Worth
 
 
@@ -42,6 +42,25 @@ def look_up(tiers: Tiers, prompts: Tokens, keys: Sequence[Sequence[bytes]]) -> F
             where[key] = tier
         there.append(own)
     return Found(there, where)
+
+
+def agreed(found: Found, others: OtherRanks, tiers: Tiers) -> Found:
+    """Of what was found here, what ``others`` have, too: each prompt's pages before the first one that somebody lacks, each in the farthest
+    tier of all. What somebody lacks is computed, so it leaves DRAM here and is kept anew. One message to the others."""
+    asked = [key for key in dict.fromkeys(key for own in found.keys for key in own) if found.tiers[key] is not Tier.vram]
+    if not asked:
+        return found
+    there, order = others.find(asked), list(Tier)
+    for key in asked:
+        if key not in there:
+            tiers.dram.slots.drop(key)
+    everywhere = {
+        key: tier if tier is Tier.vram else max(tier, there[key], key=order.index)
+        for key, tier in found.tiers.items()
+        if tier is Tier.vram or key in there
+    }
+    keys = [own[: next((i for i, key in enumerate(own) if key not in everywhere), len(own))] for own in found.keys]
+    return Found(keys, everywhere)
 
 
 def choose(found: Found, worth: Worth, lengths: Sequence[int], page_tokens: int) -> Chosen:

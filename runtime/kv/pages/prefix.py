@@ -16,10 +16,10 @@ from penstock.runtime.kv.disk.disk_pages import DiskPages, Warn, to_stderr
 from penstock.runtime.kv.disk.page_keys import page_keys, salted
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.pages.capture import Capture
-from penstock.runtime.kv.pages.find import choose, look_up
+from penstock.runtime.kv.pages.find import agreed, choose, look_up
 from penstock.runtime.kv.pages.page_ahead import fetch
 from penstock.runtime.kv.pages.page_tiers import PageMemory, Tiers
-from penstock.runtime.kv.pages.prompt_pages import Page, in_order
+from penstock.runtime.kv.pages.prompt_pages import OtherRanks, Page, in_order
 from penstock.runtime.kv.pages.restore import Restore
 from penstock.runtime.kv.pages.reuse_facts import Totals
 from penstock.runtime.kv.pages.worth import Worth
@@ -49,6 +49,7 @@ class Prefix:
 
     ``memory`` and ``disk``, for pages of ``shape``, belong to the caller and must live until this is closed. Without ``disk`` pages live as
     long as this. ``settle`` returns, on another thread, once the KV in DRAM is as computed.
+    ``others`` have the same pages of other layers: a prefix is restored as far as all have it, and is checked before it is computed with.
     ``flush_s`` is what all calls of :meth:`drain` and :meth:`flush` may take together. Threads: two for each of the ``readers`` that
     the disk needs, so that the drive works while pages are checked; half of the cores for other checksums.
     """
@@ -64,6 +65,7 @@ class Prefix:
         settle: Callable[[], None] = lambda: None,
         warn: Warn = to_stderr,
         flush_s: float = math.inf,
+        others: OtherRanks | None = None,
     ):
         self._flush_s = flush_s
         self._read_gbps, self._planned = read_gbps, plan.decisions.kv.reuse.vram_pages
@@ -76,7 +78,8 @@ class Prefix:
         self._readers = ThreadPoolExecutor(ahead, "kv-read")
         self._aside = ThreadPoolExecutor(max(1, usable_cores() // 2), "kv-check")
         self._restore = Restore(self._tiers, self._readers, ahead, self._aside, self._totals, warn)
-        self._capture = Capture(self._tiers, ahead, self._aside, self._totals, settle)
+        self._capture = Capture(self._tiers, ahead, self._aside, self._totals, settle, others)
+        self._others = others
         self._heads: list[_Head] = []
         self._moved: dict[bytes, Tier] = {}
         self._pool.on_short = self._make_room
@@ -100,10 +103,16 @@ class Prefix:
         prompts = [sequence.tokens for sequence in sequences]
         keys = [self._keys(sequence, len(sequence.tokens)) for sequence in sequences]
         found = look_up(self._tiers, prompts, keys)
+        if self._others is not None:
+            found = agreed(found, self._others, self._tiers)
         wanted, with_s, all_s = choose(found, self._worth, list(map(len, prompts)), self._tokens)
+        if self._others is not None:
+            self._others.fetch([key for own in wanted for key in own if found.tiers[key] is Tier.ssd])
         if self._tiers.slots.any_on_host:
             self._settle()
         slots, moved = self._restore.bring(wanted, found.tiers)
+        brought = {key: slots[key] for key, tier in moved.items() if tier is not Tier.vram}
+        lost = set[bytes]() if self._others is None else self._others.bring(brought)
         self._moved = moved | self._moved
         if self._totals.declined_s is None and wanted != found.keys:
             self._totals.declined_s = (with_s, all_s)
@@ -113,8 +122,8 @@ class Prefix:
             self._pool.share(sequence.pages)
             sequence.cached = given * self._tokens
             self._heads.append(_Head(sequence, there, given, len(own) < len(there)))
-        if self._tiers.slots.any_on_host:
-            self._cut(self._restore.confirm())
+        if self._tiers.slots.any_on_host or self._others is not None:
+            self._cut(self._restore.confirm(lost))
         self._totals.restore_s += time.perf_counter() - begun
 
     def fetch(self, sequence: KvSequence) -> list[Future[None]]:
@@ -122,7 +131,7 @@ class Prefix:
         over waits for no disk. Empty where nothing is read."""
         keys = [self._keys(sequence, len(sequence.tokens))]
         found = look_up(self._tiers, [sequence.tokens], keys)
-        if self._tiers.disk is None or Tier.ssd not in found.tiers.values():
+        if self._tiers.disk is None or self._others is not None or Tier.ssd not in found.tiers.values():
             return []
         (wanted,) = choose(found, self._worth, [len(sequence.tokens)], self._tokens).wanted
         far = [key for key in wanted if found.tiers[key] is Tier.ssd]
@@ -198,6 +207,8 @@ class Prefix:
                 disk.hurry()
                 break
             progress(1, 1)
+        if self._others is not None:
+            self._others.flush(max(0.0, until_s - time.monotonic()))
         self._totals.late += self._capture.give_up()
         self._totals.flush_s += time.perf_counter() - begun
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+from penstock.planner.contract.decided.decisions import Tier
 from penstock.runtime.kv.disk.page_keys import ROOT
 
 Tokens = Sequence[Sequence[int]]
@@ -17,6 +18,25 @@ class Page(NamedTuple):
     key: bytes
     parent: bytes
     slot: int
+
+
+class OtherRanks(Protocol):
+    """Those that have the same pages of other layers: a page is there where all have it. Their pools have this one's slots."""
+
+    def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Tier]:
+        """The farthest tier of each of ``keys`` that all of them have."""
+
+    def fetch(self, keys: Sequence[bytes]) -> None:
+        """They begin to read these from disk to DRAM."""
+
+    def bring(self, slots: Mapping[bytes, int]) -> set[bytes]:
+        """They bring pages to these slots of their pools -> those that one of them could not, or found to be no good."""
+
+    def put_by(self, pages: Sequence[Page], wait_s: float) -> None:
+        """They copy these out of their pools, and wait so long for the disk to give them room."""
+
+    def flush(self, seconds: float) -> None:
+        """Return when their disks have all of it, or after so many seconds."""
 
 
 def in_order(keys: Sequence[Sequence[bytes]]) -> Iterator[tuple[bytes, bytes]]:

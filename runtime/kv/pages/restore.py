@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -44,9 +44,12 @@ class Restore:
         self._unsure: list[tuple[bytes, Future[bool]]] = []
         self._pages: dict[bytes, Page] = {}
 
-    def bring(self, wanted: Sequence[Sequence[bytes]], where: dict[bytes, Tier]) -> Brought:
+    def bring(
+        self, wanted: Sequence[Sequence[bytes]], where: Mapping[bytes, Tier], slot_of: Callable[[bytes], int] | None = None
+    ) -> Brought:
         """Bring the first pages of each sequence, which lay ``where`` a moment ago; a page of several is brought once. Each slot has a
-        reference until ``confirm``. On a card copies may still be in flight, ordered before what is launched next."""
+        reference until ``confirm``: it is a free one, or that of ``slot_of``. On a card copies may still be in flight, ordered before what
+        is launched next."""
         pages, pool, kept = list(in_order(wanted)), self._tiers.pool, self._tiers.kept
         moved: dict[bytes, Tier] = {}
         for key, parent in pages:  # before any slot is taken, since that may push pages out
@@ -74,19 +77,22 @@ class Restore:
                     missing.add(key)
                     continue
                 moved[key] = tier
-                self._pages[key] = Page(key, parent, *pool.take(1))
+                self._pages[key] = Page(key, parent, pool.take(1)[0] if slot_of is None else slot_of(key))
                 self._copied.append(_Copied(slot, self._place(self._pages[key].slot, slot), check))
         finally:
             ahead.close()
         return Brought({key: page.slot for key, page in self._pages.items()}, moved)
 
-    def confirm(self) -> set[bytes]:
-        """Wait until all that was brought is checked -> the pages that are no good: they and what follows them are to be computed. Those
-        are dropped, the others are kept. A second call finds nothing left to check."""
+    def confirm(self, elsewhere: Set[bytes] = frozenset()) -> set[bytes]:
+        """Wait until all that was brought is checked -> the pages that are no good, here or ``elsewhere``: they and what follows them are
+        to be computed. Those are dropped, the others are kept. A second call finds nothing left to check."""
         bad = {key for key, check in self._unsure if not check.result()}
         self._unsure.clear()
         for key in bad:
             self._refuse(key)
+        for key in elsewhere:
+            self._dram.drop(key)
+        bad |= elsewhere
         self.release()
         pages, self._pages = self._pages, {}
         for page in reversed(pages.values()):  # what a prefix begins with is of use to more prompts than what it ends with

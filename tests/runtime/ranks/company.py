@@ -17,7 +17,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.ranks.dealing import Dealing
-from penstock.runtime.asked.run_schema import CpuProduct
+from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
 from penstock.runtime.company.company import Company
 from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.session import Session, open_session
@@ -42,8 +42,8 @@ def dealt_plan(checkpoint: Path, made: Decisions, count: int, **work: Any) -> Pl
 
 
 @contextmanager
-def opened(plan: Plan, checkpoint: Path, company: Company | None, **options: Any) -> Iterator[Session]:
+def opened(plan: Plan, checkpoint: Path, company: Company | None, reuse: ReuseConfig | None = None, **options: Any) -> Iterator[Session]:
     """``checkpoint`` by ``plan``, led from here."""
     ground = OpenCard(None, torch.device("cpu"), company)
-    with open_session(plan, checkpoint, ground, EngineOptions(cpu_product=CpuProduct.decode, **options)) as session:
+    with open_session(plan, checkpoint, ground, EngineOptions(cpu_product=CpuProduct.decode, **options), reuse) as session:
         yield session
