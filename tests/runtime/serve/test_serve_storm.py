@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.clients import model_name
+from bench.fault_rig import descriptors, left_under_way
 from bench.known import known_replies
-from bench.serve_faults import descriptors, left_under_way
 from bench.serve_rig import Server
 from bench.serve_storm import KINDS, Weather
 from bench.smuggled import said_to, smuggling
