@@ -15,7 +15,7 @@ from bench.cases import Row
 from bench.clients import COMPLETIONS
 from bench.fault_rig import FaultRig, faults_of, kept_in
 from bench.known import Known
-from bench.serve_rig import Server
+from bench.serve_rig import Server, children_of
 from bench.sse import ask
 
 CLIENTS = 8
@@ -40,7 +40,7 @@ class Kills:
         pages, wrong, counts = self.rig.bench.work / f"pages-{name}", list[str](), {"answered": 0, "error": 0}
         shutil.rmtree(pages, ignore_errors=True)
         restored = 0
-        with self.rig.server(name, *kept_in(pages), *keys) as server:
+        with self.rig.server(name, *kept_in(pages), *keys, warm=True) as server:
             model, known = self.rig.known(server)
             for _ in range(times):
                 wrong += asyncio.run(self._under_load(server, model, known, counts, by))
@@ -68,8 +68,8 @@ class Kills:
 
         clients = [asyncio.create_task(client(k)) for k in range(CLIENTS)]
         await asyncio.sleep(0.1 + self.rig.draw.random())
-        for pid in server.children():
-            os.kill(pid, by)
+        (engine,) = children_of(server.children()[0])
+        os.kill(engine, by)
         await asyncio.sleep(0.05)
         over.set()
         await asyncio.wait_for(asyncio.gather(*clients), 120)

@@ -20,6 +20,7 @@ from bench.link import Bench
 from bench.serve_rig import Server
 from bench.sse import Reply, ask
 
+WARM = Path(__file__).with_name("warm_motors.py")
 ANY_GBPS = 100
 HEAD = "\n".join(words(f"head {k}", 16) for k in range(12)) + "\n"
 """Long enough for pages to be kept of it."""
@@ -52,8 +53,11 @@ class FaultRig:
         return path
 
     @contextmanager
-    def server(self, name: str, *keys: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
-        with Server(self.bench.work / f"{name}.log", f"plan={self.plan}", *keys, env={**self.bench.env, **(env or {})}) as server:
+    def server(self, name: str, *keys: str, env: Mapping[str, str] | None = None, warm: bool = False) -> Iterator[Server]:
+        """``warm``: its engines are forked, each a child of the front's child."""
+        log, asked = self.bench.work / f"{name}.log", (f"plan={self.plan}", *keys)
+        command = (sys.executable, str(WARM), "serve", "port=0", *asked) if warm else ()
+        with Server(log, *asked, env={**self.bench.env, **(env or {})}, command=command) as server:
             yield server
 
     def known(self, server: Server, count: int = 12) -> tuple[str, list[Known]]:

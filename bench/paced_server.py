@@ -66,16 +66,17 @@ class Paced:
             return _whole(writer, 429, {"error": {"message": "the queue is full", "type": "queue", "param": None, "code": "queue_full"}})
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         clock = asyncio.get_running_loop().time
+        kind = {"id": "p", "model": "paced", "object": "chat.completion.chunk" if "chat" in path else "text_completion"}
         due, tokens = clock() + self.first_s, int(asked.get("max_tokens") or asked.get("max_completion_tokens") or 16)
         for k in range(tokens):
             await asyncio.sleep(due - clock())
             due += self.between_s
             piece = {"delta": {"content": f" w{k}"}} if "chat" in path else {"text": f" w{k}"}
             finish = "length" if k + 1 == tokens else None
-            _event(writer, {"id": "p", "model": "paced", "choices": [{"index": 0, **piece, "finish_reason": finish}]})
+            _event(writer, kind | {"choices": [{"index": 0, **piece, "finish_reason": finish}]})
             await writer.drain()
         usage = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
-        _event(writer, {"id": "p", "model": "paced", "choices": [], "usage": usage})
+        _event(writer, kind | {"choices": [], "usage": usage})
         _chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()

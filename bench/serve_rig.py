@@ -76,15 +76,7 @@ class Server:
 
     def children(self) -> list[int]:
         """Processes that the front started: the engine."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                parts = path.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(parts[1]) == self.pid and parts[0] != "Z":
-                found.append(int(path.parent.name))
-        return found
+        return children_of(self.pid)
 
     def _listening(self) -> Address:
         return self._until(lambda: (m := LISTENING.search(self.log.read_text(errors="replace"))) and Address(m[1], int(m[2])))
@@ -136,6 +128,19 @@ class Server:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that live, which process ``pid`` started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parts = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(parts[1]) == pid and parts[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
 
 
 def parse_metrics(page: str) -> dict[str, float]:

@@ -5,7 +5,7 @@
 
 Both live in environments of their own: `python -m venv /opt/guidellm && /opt/guidellm/bin/pip install guidellm`. Without `url` the
 server is bench/paced_server.py, in a process of its own. Each figure is the median over `turns`; its ratio is |ours / theirs - 1|.
-aiperf wants a tokenizer: `tokenizer`, a directory or a name; without one it is left out.
+aiperf wants a tokenizer, though it counts as the server does: `tokenizer`, a directory; without one it is left out.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def ours(url: str, prompts: Sequence[str], clients: int, new_tokens: int) -> Tol
     return {"TTFT": found.ttft_s.mean, "time between tokens": found.between_s.mean, "tokens/s": found.tokens_s}
 
 
-def call(program: Path, *arguments: str) -> None:
-    """SystemExit with its last lines where it fails. It asks nothing of any hub, and has its own environment's modules alone."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+def call(program: Path, *arguments: str, **more: str) -> None:
+    """SystemExit with its last lines where it fails. It asks nothing of any hub, and has its own environment's modules alone; ``more`` are
+    variables."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"} | more
     done = subprocess.run([program, *arguments], env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{program}: {(done.stderr or done.stdout)[-1500:]}")
@@ -98,16 +99,28 @@ def guidellm(program: Path, url: str, prompts: Sequence[str], clients: int, new_
 MEANS = {"TTFT": "time_to_first_token_ms", "time between tokens": "inter_token_latency_ms"}
 
 
+def hub_of(tokenizer: Path, home: Path) -> str:
+    """A cache of the hub with ``tokenizer`` alone -> its name there: without a network aiperf takes a name of the cache, no directory."""
+    place = home / "hub" / "models--local--tokenizer"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    (place / "snapshots").mkdir()
+    (place / "snapshots" / ("0" * 40)).symlink_to(tokenizer.expanduser().resolve())
+    return "local/tokenizer"
+
+
 def aiperf(program: Path, tokenizer: str, url: str, prompts: Sequence[str], clients: int, new_tokens: int) -> Told:
     model = asyncio.run(model_name(Address.of(url)))
     with tempfile.TemporaryDirectory() as work:
         data = Path(work, "prompts.jsonl")
         data.write_text("".join(json.dumps({"text": one}) + "\n" for one in prompts))
+        name = hub_of(Path(tokenizer), Path(work, "home"))
         call(
-            program, "profile", "-m", model, "--url", url, "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer,
+            program, "profile", "-m", model, "--url", url, "--endpoint-type", "chat", "--streaming", "--tokenizer", name,
             "--input-file", str(data), "--custom-dataset-type", "single_turn", "--request-count", str(len(prompts)),
             "--concurrency", str(clients), "--extra-inputs", f"max_tokens:{new_tokens}", "--extra-inputs", "ignore_eos:true",
             "--extra-inputs", "temperature:0", "--use-server-token-count", "--ui-type", "none", "--artifact-dir", str(Path(work, "out")),
+            HF_HOME=str(Path(work, "home")),
         )  # fmt: skip
         found = json.loads(next(Path(work, "out").rglob("profile_export_aiperf.json")).read_text())
     means = {"TTFT": "time_to_first_token", "time between tokens": "inter_token_latency"}
