@@ -12,13 +12,14 @@ from typing import Any
 import yaml
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve import hardware_from
 from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
+from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.prices.beside import host_rows_timed
@@ -27,6 +28,8 @@ from penstock.planner.explain.resources import AMOUNTS
 from penstock.planner.solver.program import Optimum, optimum
 from penstock.planner.solver.terms.problem import Question
 
+TEN_GBIT = Network(1.25, 1e-4)
+"""Of hosts that are not there: 10 Gbit/s; a hop of TCP through one switch."""
 SAME_LINK = 0.9
 """Share of a link's rate within which measurements of the same link differ."""
 BATCHES = (8, 4, 2)
@@ -75,6 +78,7 @@ def offers(question: Question) -> Iterator[Offer]:
     if card is not None and card.gpu is not None:
         yield Offer("card", f"{card.gpu.name} ({show_bytes(card.vram_bytes)})", q.on(with_card(hardware, card)))
     yield from _one_more_card(q)
+    yield from _one_more_host(q)
     both = f"{show_bytes(hardware.dram_bytes)} to {show_bytes(2 * hardware.dram_bytes)}"
     yield Offer("dram", f"a second DRAM kit ({both})", q.on(replace(hardware, dram_bytes=2 * hardware.dram_bytes)))
     best = max(point.gbps for point in hardware.ssd_read)
@@ -101,6 +105,18 @@ def _one_more_card(question: Question) -> Iterator[Offer]:
         before, after = (n * gpu.h2d.peak * hardware.links.share(n, gpu.h2d.peak) for n in (count - 1, count))
         links = f"{count} in all, links of {before:.3g} to {after:.3g} GB/s together, ranks={count}"
         yield Offer("cards", f"one more {gpu.name} ({links})", replace(question, hardware=host, ranks=count), hardware.cards < count)
+
+
+def _one_more_host(question: Question) -> Iterator[Offer]:
+    """Another machine like this one, with as many ranks, over the network that was measured, or one of 10 Gbit/s."""
+    hardware, hosts = question.hardware, question.hardware.hosts + 1
+    network, count = hardware.network or TEN_GBIT, question.ranks // hardware.hosts * hosts
+    more = replace(hardware, hosts=hosts, network=network)
+    with suppress(UserError):
+        check_ranks(more, question.model, question.workload, count)
+        known = "" if hardware.network else "assumed "
+        way = f"a network of {known}{network.gbps:.3g} GB/s and {show_seconds(network.hop_s)} a hop"
+        yield Offer("hosts", f"one more host ({hosts} in all, {way}, ranks={count})", replace(question, hardware=more, ranks=count))
 
 
 def _for_the_cpu(question: Question) -> Iterator[Offer]:

@@ -30,7 +30,8 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
     if gpu:
         yield "H2D", f"{gpu.h2d.peak:.3g} GB/s", from_("gpu.h2d")
         if ranks > 1:
-            at_once = ranks * gpu.h2d.peak * hardware.links.share(ranks, gpu.h2d.peak)
+            here = ranks // hardware.hosts
+            at_once = ranks * gpu.h2d.peak * hardware.links.share(here, gpu.h2d.peak)
             known = "as fast as each alone: not measured" if hardware.links.together is None else from_("links.together_gbps")
             yield f"{ranks} links", f"{at_once:.3g} GB/s at once", known
         yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
@@ -41,8 +42,11 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
         yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
     for form in sorted({unit.format for unit in model.coded}, key=lambda form: form.name):
         yield form.name, *_decoding(hardware, form, from_("gpu.decode" if gpu else "cpu.decode"))
-    if ranks > 1:
+    if ranks > 1 and ranks > hardware.hosts:
         yield "hops", f"{show_seconds(hardware.links.hop_s)} each", from_("links.hop_s")
+    if hardware.hosts > 1 and (network := hardware.network) is not None:
+        yield "hosts", f"{hardware.hosts}, of all above each", "hardware.hosts"
+        yield "network", f"{network.gbps:.3g} GB/s, hops of {show_seconds(network.hop_s)}", from_("network")
     yield "locking", f"{hardware.pin_s_per_gb:.2g} s/GB", from_("dram.pin_s_per_gb")
 
 

@@ -36,7 +36,8 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _print_title(plan: Plan, console: Console) -> None:
     model, work = plan.model, plan.workload
     title = Text(f"{model.name} on {plan.hardware.name}", style="bold")
-    dealt = f", over {plan.ranks.count} ranks" * (plan.ranks.count > 1)
+    hosts = f" on {plan.hardware.hosts} hosts" * (plan.hardware.hosts > 1)
+    dealt = f", over {plan.ranks.count} ranks{hosts}" * (plan.ranks.count > 1)
     title.append(f"  {model.layers} layers, {show_bytes(model.weight_bytes)} of weights{dealt}", style="not bold")
     print_line(console, title)
     room = f"context {work.max_tokens}, " if work.max_tokens > work.end_tokens else ""

@@ -28,6 +28,8 @@ class Share:
     """Those of which something comes over the link, or from the drive, in each pass."""
     rows: range
     """Of the LM head."""
+    host: int | None
+    """The number of its host; None where there is only one."""
     device: int | None
     """The number of its card; None without cards."""
     vram_bytes: int
@@ -40,15 +42,17 @@ def shares(plan: Plan) -> tuple[Share, ...]:
     if plan.ranks.count == 1:
         return ()
     dealing = Dealing(plan.ranks.count, plan.model.layers)
-    return tuple(_share(one, dealing, rank, plan.model.vocab) for rank, one in enumerate(plan.each_rank))
+    on_host = plan.ranks.count // plan.hardware.hosts
+    hosts = [None if plan.hardware.hosts == 1 else rank // on_host for rank in range(plan.ranks.count)]
+    return tuple(_share(one, dealing, rank, plan.model.vocab, hosts[rank]) for rank, one in enumerate(plan.each_rank))
 
 
-def _share(one: Plan, dealing: Dealing, rank: int, vocab: int) -> Share:
+def _share(one: Plan, dealing: Dealing, rank: int, vocab: int, host: int | None) -> Share:
     mine, placement, p = dealing.of(rank), one.placement, one.prediction
     stays = Tier.vram if one.hardware.gpu else Tier.dram
     streams = frozenset(mine[i] for i, pair in enumerate(zip(placement.attn, placement.ffn, strict=True)) if pair != (stays, stays))
     device = None if one.hardware.gpu is None else (one.hardware.devices or (rank,))[0]
-    return Share(mine, streams, dealing.vocab_rows(rank, vocab), device, p.vram_bytes, p.dram_bytes, p.h2d_bytes_per_token)
+    return Share(mine, streams, dealing.vocab_rows(rank, vocab), host, device, p.vram_bytes, p.dram_bytes, p.h2d_bytes_per_token)
 
 
 def print_ranks(plan: Plan, console: Console) -> None:
@@ -71,6 +75,8 @@ def _ring(share: Share, layers: int) -> str:
 
 def _holds(share: Share) -> Iterator[str]:
     yield f"{len(share.layers)} layers"
+    if share.host is not None:
+        yield f"host {share.host}"
     if share.device is None:
         yield show_bytes(share.dram_bytes)
         return

@@ -22,17 +22,19 @@ _ALONE = ("host_ffn", "host_rows", "expert_host", "speculate_tokens")
 
 
 def ranks_of(cfg: SolveConfig, question: Question) -> tuple[int, tuple[str, ...]]:
-    """The ranks that ``cfg`` asks for. Where it says nothing: one for each card, or one alone where that cannot be or is no faster, as a
-    note then says. UserError where they are asked for and cannot be. Costs two solves where there are several cards to choose from."""
-    count = question.hardware.cards or 1 if cfg.ranks is None else cfg.ranks
+    """The ranks that ``cfg`` asks for. Where it says nothing: one for each card of every host. Of one host it is one alone where all cannot
+    be or are no faster, as a note then says. UserError where they are asked for and cannot be. Costs two solves where there are several
+    cards to choose from."""
+    hosts = question.hardware.hosts
+    count = (question.hardware.cards or 1) * hosts if cfg.ranks is None else cfg.ranks
     try:
         _check(cfg, question, count)
     except UserError as error:
-        if cfg.ranks is not None:
+        if cfg.ranks is not None or hosts > 1:
             raise
         why = str(error).partition("; ")[0].removeprefix(f"ranks={count}: ")
         return 1, (f"one of {count} GPUs is used: {why}",)
-    if cfg.ranks is not None or count == 1:
+    if cfg.ranks is not None or count == 1 or hosts > 1:
         return count, ()
     one, all_of_them = optimum(question), optimum(replace(question, ranks=count))
     if one is None or all_of_them is None or all_of_them.total_s < one.total_s:

@@ -17,12 +17,14 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.links import Links
+from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_chain import hops_s
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.contract.rules.broken import broken_rules
@@ -141,9 +143,44 @@ def test_a_rank_has_its_card_and_its_share_of_the_rest():
     assert share.ssd_peak_gbps == whole.ssd_peak_gbps / 4
 
 
+def test_a_host_more_brings_its_drive_and_its_memory(tmp_path):
+    """Layers come from the SSD: two hosts read twice as fast, and what goes between them is priced by their network."""
+    one = host(vram=0, dram=2 * GB, cpu_matvec_gbps=200.0, layer_launch_s=1e-6)
+    question = Question(one, model(layers=24), work())
+    both = replace(question, hardware=replace(one, hosts=2, network=Network(1.25, 1e-4)), ranks=2)
+    plan, alone = answer_dealt(both), answer_dealt(question).prediction
+    assert alone.bottleneck_decode == plan.prediction.bottleneck_decode == "ssd"
+    assert alone.decode_s_per_token / plan.prediction.decode_s_per_token > 1.8
+    slow = replace(both, hardware=replace(both.hardware, network=Network(1.25, 1.0)))
+    assert answer_dealt(slow).prediction.decode_s_per_token > 26
+    assert {share_of_rank(one, 1, 0).dram_bytes} == {plan.of_rank(rank).hardware.dram_bytes for rank in range(2)}
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml") == plan
+    assert {fill.tier: fill.capacity_bytes for fill in fills(plan)}["dram"] == 4 * GB
+    assert "hosts" in {offer.key for offer in offers(question)}
+
+
+def test_ranks_of_a_host_are_neighbours_and_have_its_cards():
+    whole = host(cards=2, hosts=2, network=Network(1.25, 1e-4))
+    shares = [share_of_rank(whole, 4, rank) for rank in range(4)]
+    assert [share.devices for share in shares] == [(0,), (1,), (0,), (1,)]
+    assert {(share.dram_bytes, share.gpu.h2d.peak) for share in shares} == {(whole.dram_bytes // 2, 107 / 2)}
+    part = model_of_rank(model(), Dealing(4, 8), 1)
+    there, apart = hops_s(shares[1], part, 1), hops_s(replace(shares[1], hosts=1), part, 1)
+    row = model().hidden * 2
+    assert apart == pytest.approx(8 * TOGETHER.hop_of(row) + 2 * TOGETHER.hop_s)
+    assert there == pytest.approx(4 * TOGETHER.hop_of(row) + 4 * whole.network.hop_of(row) + 2e-4)
+
+
 @pytest.mark.parametrize(
     ("count", "change", "says"),
     [
+        (2, {"hosts": 2}, r"hardware\.hosts=2: how fast their network is, is not known; measure it"),
+        (
+            3,
+            {"hosts": 2, "network": Network(1.25, 1e-4)},
+            r"ranks=3: hardware\.hosts=2, with as many ranks on each; set ranks=2, or another",
+        ),
         (0, {}, "ranks=0: must be 1 or more; set ranks=1, or leave it out"),
         (5, {}, "ranks=5: small has 4 GPUs for plans; set ranks=4 or fewer and solve again"),
         (9, {"cards": 16}, "ranks=9: small has 8 layers, and each rank needs one; set ranks=8 or fewer"),

@@ -137,6 +137,14 @@ class LinksConfig:
 
 
 @dataclass
+class NetworkConfig:
+    gbps: Annotated[float, RATE] = MISSING
+    """GB/s of a large hidden state from one host to another; 10 Gbit/s are 1.25."""
+    hop_s: Annotated[float, SECONDS] = MISSING
+    """Seconds in which the hidden state of a token goes from one host to another."""
+
+
+@dataclass
 class HardwareConfig:
     name: str = MISSING
     """As it is shown, and as a preset or profile is found."""
@@ -167,6 +175,10 @@ class HardwareConfig:
     """Numbers of the GPUs that a plan may use, all of the same kind and of `vram_bytes` each; null: the first one. `[0]` plans for one."""
     links: LinksConfig | None = None
     """What several ranks share; null: not measured, so that each GPU's link carries what it does alone."""
+    hosts: Annotated[int, Bounds(1, 64)] = 1
+    """Machines like this one that a plan deals layers over, as many ranks on each; all else here is of one of them."""
+    network: NetworkConfig | None = None
+    """Between two hosts, as `planner probe probe.peers=` measures it; null: not measured, and a plan for several hosts needs it."""
 
 
 @dataclass

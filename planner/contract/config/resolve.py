@@ -11,7 +11,14 @@ from typing import Any
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.outside.bounds import EXABYTE, MOST_DEPTH, RATE, check_bounds
-from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, HostConfig, LinksConfig, ModelConfig, WorkloadConfig
+from penstock.planner.contract.config.config_schema import (
+    GpuConfig,
+    HardwareConfig,
+    HostConfig,
+    LinksConfig,
+    ModelConfig,
+    WorkloadConfig,
+)
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
@@ -19,6 +26,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPo
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
 
 
@@ -68,6 +76,8 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         host=_host(cfg.host) if cfg.host is not None and gpu is not None else None,
         devices=_devices(cfg.devices) if gpu is not None else (),
         links=Links() if cfg.links is None else _links(cfg.links),
+        hosts=cfg.hosts,
+        network=None if cfg.network is None else Network(cfg.network.gbps, cfg.network.hop_s),
     )
 
 
@@ -128,6 +138,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
         **({} if profile.host is None else {"host": _host_mapping(profile.host)}),
         **({"devices": list(profile.devices)} if profile.devices else {}),
         **({} if profile.links == Links() else {"links": _links_mapping(profile.links)}),
+        **({} if profile.hosts == 1 else {"hosts": profile.hosts}),
+        **({} if profile.network is None else {"network": {"gbps": profile.network.gbps, "hop_s": profile.network.hop_s}}),
         "layer_launch_s": profile.layer_launch_s,
         "pass_s": profile.pass_s,
         "start_s": profile.start_s,

@@ -10,6 +10,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import Links
+from penstock.planner.contract.given.network import Network
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,14 @@ class HardwareProfile:
     """Numbers of the cards that plans may use, each of them as ``gpu``, of ``vram_bytes`` each; empty: the first one alone."""
     links: Links = Links()
     """Of several cards, or ranks."""
+    hosts: int = 1
+    """Machines like this one that ranks are dealt over, as many on each."""
+    network: Network | None = None
+    """Between them; None: not known, so that no plan is for several."""
 
     @property
     def cards(self) -> int:
-        """That plans may use."""
+        """Of one host, that plans may use."""
         return 0 if self.gpu is None else max(1, len(self.devices))
 
     def read_long(self) -> HardwareProfile:

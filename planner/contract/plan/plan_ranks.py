@@ -36,18 +36,18 @@ def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload,
     """UserError where ``count`` ranks of ``hardware`` cannot share ``model`` for ``workload``, with the remedy."""
     if count < 1:
         raise UserError(f"ranks={count}: must be 1 or more; set ranks=1, or leave it out")
+    _check_hosts(hardware, count)
     if count == 1:
         return
-    asked = f"ranks={count}"
-    if hardware.gpu is not None and count > hardware.cards:
+    asked, each = f"ranks={count}", f" on each of {hardware.hosts} hosts" * (hardware.hosts > 1)
+    cards, cores = hardware.cards * hardware.hosts, hardware.cpu_cores * hardware.hosts
+    if hardware.gpu is not None and count > cards:
         raise UserError(
-            f"{asked}: {hardware.name} has {hardware.cards} GPU{'s' * (hardware.cards > 1)} for plans; set ranks={hardware.cards} or fewer "
+            f"{asked}: {hardware.name} has {hardware.cards} GPU{'s' * (hardware.cards > 1)} for plans{each}; set ranks={cards} or fewer "
             "and solve again, or name more GPUs by hardware.devices="
         )
-    if hardware.gpu is None and count > hardware.cpu_cores:
-        raise UserError(
-            f"{asked}: hardware.cpu.cores={hardware.cpu_cores}, and each rank needs one; set ranks={hardware.cpu_cores} or fewer"
-        )
+    if hardware.gpu is None and count > cores:
+        raise UserError(f"{asked}: hardware.cpu.cores={hardware.cpu_cores}{each}, and each rank needs one; set ranks={cores} or fewer")
     if count > min(model.layers, model.vocab):
         raise UserError(f"{asked}: {model.name} has {model.layers} layers, and each rank needs one; set ranks={model.layers} or fewer")
     if why := never_dealt(model):
@@ -56,3 +56,16 @@ def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload,
         if value:
             given = str(value).lower()
             raise UserError(f"{asked}: workload.{key}={given} works on one rank alone yet; set ranks=1, or leave workload.{key} out")
+
+
+def _check_hosts(hardware: HardwareProfile, count: int) -> None:
+    hosts = hardware.hosts
+    if hosts == 1:
+        return
+    if hardware.network is None:
+        raise UserError(
+            f"hardware.hosts={hosts}: how fast their network is, is not known; measure it (`planner probe probe.peers=HOST:PORT`,"
+            " docs/ranks.md), or set hardware.network.gbps= and hardware.network.hop_s="
+        )
+    if count % hosts:
+        raise UserError(f"ranks={count}: hardware.hosts={hosts}, with as many ranks on each; set ranks={hosts}, or another multiple of it")

@@ -30,11 +30,14 @@ class Fill:
 
 def fills(plan: Plan) -> tuple[Fill, ...]:
     """The tiers that the machine has, from the fastest on. The SSD's capacity is what is free there and what the checkpoint takes. Of
-    several ranks: VRAM of the fullest card, and what they take of DRAM and SSD together."""
-    h, ranks = plan.hardware, plan.each_rank
+    several ranks: VRAM of the fullest card, and what they take of DRAM and SSD together, on all hosts; each has the checkpoint."""
+    h, ranks, hosts = plan.hardware, plan.each_rank, plan.hardware.hosts
     args = [(one.hardware, one.model, one.workload, one.decisions) for one in ranks]
-    ssd_capacity = h.ssd_bytes + ssd_in_place_bytes(plan.model)
-    tiers = [(Tier.dram, h.dram_bytes, _summed(dram_use(*a) for a in args)), (Tier.ssd, ssd_capacity, _summed(ssd_use(*a) for a in args))]
+    ssd_capacity = hosts * h.ssd_bytes + ssd_in_place_bytes(plan.model)
+    tiers = [
+        (Tier.dram, hosts * h.dram_bytes, _summed(dram_use(*a) for a in args)),
+        (Tier.ssd, ssd_capacity, _summed(ssd_use(*a) for a in args)),
+    ]
     if h.gpu:
         tiers.insert(0, (Tier.vram, h.vram_bytes, max((vram_use(*a) for a in args), key=lambda use: sum(use.values()))))
     return tuple(

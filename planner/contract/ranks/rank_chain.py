@@ -16,11 +16,18 @@ def hops_s(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int =
     """Seconds of all hops of ``passes`` over ``rows`` tokens each; 0 for a model that is not dealt.
 
     passes * (layers * (hop_s + rows * row bytes / p2p_gbps) + 2 * hop_s)
+
+    Of several hosts, whose ranks have neighbouring numbers, ``hosts`` of each round of ``count`` hops go over the network, and so do those
+    behind the layers.
     """
     if model.dealt is None:
         return 0.0
-    between = hardware.links.hop_of(rows * model.hidden * model.compute_dtype.nbytes)
-    return passes * (model.dealt.layers * between + BEHIND_LAYERS * hardware.links.hop_s)
+    nbytes, network = rows * model.hidden * model.compute_dtype.nbytes, hardware.network if hardware.hosts > 1 else None
+    between, behind = hardware.links.hop_of(nbytes), hardware.links.hop_s
+    if network is not None:
+        far = hardware.hosts / model.dealt.count
+        between, behind = far * network.hop_of(nbytes) + (1 - far) * between, network.hop_s
+    return passes * (model.dealt.layers * between + BEHIND_LAYERS * behind)
 
 
 def chained_s(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int, own_s: Callable[[HardwareProfile], float]) -> float:

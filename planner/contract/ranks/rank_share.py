@@ -10,21 +10,23 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 
 
 def share_of_rank(hardware: HardwareProfile, count: int, rank: int) -> HardwareProfile:
-    """What ``rank`` of ``count`` may count on while all others work, too: the whole of a card, and 1 / count of everything else.
+    """What ``rank`` of ``count`` may count on while all others work, too: the whole of a card, and of everything else on its host an equal
+    part, as ranks_of_a_host = count / hosts have it.
 
-    A card's link is slower where all carry at once:
+    A card's link is slower where those of its host carry at once:
 
-        rate = rate alone * min(1, together / (count * alone))
+        rate = rate alone * min(1, together / (ranks_of_a_host * alone))
 
     Of one rank it is the machine itself, with its first card.
     """
-    devices = hardware.devices[rank : rank + 1]
-    if count == 1:
+    whole, count, number = f"rank {rank} of {count}", count // hardware.hosts, rank % (count // hardware.hosts)
+    devices = hardware.devices[number : number + 1]
+    if count == hardware.hosts == 1:
         return hardware if hardware.devices == devices else replace(hardware, devices=devices)
     gpu = hardware.gpu
     return replace(
         hardware,
-        name=f"{hardware.name}, rank {rank} of {count}",
+        name=f"{hardware.name}, {whole}",
         dram_bytes=hardware.dram_bytes // count,
         ssd_bytes=hardware.ssd_bytes // count,
         ssd_read=tuple(replace(point, gbps=point.gbps / count) for point in hardware.ssd_read),
