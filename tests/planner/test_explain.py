@@ -230,7 +230,7 @@ def test_the_advice_names_what_can_be_bought_the_one_that_gains_most_first(expla
 def test_each_offer_is_the_machine_with_it() -> None:
     asked = Question(machine(), model(8), work())
     found = {offer.key: offer.question for offer in offers(asked)}
-    assert set(found) == {"card", "cards", "dram", "ssd", "batch", "lossless", "int4"}
+    assert set(found) == {"card", "cards", "hosts", "dram", "ssd", "batch", "lossless", "int4"}
     assert found["dram"].hardware == replace(asked.hardware, dram_bytes=2 * asked.hardware.dram_bytes)
     assert max(p.gbps for p in found["ssd"].hardware.ssd_read) == 14.0 and found["batch"].workload.batch == 8
     card, own = found["card"].hardware, asked.hardware
