@@ -340,7 +340,7 @@ def test_the_document_survives_json_and_names_every_row(explained: Explanation) 
     assert dram["saved_s_per_token_per_unit"] * dram["step"] == pytest.approx(read["best"]["token_s"] - dram["more"]["token_s"], rel=1e-3)
     assert (
         read["buy_next"]["key"] == explained.best_buy.offer.key
-        and len(read["purchases"]) == 7
+        and len(read["purchases"]) == 8
         and len(read["neighbours"]) == len(explained.neighbours)
     )
 
