@@ -10,7 +10,7 @@ import pytest
 from tests.cli import ROOT, docs_script
 
 PLANNER = (
-    "planner.common", "planner.common.outside", "planner.common.timeline", "planner.common.command",
+    "planner.common", "planner.common.outside", "planner.common.timeline", "planner.common.peers", "planner.common.command",
     "planner.contract.given", "planner.contract.ranks", "planner.contract.decided", "planner.contract.policy",
     "planner.contract.speculation",
     "planner.contract.experts.policies", "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.runtime.company.heart import Heart
+from penstock.runtime.company.host_line import HostLine
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -32,6 +33,13 @@ class Seat:
     count: int
     local: int = 0
     """Its number among those of its host."""
+    on_host: int = 0
+    """How many its host has; 0: all."""
+
+    @property
+    def hosts(self) -> int:
+        """That the processes are on, as many on each."""
+        return self.count // (self.on_host or self.count)
 
     @property
     def others(self) -> range:
@@ -42,8 +50,10 @@ class Seat:
 class Company:
     """``heart`` is None until the watchdog's socket is known. One process is rank 0: it leads, and the user sees it alone."""
 
-    def __init__(self, seat: Seat, heart: Heart | None):
+    def __init__(self, seat: Seat, heart: Heart | None, line: HostLine | None = None):
         self.seat, self.heart = seat, heart
+        self.line = line
+        """To the other hosts, where this process is the first of its host."""
         self.identity: str | None = None
         """Digest of the plan that this process was given; None where it takes rank 0's."""
         self._mail: Mail | None = None
@@ -120,10 +130,21 @@ class Company:
         """From now on silence means that this process hangs, or no longer does."""
         if self.heart is not None:
             self.heart.steady(yes)
+        if self.line is not None:
+            self.line.steady(yes)
+
+    def failed(self, status: int, line: str) -> None:
+        """This rank cannot go on, and so nobody can: rank 0 is to end with ``status`` and tell ``line``."""
+        if self.heart is not None and self.heart.lost is None:
+            self.heart.failed(status, line)
+        if self.line is not None:
+            self.line.end(f"rank {self.rank}: {line}")
 
     def kill_others(self) -> None:
         """A pass was left in its middle: nobody can go on with it."""
         self._over = True
+        if self.line is not None:
+            self.line.end(f"rank {self.rank} was ended in the middle of a pass; all ranks have ended")
         if self.heart is not None:
             self.heart.kill_others()
 
@@ -136,6 +157,8 @@ class Company:
             for rank in self.seat.others:
                 self.hear(rank)
         self._over = True
+        if self.line is not None:
+            self.line.leave()
         if self.heart is not None:
             self.heart.leave()
         self._leave_group()
@@ -167,10 +190,11 @@ def _first_line(error: Exception) -> str:
 
 
 def seat_of_environment() -> Seat | None:
-    """What a launcher such as torchrun says in RANK, WORLD_SIZE and LOCAL_RANK; None where nothing does. UserError for other text."""
+    """What a launcher such as torchrun says in RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None where nothing does. UserError for
+    other text."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    found = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    found = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     for name, value in found.items():
         if not value.isdigit():
             raise UserError(f"{name}={value}: must be a number, as torchrun sets it; unset RANK and WORLD_SIZE to start one process alone")

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Callable
 
 from penstock.planner.common.outside.streams import tell
 
@@ -26,6 +27,7 @@ class Heart:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.connect("\0" + address)
         self._left = threading.Event()
+        self._tell_lost: Callable[[str], None] | None = None
         self._told = threading.Event()
         self.lost: str | None = None
         """Why all has ended."""
@@ -42,6 +44,15 @@ class Heart:
         """This rank cannot go on, and so nobody can: rank 0 is to end with ``status`` and tell ``line``."""
         self._left.set()
         self._say(f"failed {status} {' '.join(line.split())}")
+
+    def when_lost(self, told: Callable[[str], None]) -> None:
+        """``told`` hears the watchdog's line, too."""
+        self._tell_lost = told
+
+    def end(self, status: int, line: str) -> None:
+        """All ranks of this host end, this one by itself, as if the watchdog had said ``line``."""
+        self._say("kill")
+        self._end(f"end {status} {' '.join(line.split())}")
 
     def kill_others(self) -> None:
         """End every other rank on the spot."""
@@ -87,6 +98,8 @@ class Heart:
         self.lost = why or "the watchdog of the ranks has ended; all ranks have ended"
         self.status = int(status or 2)
         self._told.set()
+        if self._tell_lost is not None:
+            self._tell_lost(self.lost)
         if not self._left.wait(TOLD_S):
             tell(f"runtime: {self.lost}")
             os._exit(self.status)

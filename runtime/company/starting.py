@@ -8,7 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import penstock
@@ -16,6 +16,9 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.runtime.company.company import Company, Seat, seat_of_environment
 from penstock.runtime.company.heart import Heart
+from penstock.runtime.company.host_claims import HostClaims
+from penstock.runtime.company.interface import NAMED, NAMED_FOR_CARDS, named_address
+from penstock.runtime.company.meeting_hosts import meet_by_environment
 
 HEART = "PENSTOCK_WATCHDOG"
 """In the environment of a rank that the watchdog started: the name of its socket."""
@@ -28,23 +31,27 @@ NCCL = {"NCCL_MAX_NCHANNELS": "4", "NCCL_MAX_P2P_NCHANNELS": "4", "NCCL_CUMEM_EN
 _BACKLOG = 1024
 
 
-def enter(seat: Seat) -> Company:
-    """The company that ``seat`` is in, met by the launcher's address. UserError where hosts have no network interface named."""
-    hosts = int(os.environ.get("LOCAL_WORLD_SIZE", seat.count)) < seat.count
-    if hosts and "GLOO_SOCKET_IFNAME" not in os.environ:
-        raise UserError(
-            "several hosts: torch.distributed's sockets have no password, so they bind to a network that you name: set GLOO_SOCKET_IFNAME"
-            " and NCCL_SOCKET_IFNAME to the interface of a private one (docs/ranks.md)"
-        )
+def enter(seat: Seat, claims: Callable[[], HostClaims] | None = None) -> Company:
+    """The company that ``seat`` is in, met by the launcher's address. Where it is on several hosts, the first rank of each holds its
+    ``claims`` against rank 0's before. UserError where they differ, where a host has no secret, or names no network interface."""
+    hosts, line = seat.hosts > 1, None
+    if hosts:
+        named_address()
+        os.environ.setdefault(NAMED_FOR_CARDS, os.environ[NAMED])
+        if seat.local == 0:
+            assert claims is not None, "hosts say what they have"
+            line = meet_by_environment(claims())
     if HEART not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = _visible(seat.local)
     for name, value in NCCL.items() if hosts else (NCCL | ON_ONE_HOST).items():
         os.environ.setdefault(name, value)
     if HEART in os.environ:
         return Company(seat, Heart(os.environ[HEART], seat.rank))
-    company = Company(seat, None)
+    company = Company(seat, None, line)
     company.join()
     company.heart = _meet_watchdog(seat)
+    if line is not None:
+        line.attach(company.heart)
     return company
 
 
@@ -86,7 +93,7 @@ def _meet_watchdog(seat: Seat) -> Heart:
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()
-    key = f"penstock watchdog {os.environ.get('GROUP_RANK', '0')}"
+    key = f"penstock watchdog {seat.rank // (seat.on_host or seat.count)}"
     if seat.local:
         return Heart(store.get(key).decode(), seat.rank)
     name = _socket_name()

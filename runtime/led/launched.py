@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import xxhash
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import plan_text
 from penstock.runtime.company.company import Company, seat_of_environment
+from penstock.runtime.company.host_claims import HostClaims, versions
 from penstock.runtime.company.starting import enter
 from penstock.runtime.led.rank_process import be_led
 
 
 def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
     """The company that a launcher put this process in, None without one or where the plan is of one rank; and whether it is over: a rank
-    behind the first one has done all that it was there for. UserError where as many were started as the plan has not."""
-    seat = seat_of_environment()
+    behind the first one has done all that it was there for. UserError where as many were started as the plan has not, or on other hosts."""
+    seat, hosts = seat_of_environment(), plan.hardware.hosts
     if seat is None or (plan.ranks.count == 1 and seat.count == 1):
         return None, False
     if seat.count != plan.ranks.count:
@@ -25,8 +28,20 @@ def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
             f"WORLD_SIZE={seat.count}: the plan is for {plan.ranks.count} ranks; start as many (torchrun"
             f" --nproc-per-node={plan.ranks.count}), or solve again with ranks={seat.count}"
         )
-    company = enter(seat)
-    company.identity = xxhash.xxh3_128_hexdigest(plan_text(plan).encode())
+    if seat.hosts != hosts:
+        each = seat.count // hosts
+        raise UserError(
+            f"LOCAL_WORLD_SIZE={seat.on_host}: the plan is for {hosts} host{'s' * (hosts > 1)} of {each} ranks each, and these are"
+            f" {seat.hosts}; start torchrun with --nnodes={hosts} --nproc-per-node={each}, or solve again with hardware.hosts={seat.hosts}"
+        )
+    identity = xxhash.xxh3_128_hexdigest(plan_text(plan).encode())
+
+    def claims() -> HostClaims:
+        digest = spec_from_checkpoint(checkpoint).digest
+        return HostClaims(socket.gethostname(), seat.rank, seat.on_host, seat.count, versions(), identity, digest or "")
+
+    company = enter(seat, claims)
+    company.identity = identity
     if seat.rank:
         be_led(company, checkpoint)
     return company, seat.rank > 0

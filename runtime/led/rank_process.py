@@ -44,8 +44,7 @@ def _fail(company: Company, error: BaseException) -> None:
     if mistake is None:
         traceback.print_exc()
     line = str(mistake) if mistake is not None else f"{type(error).__name__}: {error}"
-    if company.heart is not None and company.heart.lost is None:
-        company.heart.failed(2 if mistake is not None else 1, line)
+    company.failed(2 if mistake is not None else 1, line)
     sys.stderr.flush()
     os._exit(2 if mistake is not None else 1)
 

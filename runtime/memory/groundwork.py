@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import import_torch, uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
@@ -49,7 +50,13 @@ class Groundwork:
     @classmethod
     def of(cls, plan: Plan, beside_bytes: int = 0, company: Company | None = None) -> Groundwork:
         """For ``plan``, with ``beside_bytes`` of DRAM on top of what it has: the part of rank 0, or of the rank that has joined
-        ``company``."""
+        ``company``. UserError for a plan of several hosts that no launcher started."""
+        hosts, count = plan.hardware.hosts, plan.ranks.count
+        if hosts > 1 and company is None:
+            raise UserError(
+                f"the plan is for {hosts} hosts of {count // hosts} ranks each: start `torchrun --nnodes={hosts} --nproc-per-node="
+                f"{count // hosts} ... -m penstock.runtime run plan=` on each (docs/ranks.md), or solve again with hardware.hosts=1"
+            )
         own = plan.of_rank(0 if company is None else company.rank)
         nbytes = arena_bytes(own.hardware, own.model, own.decisions) + beside_bytes
         return cls(Budget.of(own), nbytes, plan.ranks.count, company, plan.hardware.devices)

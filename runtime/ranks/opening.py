@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import plan_of_text, plan_text
 from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
 from penstock.runtime.company.company import Company
+from penstock.runtime.company.host_claims import installed
 from penstock.runtime.ranks.rank import Rank
 
 PASSED_ON = ("wrap_around", "warmup_layers", "balance_units", "keep_finished_units", "row_tokens", "keep_pool")
@@ -62,7 +62,7 @@ def _agree(company: Company, plan: Plan, checkpoint: Path, options: Options, reu
     product = options.cpu_product
     words = {
         "what": "open",
-        "version": _version(),
+        "version": installed("penstock"),
         "identity": company.identity,
         "plan": plan_text(plan),
         "checkpoint": str(checkpoint.resolve()),
@@ -91,17 +91,10 @@ def accept(company: Company, words: dict[str, Any], checkpoint: Path | None) -> 
     return Opening(plan_of_text(words["plan"]), where, words["options"] | shared, words["reuse"] and ReuseConfig(**words["reuse"]))
 
 
-def _version() -> str:
-    try:
-        return version("penstock")
-    except PackageNotFoundError:
-        return "from its source tree"
-
-
 def _differs(company: Company, words: dict[str, Any], checkpoint: Path) -> str | None:
     """Why this rank cannot open what rank 0 does; None where it can."""
-    if words["version"] != _version():
-        return f"penstock {_version()} is installed here, rank 0 has {words['version']}; install the same"
+    if words["version"] != (here := installed("penstock")):
+        return f"penstock {here} is installed here, rank 0 has {words['version']}; install the same"
     if None not in (company.identity, words["identity"]) and company.identity != words["identity"]:
         return "the plan here is not rank 0's (their digests differ); give all ranks the same plan="
     try:

@@ -1,0 +1,1 @@
+"""Words with processes of other hosts that prove to have the same secret."""
