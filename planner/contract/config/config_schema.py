@@ -138,10 +138,11 @@ class LinksConfig:
 
 @dataclass
 class NetworkConfig:
-    gbps: Annotated[float, RATE] = MISSING
-    """GB/s of a large hidden state from one host to another; 10 Gbit/s are 1.25."""
-    hop_s: Annotated[float, SECONDS] = MISSING
-    """Seconds in which the hidden state of a token goes from one host to another."""
+    gbps: Annotated[float, RATE_IF_MEASURED] = 0.0
+    """GB/s of a large hidden state from one host to another, 1.25 for 10 Gbit/s; 0: not measured, and a plan for several hosts needs it."""
+    hop_s: Annotated[float, SECONDS] = 1e-4
+    """Seconds in which the hidden state of a token goes from one host to another. The default is twice what a word takes one way over TCP
+    through one switch, 50 microseconds."""
 
 
 @dataclass
@@ -177,8 +178,8 @@ class HardwareConfig:
     """What several ranks share; null: not measured, so that each GPU's link carries what it does alone."""
     hosts: Annotated[int, Bounds(1, 64)] = 1
     """Machines like this one that a plan deals layers over, as many ranks on each; all else here is of one of them."""
-    network: NetworkConfig | None = None
-    """Between two hosts, as `planner probe probe.peers=` measures it; null: not measured, and a plan for several hosts needs it."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Between two hosts, as `planner probe probe.peers=` measures it."""
 
 
 @dataclass

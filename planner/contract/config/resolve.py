@@ -77,7 +77,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         devices=_devices(cfg.devices) if gpu is not None else (),
         links=Links() if cfg.links is None else _links(cfg.links),
         hosts=cfg.hosts,
-        network=None if cfg.network is None else Network(cfg.network.gbps, cfg.network.hop_s),
+        network=Network(cfg.network.gbps, cfg.network.hop_s) if cfg.network.gbps else None,
     )
 
 

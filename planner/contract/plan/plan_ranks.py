@@ -65,7 +65,7 @@ def _check_hosts(hardware: HardwareProfile, count: int) -> None:
     if hardware.network is None:
         raise UserError(
             f"hardware.hosts={hosts}: how fast their network is, is not known; measure it (`planner probe probe.peers=HOST:PORT`,"
-            " docs/ranks.md), or set hardware.network.gbps= and hardware.network.hop_s="
+            " docs/ranks.md), or set hardware.network.gbps="
         )
     if count % hosts:
         raise UserError(f"ranks={count}: hardware.hosts={hosts}, with as many ranks on each; set ranks={hosts}, or another multiple of it")
