@@ -158,6 +158,38 @@ def save_tiny(
     return directory
 
 
+def add_further_head(checkpoint: Path, seed: int = 7, still: bool = False) -> Path:
+    """``checkpoint`` with a head behind its last layer that predicts further tokens, as DeepSeek-V3 and GLM-4.5 store one; random.
+
+    With ``still`` neither the layers nor the head add anything to a token's embedding, so each token has one that follows it, which the
+    head knows."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    layers, stored, draw = config["num_hidden_layers"], load_file(checkpoint / "model.safetensors"), torch.Generator().manual_seed(seed)
+
+    def like(name: str, shape: Iterable[int]) -> torch.Tensor:
+        return (torch.randn(*shape, generator=draw) * 0.05 + ("norm" in name)).to(torch.bfloat16)
+
+    own, last, width = f"model.layers.{layers}.", f"model.layers.{layers - 1}.", config["hidden_size"]
+    more = {own + name.removeprefix(last): like(name, t.shape).to(t.dtype) for name, t in stored.items() if name.startswith(last)}
+    more |= {f"{own}{name}.weight": like(name, [width]) for name in ("enorm", "hnorm", "shared_head.norm")}
+    more[f"{own}eh_proj.weight"] = like("eh_proj", [width, 2 * width])
+    more[f"{own}embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
+    more[f"{own}shared_head.head.weight"] = stored["lm_head.weight"].clone()
+    if still:
+        for name, tensor in (stored | more).items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                tensor.zero_()
+            elif name.endswith(("enorm.weight", "shared_head.norm.weight")) or name == "model.norm.weight":
+                tensor.fill_(1.0)
+        more[f"{own}eh_proj.weight"] = torch.eye(width, 2 * width, dtype=torch.bfloat16)
+    save_file(stored | more, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    return checkpoint
+
+
 class HostLane:
     """Copies at once."""
 

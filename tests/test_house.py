@@ -25,7 +25,7 @@ RUNTIME = (
     "runtime.asked", "runtime.company",
     "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats.gguf",
     "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading", "runtime.store",
-    "runtime.model.fused", "runtime.model", "runtime.moving", "runtime.experts",
+    "runtime.model.fused", "runtime.model.further", "runtime.model", "runtime.moving", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
     "runtime.recorded", "runtime.speculate", "runtime.ranks",
     "runtime.engine", "runtime.told", "runtime.led", "runtime.tools.recoding", "runtime.tools", "runtime.timed",

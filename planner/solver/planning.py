@@ -10,6 +10,7 @@ from penstock.planner.contract.checkpoint.left_out import left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
 from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson
@@ -32,7 +33,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
     asked = read_question(cfg)
     drafter = drafter_asked(cfg.speculate, cfg.draft, asked.question.model)
-    told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
+    told = (*cfg.notes, *left_out(asked.question.model.checkpoint, cfg.speculate is Speculate.mtp), *asked.notes)
     if asked.question.ranks > 1:
         return answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
 

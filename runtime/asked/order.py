@@ -11,6 +11,7 @@ from penstock.planner.common.timeline.timeline_file import check_form
 from penstock.planner.contract.checkpoint.checkpoint_files import merged_adapter, spec_from_checkpoint
 from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
 from penstock.planner.contract.checkpoint.foreign_files import adapter_digest
+from penstock.planner.contract.checkpoint.further_heads import FURTHER_HEADS
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.speculating import Drafter, Speculation, as_asked, modelled
@@ -138,6 +139,8 @@ def _drafts(cfg: RunConfig, plan: Plan) -> Speculation:
         target = plan.model if cfg.checkpoint is None else replace(plan.model, checkpoint=str(Path(cfg.checkpoint).expanduser()))
         return modelled(planned, cfg.speculate, drafter_spec(cfg.draft, target), plan.model)
     wanted = as_asked(planned, cfg.speculate)
+    if wanted.drafter is Drafter.mtp and wanted.model is not None and cfg.checkpoint is not None:
+        wanted = replace(wanted, model=replace(wanted.model, checkpoint=str(Path(cfg.checkpoint).expanduser() / FURTHER_HEADS)))
     if wanted.model is not None:
         if wanted.model.checkpoint is None:
             raise UserError(

@@ -140,8 +140,8 @@ class RunConfig(SamplingKeys, Closing):
     """Timeline to write of reads, copies, compute and waits: *.json, a Chrome trace for ui.perfetto.dev, or *.png, a picture."""
     speculate: Speculate | None = None
     """Who drafts tokens for each pass to verify: `lookup`, the sequence itself; `draft`, a smaller model; `self`, the model's own copy in 4
-    bits; `auto`, who the plan has, or lookup; `none`, nobody; null: as the plan has it. The text is that of plain decoding, and drafting
-    stops where it does not pay."""
+    bits; `mtp`, the model's own further heads; `auto`, who the plan has, or lookup; `none`, nobody; null: as the plan has it. The text is
+    that of plain decoding, and drafting stops where it does not pay."""
     draft: str | None = None
     """Checkpoint or packed store of the model that drafts, in place of the plan's; the plan must leave room for it."""
     calibrate: bool = False

@@ -48,7 +48,7 @@ from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleto
 from penstock.runtime.ranks.dealt_pages import LedPages, PagesElsewhere
 from penstock.runtime.ranks.opening import open_with
 from penstock.runtime.ranks.rank import Rank
-from penstock.runtime.speculate.open_chains import open_chains
+from penstock.runtime.speculate.open_chains import DraftingModel, open_chains
 from penstock.runtime.store.scales import ScaleCheck
 
 KEEPING = "keeping"
@@ -112,7 +112,7 @@ class Session:
         """What arrived on other threads until :meth:`load` was over, each with its busy seconds and bytes."""
         self.drafter = drafter
         """The model that drafts, where one does."""
-        self.chains = open_chains(plan, None if drafter is None else drafter.engine.stepper)
+        self.chains = open_chains(plan, engine.model, engine.device, None if drafter is None else drafter.drafting)
         """Drafted tokens, where the plan has some."""
         for session in (self, *(() if drafter is None else (drafter,))):
             if self.chains is not None and not session.engine.stepper.goes_back:
@@ -130,6 +130,11 @@ class Session:
     @property
     def device(self) -> torch.device:
         return self.engine.device
+
+    @property
+    def drafting(self) -> DraftingModel:
+        """This model, where it drafts for another one."""
+        return DraftingModel(self.plan, self.engine.stepper, self.engine.model)
 
     @property
     def own(self) -> Plan:
@@ -162,6 +167,8 @@ class Session:
             self.plan = self.plan if self.rank is not None else launched_singly(self.plan)
         if self.drafter is not None and largest is not None:
             self.drafter.load(replace(largest, chunk_tokens=self.drafter.plan.decisions.prefill_chunk_tokens))
+            if self.chains is not None:
+                self.engine.stepper.watcher = self.chains.watcher
         self._mark("load")
         take_planned(Budget.of(self.own), self.device)
         self._vram = VramWatch(Budget.of(self.own), self.device)

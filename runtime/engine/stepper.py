@@ -35,6 +35,16 @@ class WholeSteps(Protocol):
         """A step comes that it does not serve."""
 
 
+class Watcher(Protocol):
+    """Is told what was computed, where the model's hidden states are of use."""
+
+    def saw(self, step: Step) -> None:
+        """``step`` was computed."""
+
+    def ended(self, number: int) -> None:
+        """Sequence ``number`` has ended."""
+
+
 class Stepper:
     """``model`` over ``pool``, on ``device``. Knows no requests: whoever calls it says which tokens of which sequences come.
 
@@ -66,15 +76,19 @@ class Stepper:
             self._cache = row_cache(model.config)
         self.graphs: WholeSteps | None = None
         """What computes some steps as a whole; nothing until somebody says so."""
+        self.watcher: Watcher | None = None
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
         """Compute ``step`` -> the wanted logits [step.wanted, vocab] on the device, in the order of its rows."""
-        if self._leading is None:
-            return self._run(step)
-        with self._leading.passing(step):
-            return self._run(step)
+        if self._leading is not None:
+            with self._leading.passing(step):
+                return self._run(step)
+        logits = self._run(step)
+        if self.watcher is not None:
+            self.watcher.saw(step)
+        return logits
 
     def _run(self, step: Step) -> torch.Tensor:
         if self.graphs is not None:
@@ -152,5 +166,7 @@ class Stepper:
         """``sequence`` has ended."""
         (self._alone or self._states).forget(sequence)
         self.pool.forget(sequence)
+        if self.watcher is not None:
+            self.watcher.ended(sequence)
         if self._leading is not None:
             self._leading.forget(sequence)

@@ -15,11 +15,13 @@ from transformers.initialization import no_init_weights
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uncollected
-from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, spec_from_checkpoint, stored_infos, stored_matrices
+from penstock.planner.contract.checkpoint.checkpoint_files import described_config, spec_from_checkpoint, stored_infos, stored_matrices
+from penstock.planner.contract.checkpoint.further_heads import heads_source
 from penstock.planner.contract.checkpoint.tensor_names import classify
 from penstock.runtime.model.as_stored import NormsAboveOne, RoutersAsStored
 from penstock.runtime.model.converter import Converter
 from penstock.runtime.model.foreign_experts import name_experts, take_shape
+from penstock.runtime.model.further.further_layer import FurtherLayer
 from penstock.runtime.model.stored_formats import StoredFormats
 from penstock.runtime.store.base import Store, open_store
 from penstock.runtime.store.decoder import decoder_layers, module_name
@@ -65,7 +67,7 @@ def read_config(directory: Path) -> PreTrainedConfig:
     What it says of the code to compute attention and experts with is dropped: that is ours to choose, and may name a kernel on the Hub.
     """
     with _told(directory):
-        said = gguf_config(directory)
+        said = described_config(directory)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False) if said is None else AutoConfig.for_model(**said)
         config._attn_implementation = config._experts_implementation = None
         return config
@@ -96,6 +98,8 @@ def build_skeleton(directory: Path, converters: Sequence[Converter] = ()) -> Pre
     dtype = compute_dtype(directory, config)
     with _told(directory), _parameters_on_meta(), no_init_weights():
         model = text_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
+        if heads_source(directory) is not None:
+            FurtherLayer().convert(model)
     _compute_buffers(model)
     model.tie_weights()
     _untie(model, directory)

@@ -11,6 +11,7 @@ from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.speculate.drafter import Drafts, Proposer
+from penstock.runtime.speculate.further_drafter import FurtherDrafter
 
 
 class Lengths(Protocol):
@@ -57,6 +58,11 @@ class Chains:
         self.counts = DraftedSoFar()
         self._read_s = 0.0
         """Of the pass that is to come."""
+
+    @property
+    def watcher(self) -> FurtherDrafter | None:
+        """Who must see each pass of the model that is drafted for; None where the drafter reads tokens alone."""
+        return self._proposer if isinstance(self._proposer, FurtherDrafter) else None
 
     def draft(self, live: Sequence[KvSequence], left: Sequence[int]) -> Drafts:
         """Tokens to compute behind the last one of each of ``live``, which may say ``left`` more: fewer than those."""

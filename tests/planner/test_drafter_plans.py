@@ -62,6 +62,7 @@ def test_residents_or_a_drafter_is_what_gives_more_tokens(tmp_path: Path) -> Non
         ({"speculate": "draft", "draft": "{other}"}, "its tokens are not those of large: 'b' is 2 there and 1 here"),
         ({"speculate": "draft", "draft": "{wide}"}, "it has 512 tokens and large 300"),
         ({"speculate": "self", "draft": "{deep}"}, "deep: it is no copy of large, whose layers and widths differ; set speculate=draft"),
+        ({"speculate": "draft", "draft": "{eagle}"}, "EAGLE heads read the hidden states"),
         (
             {"speculate": "draft", "draft": "{small}", "hardware.dram_bytes": 10**8},
             "small takes .* of DRAM, and what it leaves holds no plan",
@@ -72,6 +73,9 @@ def test_a_drafter_that_cannot_draft_is_refused(tmp_path: Path, keys: dict[str, 
     places = {name: save_tiny(tmp_path / name, layers=1) for name in ("small", "large", "other")}
     places["wide"] = save_tiny(tmp_path / "wide", layers=1, vocab_size=512)
     places["deep"] = save_tiny(tmp_path / "deep", layers=2)
+    places["eagle"] = tmp_path / "eagle"
+    places["eagle"].mkdir()
+    (places["eagle"] / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}))
     for name, vocabulary in {"large": {"a": 0, "b": 1}, "small": {"a": 0, "b": 1}, "other": {"a": 0, "b": 2}}.items():
         (places[name] / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
     given = {key: value.format(**places) if isinstance(value, str) else value for key, value in keys.items()}

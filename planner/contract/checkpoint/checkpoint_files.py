@@ -17,6 +17,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
 from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
+from penstock.planner.contract.checkpoint.further_heads import head_tensors, heads_config, heads_source
 from penstock.planner.contract.checkpoint.gguf_checkpoint import GgufCheckpoint, gguf_source, read_gguf_checkpoint
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.checkpoint.known_types import refuse_foreign_prefix, refuse_unknown_type
@@ -58,10 +59,14 @@ class Checkpoint:
 @uncollected()
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read config.json and the header of every shard of the checkpoint in the directory ``path``, or the headers of the GGUF files there.
+    ``path`` may name a checkpoint's further heads (``heads_source``).
 
     Reads headers only: kilobytes a shard. Raises UserError naming the file and the remedy when something is missing,
     truncated, corrupt or unreadable.
     """
+    whole = heads_source(path)
+    if whole is not None:
+        return _further(read_checkpoint(whole), path)
     source = gguf_source(path)
     if source is not None:
         return _of_gguf(read_gguf_checkpoint(source))
@@ -83,6 +88,9 @@ def spec_from_checkpoint(path: Path) -> ModelSpec:
     A packed store has the spec and digest of the checkpoint that it was made from, ``name`` and ``checkpoint`` apart.
     Raises UserError as ``read_checkpoint`` and ``spec_from_tensors`` do.
     """
+    if heads_source(path) is not None:
+        heads = read_checkpoint(path)
+        return spec_from_tensors(heads.config, heads.infos(), f"the further heads of {path.parent.name}", str(path), heads.digest)
     source = gguf_source(path)
     directory = Path(os.path.abspath(path.expanduser())) if source is not None else _directory(path)
     if source is None and os.path.lexists(directory / PACK_MANIFEST):
@@ -96,7 +104,7 @@ def spec_from_checkpoint(path: Path) -> ModelSpec:
 def stored_infos(path: Path) -> dict[str, TensorInfo]:
     """What the checkpoint, or the packed store, in the directory ``path`` holds, by the checkpoint's names; nothing where there is only a
     config. Raises UserError as ``read_checkpoint`` does."""
-    if gguf_source(path) is not None:
+    if _is_described(path):
         return read_checkpoint(path).infos()
     directory = _directory(path)
     if os.path.lexists(directory / PACK_MANIFEST):
@@ -108,7 +116,7 @@ def stored_infos(path: Path) -> dict[str, TensorInfo]:
 def stored_matrices(path: Path) -> Mapping[str, StoredMatrix]:
     """The matrices that the checkpoint, or the packed store, at ``path`` holds coded, by the names that their tensors would have; none
     where there is only a config. Reads headers. UserError as ``read_checkpoint`` and ``Scheme.matrix`` do."""
-    if gguf_source(path) is not None:
+    if _is_described(path):
         found = read_checkpoint(path)
         return sort_tensors(found.infos(), quantisation_of(found.config, str(path))).matrices
     config_path = _directory(path) / CONFIG
@@ -121,6 +129,25 @@ def gguf_config(path: Path) -> Mapping[str, Any] | None:
     """config.json's content as GGUF files at ``path`` say or complete it; None where there are none. UserError as ``read_checkpoint``."""
     source = gguf_source(path)
     return None if source is None else read_gguf_checkpoint(source).config
+
+
+def described_config(path: Path) -> Mapping[str, Any] | None:
+    """config.json's content where no such file lies at ``path``: that of GGUF files, or of a checkpoint's further heads. UserError as
+    ``read_checkpoint``."""
+    return gguf_config(path) if heads_source(path) is None else read_checkpoint(path).whole_config
+
+
+def _is_described(path: Path) -> bool:
+    """Whether ``path`` has no config.json of its own."""
+    return heads_source(path) is not None or gguf_source(path) is not None
+
+
+def _further(found: Checkpoint, path: Path) -> Checkpoint:
+    """The further heads of ``found``, which ``path`` names."""
+    config = heads_config(found.config)
+    tensors = {name: found.tensors[stored] for name, stored in head_tensors(found.tensors, found.config, str(path.parent)).items()}
+    said = json.dumps(config, sort_keys=True).encode()
+    return Checkpoint(path, text_config(config), config, tensors, _digest(said, tensors))
 
 
 def _of_gguf(found: GgufCheckpoint) -> Checkpoint:

@@ -7,15 +7,44 @@ from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.checkpoint.checkpoint_files import parse_object, read_bytes, spec_from_checkpoint
+from penstock.planner.contract.checkpoint.checkpoint_files import (
+    CONFIG,
+    PACK_MANIFEST,
+    parse_object,
+    read_bytes,
+    spec_from_checkpoint,
+)
+from penstock.planner.contract.checkpoint.further_heads import FURTHER_HEADS
 from penstock.planner.contract.given.model import ModelSpec
 
 TOKENIZER = "tokenizer.json"
+_OF_EAGLE = ("eagle_config", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+"""Keys that only EAGLE heads have in their config.json."""
+
+
+def heads_spec(target: ModelSpec) -> ModelSpec:
+    """The spec of ``target``'s own heads that predict further tokens, tables that they share with it included. Reads headers. UserError
+    where it has none, and where nothing says."""
+    if target.checkpoint is None:
+        raise UserError(
+            f"speculate=mtp: the heads of {target.name} are read from its checkpoint; set model.checkpoint to it, or speculate=lookup"
+        )
+    if target.state_bytes:
+        raise UserError(
+            f"speculate=mtp: {target.name} keeps states that cannot go back to an earlier token, so it verifies none; set speculate=none"
+        )
+    if (Path(target.checkpoint) / PACK_MANIFEST).exists():
+        raise UserError(
+            f"speculate=mtp: {target.checkpoint} is a packed store, which leaves further heads out; set model.checkpoint to the checkpoint "
+            "that it was made from"
+        )
+    return spec_from_checkpoint(Path(target.checkpoint) / FURTHER_HEADS)
 
 
 def drafter_spec(given: str, target: ModelSpec) -> ModelSpec:
     """The spec of the checkpoint ``draft=given``, which is to draft for ``target``. Reads headers and both tokenizers. UserError where its
     tokens are others, or where it keeps states that cannot go back to an earlier token."""
+    _refuse_eagle(given)
     spec = spec_from_checkpoint(Path(given).expanduser())
     if spec.state_bytes:
         raise UserError(
@@ -34,6 +63,20 @@ def drafter_spec(given: str, target: ModelSpec) -> ModelSpec:
             f" {its.get(name, 'missing')} here; choose a model with the same tokenizer"
         )
     return spec
+
+
+def _refuse_eagle(given: str) -> None:
+    """UserError for heads that read another model's hidden states."""
+    path = Path(given).expanduser() / CONFIG
+    if not path.is_file():
+        return
+    said = parse_object(path, read_bytes(path, f"{path}: no such file"))
+    kinds = [said.get("model_type"), said.get("speculators_model_type"), *(said.get("architectures") or [])]
+    if any("eagle" in str(kind).lower() for kind in kinds) or any(key in said for key in _OF_EAGLE):
+        raise UserError(
+            f"draft={given}: EAGLE heads read the hidden states of the model that they were trained for, and are not supported; choose a "
+            "whole model with the same tokenizer, or speculate=self"
+        )
 
 
 def _tokens(checkpoint: str | None) -> Mapping[str, int] | None:

@@ -308,7 +308,8 @@ class SolveConfig(Closing):
     """`own`: rates as `runtime run calibrate=true` found them on this machine; `off`: as the profile has them."""
     speculate: Speculate = Speculate.none
     """Who drafts tokens for each pass to verify: `lookup`, the sequence itself; `draft`, the smaller model of draft=; `self`, the model's
-    own copy in 4 bits; `auto`, the best of lookup and draft= where it pays; `none`, nobody. The text is that of plain decoding."""
+    own copy in 4 bits; `mtp`, the model's own heads that predict further tokens; `auto`, the best of lookup and draft= where it pays;
+    `none`, nobody. The text is that of plain decoding."""
     draft: str | None = None
     """Checkpoint or packed store of the model that drafts, which has the same tokens; for `self` the copy that `runtime pack format=int4`
     made, or a better one."""

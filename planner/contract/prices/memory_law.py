@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
@@ -30,7 +31,7 @@ from penstock.planner.contract.prices.sizes import (
     scratch_bytes,
     unit_vram_bytes,
 )
-from penstock.planner.contract.speculation.resident_drafter import resident
+from penstock.planner.contract.speculation.resident_drafter import resident, states_bytes
 
 ONCE_A_PROCESS = frozenset({"context", "workspace"})
 """Items of VRAM that a process has once, whatever models it runs."""
@@ -145,16 +146,20 @@ def held_by(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
 
 
 def drafter_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[Tier, int]:
-    """Of VRAM and DRAM: weights, K and V and activations of the model that drafts for ``model``; empty where none does."""
+    """Of VRAM and DRAM: weights, K and V and activations of the model that drafts for ``model``, and the hidden states that further heads
+    read; empty where none does."""
     drafter = decisions.speculation.model
     if drafter is None:
         return {}
     held = held_by(hardware, drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
     vram, dram = vram_items(hardware, drafter, workload, held), dram_items(hardware, drafter, workload, held)
-    return {
+    taken = {
         Tier.vram: used_bytes({item: n for item, n in vram.items() if item not in ONCE_A_PROCESS}),
         Tier.dram: used_bytes(dram),
     }
+    if decisions.speculation.drafter is Drafter.mtp:
+        taken[Tier.dram if hardware.gpu is None else Tier.vram] += states_bytes(model, workload, decisions)
+    return taken
 
 
 def vram_use(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[str, int]:

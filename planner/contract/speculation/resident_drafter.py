@@ -13,10 +13,23 @@ from penstock.planner.contract.decided.decisions import (
     VramWeights,
     WeightDecisions,
 )
+from penstock.planner.contract.decided.speculating import MOST_DRAFTS
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
 
 MOST_CHUNK_TOKENS = 512
 """Of a prompt in one pass: all its weights are at hand, so longer passes are no faster, and activations take less."""
+
+STATES_WAITING = 64 + MOST_DRAFTS + 1
+"""Hidden states of a row that the model's further heads may have waiting for them."""
+
+
+def states_bytes(model: ModelSpec, workload: Workload, drafted: Decisions) -> int:
+    """Hidden states that further heads of ``model`` read: those of its longest pass, as computed, cut by rows, and put together; those
+    that rows have waiting; three buffers of chains."""
+    longest = min(drafted.prefill_chunk_tokens, workload.prompt_tokens)
+    each = 3 * longest + STATES_WAITING + 3 * (MOST_DRAFTS + 1)
+    return drafted.batch * each * model.hidden * model.compute_dtype.nbytes
 
 
 def resident(model: ModelSpec, drafted: Decisions, layers: int, gpu: bool) -> Decisions:

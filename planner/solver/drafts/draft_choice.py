@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
-from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
+from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec, heads_spec
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, Drafter, Speculate, Speculation, modelled
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
@@ -30,6 +30,8 @@ def drafter_asked(asked: Speculate, draft: str | None, model: ModelSpec) -> Spec
         return modelled(Speculation(), asked, drafter_spec(draft, model), model)
     if asked is Speculate.draft:
         raise UserError(f"speculate=draft: no model is given; set draft=DIR, a smaller model with the tokens of {model.name}")
+    if asked is Speculate.mtp:
+        return Speculation(Drafter.mtp, 0, DEFAULT_ACCEPTANCE[Drafter.mtp], heads_spec(model))
     if asked is not Speculate.self:
         return None
     if model.coded:
