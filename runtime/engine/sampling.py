@@ -75,8 +75,12 @@ class Choice:
             scores = torch.cat([self._penalties[k](self._said[k].ids, row) for row, k in each])
         if self._drawn:
             probs = torch.softmax(self._warpers(None, scores), -1)
-            each = zip(probs, numbers, strict=True)
-            chosen = torch.cat([torch.multinomial(row, 1, generator=self._generators[k]) for row, k in each])
+            noise = torch.empty_like(probs)
+            for row, k in zip(noise, numbers, strict=True):
+                row.exponential_(generator=self._generators[k])
+            chosen = (probs / noise).argmax(
+                -1
+            )  # torch.multinomial's own way, all rows at once and without its checks, which wait for a card
         else:
             chosen = scores.argmax(-1)
         if self._said:

@@ -38,7 +38,8 @@ from tests.runtime.speculate.test_model_drafter import Anyhow
 from tests.runtime.steppers import CPU, unstreamed
 from tests.support import add_further_head, save_tiny
 
-GLM: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_shared_experts": 1}
+GLM: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+GLM |= {"first_k_dense_replace": 1}
 DEEPSEEK = GLM | {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8}
 DEEPSEEK |= {"num_key_value_heads": 4}
 GROUPS = {"n_group": 1, "topk_group": 1}
