@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from penstock.runtime.serve.dialects.bodies import Body, Refused, RefusedTrue, Repeated, lines
+from penstock.runtime.serve.dialects.bodies import Body, Refused, RefusedTrue, Repeated, at_most, lines
 from penstock.runtime.serve.dialects.chat_bodies import (
     AnyJson,
     Effort,
@@ -163,7 +163,7 @@ class ResponsesTalk(Body):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """Reasoning is told as it is; nothing is encrypted."""
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]] | None, at_most(16)] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None

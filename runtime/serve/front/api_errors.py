@@ -38,3 +38,8 @@ class ApiError(Exception):
 def wrong(param: str, message: str, code: str | None = None) -> ApiError:
     """400: ``param`` of the body cannot be obeyed."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def fault() -> ApiError:
+    """Of the server's own."""
+    return ApiError(500, "the server has a fault; its log says where")

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.runtime.serve.front.api_errors import ApiError
+from penstock.runtime.serve.front.api_errors import ApiError, fault
 from penstock.runtime.serve.front.front_desk import Front
 
 OPEN = ("/", "/health", "/ready", "/favicon.ico")
@@ -113,11 +113,6 @@ class Guard:
 
 class Cut(Exception):
     """A reply that had begun ends here; the connection is closed, and what was wrong is told already."""
-
-
-def fault() -> ApiError:
-    """Of the server's own."""
-    return ApiError(500, "the server has a fault; its log says where")
 
 
 def error_response(path: str, error: ApiError) -> Response:

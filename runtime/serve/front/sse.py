@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.runtime.serve.front.api_errors import ApiError
+from penstock.runtime.serve.front.api_errors import ApiError, fault
 from penstock.runtime.serve.front.asking import Asking
 from penstock.runtime.serve.front.front_desk import Front
 
@@ -76,6 +76,7 @@ class EventStream(Response):
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failed: Exception | None = None
         helpers = [asyncio.create_task(_watch(receive, self._asked)), asyncio.create_task(self._keep_awake(send))]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -84,8 +85,13 @@ class EventStream(Response):
                     await self._send(send, chunk)
             except ApiError as error:
                 await self._send(send, self._error(error))
+            except Exception as error:
+                failed = error
+                await self._send(send, self._error(fault()))
             helpers[1].cancel()
             await send({"type": "http.response.body", "body": b""})
+            if failed is not None:
+                raise failed
         finally:
             for helper in helpers:
                 helper.cancel()

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -22,16 +22,20 @@ from penstock.runtime.serve.front.token_texts import TokenTexts
 from penstock.runtime.serve.routes.sampling_body import SamplingBody, usage_of
 from penstock.runtime.serve.wire.messages import TopLogprobs
 
+Prompt = TypeVar("Prompt")
 USUAL_TOKENS = 16
 """Of a reply where ``max_tokens`` is not given, as OpenAI has it."""
 LONG_TEXT = 20000
-"""Characters from which on a text is read as tokens beside the event loop."""
+"""Characters from which on a request's texts are read as tokens beside the event loop."""
+MOST_PROMPTS = 4096
+"""That are looked at. How many are answered, the queue says."""
+Prompts = Annotated[list[Prompt], Field(max_length=MOST_PROMPTS)]
 
 
 class CompletionBody(SamplingBody):
     """What is asked of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Prompts[str] | list[int] | Prompts[list[int]]
     """Texts, or token ids; special tokens in a text stay text."""
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
@@ -91,14 +95,14 @@ async def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:
     most = limits.get("rows", 1) + limits.get("queue", 0)
     if len(several) > most:
         raise wrong("prompt", f"{len(several)} prompts at once; this server takes {most}")
-    return [await _ids(front, one) for one in several]
+    if isinstance(several[0], str):
+        texts, read = several, front.talk.plain_ids
+        long = sum(map(len, texts)) > LONG_TEXT
+        return await front.beside(lambda: [read(text) for text in texts]) if long else [read(text) for text in texts]
+    return [_known(one, front.info.vocab) for one in several]
 
 
-async def _ids(front: Front, prompt: str | list[int]) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        read = front.talk.plain_ids
-        return await front.beside(lambda: read(prompt)) if len(prompt) > LONG_TEXT else read(prompt)
-    vocab = front.info.vocab
+def _known(prompt: list[int], vocab: int) -> tuple[int, ...]:
     absent = next((token for token in prompt if not 0 <= token < vocab), None)
     if absent is not None:
         raise wrong("prompt", f"{str(absent)[:20]} is no token; the model has 0 to {vocab - 1}")

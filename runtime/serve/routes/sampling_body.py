@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.runtime.serve.dialects.bodies import Body
+from penstock.runtime.serve.dialects.bodies import Body, at_most
 from penstock.runtime.serve.front.api_errors import wrong
 from penstock.runtime.serve.front.front_desk import Front
 from penstock.runtime.serve.wire.messages import Sampled
@@ -42,7 +42,7 @@ class SamplingBody(Body):
     top_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MOST_BIASES)
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MOST_BIASES)] = None
     user: str | None = None
     """Who the client's user is; taken, and of no effect."""
     top_k: int | None = Field(None, ge=-1, lt=2**31)

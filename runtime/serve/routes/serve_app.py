@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock.runtime.serve.dialects.wrong_request import WrongRequest
-from penstock.runtime.serve.front.api_errors import ApiError
+from penstock.runtime.serve.front.api_errors import ApiError, fault
 from penstock.runtime.serve.front.front_desk import Front
-from penstock.runtime.serve.front.guard import Guard, error_response, fault
+from penstock.runtime.serve.front.guard import Guard, error_response
 from penstock.runtime.serve.routes import chat_route, completions_route, machine_routes, messages_route, responses_route
 from penstock.runtime.serve.routes.openapi_page import describe
 

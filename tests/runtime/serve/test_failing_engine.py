@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from penstock.runtime.serve.front.front_limits import FrontLimits
+from penstock.runtime.serve.front.reply_text import ReplyText
 from penstock.runtime.serve.wire.messages import Failed, Over, Refused
 from tests.runtime.serve.fake_motor import Script
 from tests.runtime.serve.played import events, play, post, until
@@ -104,4 +105,16 @@ def test_a_fault_is_a_500_and_neither_it_nor_the_log_holds_the_request(monkeypat
 
     response = play(Script(), ask, told=told)
     assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+    assert "RuntimeError" in told[-1] and "secret" not in response.text + "".join(told)
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def broken(self: ReplyText, tokens: list[int]) -> str:
+        raise RuntimeError("my secret")
+
+    monkeypatch.setattr(ReplyText, "add", broken)
+    response = play(Script(), post(prompt="a", stream=True), told=told)
+    assert response.status_code == 200 and events(response)[-1]["error"]["type"] == "server_error"
     assert "RuntimeError" in told[-1] and "secret" not in response.text + "".join(told)

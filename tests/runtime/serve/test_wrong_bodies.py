@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from penstock.runtime.serve.dialects.bodies import Body
 from penstock.runtime.serve.front.front_limits import FrontLimits
+from penstock.runtime.serve.routes.chat_route import ChatBody
+from penstock.runtime.serve.routes.completions_route import CompletionBody
+from penstock.runtime.serve.routes.messages_route import AnthropicBody
+from penstock.runtime.serve.routes.responses_route import ResponsesBody
 from tests.runtime.serve.fake_motor import CAPACITY, Script
 from tests.runtime.serve.played import play, post
 
@@ -62,6 +69,37 @@ def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
 
     response = play(Script(), ask)
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+MANY: tuple[Any, ...] = ([{}] * 2000, [1, "a", None] * 700, [[1]] * 2000 + [{}], [[{}] * 2000], {str(k): {} for k in range(2000)})
+TALK = [{"role": "user", "content": [{}] * 2000}, {"role": "assistant", "content": "a", "tool_calls": [{}] * 2000}]
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody, ResponsesBody, AnthropicBody])
+def test_little_is_found_wrong_with_a_body_however_much_is(kind: type[Body]) -> None:
+    """Each finding takes a kilobyte and microseconds, of the loop that all requests share."""
+    bodies = [{key: value} for key in kind.model_fields for value in (*MANY, TALK, TALK[1:])]
+    bodies += [
+        {f"key {k}": k for k in range(2000)},
+        {"messages": "a", "input": [{"type": "message", "role": "user", "content": [{}] * 2000}]},
+    ]
+    for body in bodies:
+        with pytest.raises(ValidationError) as found:
+            kind.model_validate(body)
+        assert found.value.error_count() < 64, next(iter(body))
+
+
+def test_long_texts_are_read_beside_the_loop_also_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: set[str] = set()
+
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        read = client.front.talk.plain_ids  # type: ignore[attr-defined]
+        seen = lambda text: (names.add(threading.current_thread().name), read(text))[1]  # noqa: E731
+        monkeypatch.setattr(client.front.talk, "plain_ids", seen)  # type: ignore[attr-defined]
+        return await post(prompt=["a" * 1000] * 30)(client)
+
+    play(Script(), ask)
+    assert len(names) == 1 and next(iter(names)).startswith("texts")
 
 
 def test_another_model_and_another_path_are_404() -> None:
