@@ -49,7 +49,7 @@ class StaticStep:
         """The tokens [rows] that are fed next."""
         chosen = self._stepper.compute(self._ids, self._positions, self._wanted).argmax(-1)
         self._ids.copy_(chosen)
-        for numbers in (self._positions, self._tables.starts, self._slots):
+        for numbers in (self._positions, self._tables.starts, self._tables.ends, self._slots):
             numbers.add_(1)
         return self._ids
 
@@ -91,13 +91,15 @@ def measure(model: PreTrainedModel, device: torch.device, rows: int, steps: int)
         buffer.zero_()
     static, graph = StaticStep(stepper, step), torch.cuda.CUDAGraph()
     aside = torch.cuda.Stream()
-    before = [numbers.clone() for numbers in (static._ids, static._positions, static._tables.starts, static._slots)]
+    before = [numbers.clone() for numbers in (static._ids, static._positions, static._tables.starts, static._tables.ends, static._slots)]
     with torch.cuda.stream(aside):
         static.compute()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         static.compute()
-    for numbers, first in zip((static._ids, static._positions, static._tables.starts, static._slots), before, strict=True):
+    for numbers, first in zip(
+        (static._ids, static._positions, static._tables.starts, static._tables.ends, static._slots), before, strict=True
+    ):
         numbers.copy_(first)
     for buffer in stepper.pool.buffers().values():
         buffer.zero_()

@@ -116,9 +116,10 @@ def measure_chains(trial: Trial) -> dict[str, Any]:
             planned = [passes[min(passes, key=lambda known: abs(known - k))] for k in range(MOST + 1)]
             steps, stepped, facts = reply(right, ChainLength(MOST, planned.__getitem__, Acceptance(0.5)))
             replies[right] = {"tokens_per_s": stepped / sum(steps), **facts}
+        graphs = session.engine.facts()["graphs"]
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    return {"passes_s": passes, "replies": replies}
+    return {"passes_s": passes, "replies": replies, "graphs": graphs}
 
 
 class Drafting(Hybrid):
@@ -129,7 +130,8 @@ class Drafting(Hybrid):
         checkpoint, steps = self.checkpoint("bf16"), int(self.given.get("steps", "96"))
         layers = int(json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"])
         share = () if self.card else (f"force.cap_layers={layers * 2 // 5}",)
-        plan = self.solve("speculation", checkpoint, *share, prompt=PROMPT, new=steps)
+        drafts = ("speculate=lookup", f"force.speculate_tokens={MOST}")
+        plan = self.solve("speculation", checkpoint, *share, *drafts, prompt=PROMPT, new=steps)
         return plan, self.worker(measure_chains, Trial(plan, checkpoint, steps, 0))
 
     def drafting_row(self, case: str, what: str, result: float, limit: float, unit: str, target: str) -> Row:
@@ -139,7 +141,8 @@ class Drafting(Hybrid):
     def price(self) -> Iterator[Row]:
         passes = self.found[1]["passes_s"]
         for drafts in LONG:
-            what = "a pass over one of one row"
+            recorded = (self.found[1]["graphs"] or {}).get("verify")
+            what = f"a pass over one of one row{', recorded' if recorded and recorded['steps'] else ''}"
             yield self.drafting_row(f"{drafts + 1} rows", what, passes[drafts], passes[0], "s", PRICES[drafts])
 
     def played(self) -> Iterator[Row]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,8 +11,11 @@ import torch
 from torch import nn
 
 from penstock.planner.contract.given.formats import HOST_PRODUCT_ROWS, QUANTISED
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.asked.run_schema import CpuProduct
 from penstock.runtime.beside.coded_parts import PARTS_OF
 from penstock.runtime.beside.host_ffn import host_linear
+from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_matrix import host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.formats.coding import Coding, CodingAround, Parts
@@ -86,3 +91,23 @@ def multiplied_as_stored(asked: str | None) -> frozenset[str]:
     if asked == "decode":
         return frozenset()
     return frozenset(PARTS_OF) if asked == "stored" else frozenset(name for name, form in QUANTISED.items() if form.host_rows)
+
+
+def open_on_host(plan: Plan, asked: CpuProduct | None, stack: ExitStack) -> StoredOnHost | None:
+    """What multiplies by coded matrices as they are stored, with threads until ``stack`` is closed; None where nothing is. UserError where
+    ``asked`` wants what no compiler made."""
+    formats = multiplied_as_stored(asked)
+    if not formats or not plan.model.coded or (asked is None and products_unbuilt() is not None):
+        return None
+    return StoredOnHost(stack.enter_context(HostPool(plan.hardware.cpu_threads or torch.get_num_threads(), joined=True)), formats)
+
+
+@contextmanager
+def multiplying(threads: int) -> Iterator[None]:
+    """Torch computes with so many threads meanwhile; 0 leaves the number to torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

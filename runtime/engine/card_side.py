@@ -69,10 +69,10 @@ class CardSide:
         """What streams, in pieces, where it lies in DRAM for good."""
         return {u: Streamed(u, self._dram.stays(u), self._pieces[u], x.tensors) for u, x in self._streamed.items()}
 
-    def recorded(self, recorder: Recorder, units: Sequence[Unit]) -> RecordedStream:
-        """For passes that are recorded: ``units`` of those through the ring's slots."""
+    def recorded(self, recorder: Recorder, units: Sequence[Unit], like: RecordedStream | None = None) -> RecordedStream:
+        """For passes that are recorded: ``units`` of those through the ring's slots; going on from those ``like`` them."""
         streamed = [self.from_dram[unit] for unit in units]
-        return RecordedStream(streamed, self.slots, recorder, self._ledger, 1 if self._spans else EXACTLY)
+        return RecordedStream(streamed, self.slots, recorder, self._ledger, 1 if self._spans else EXACTLY, like=like)
 
     @property
     def streamed_into(self) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.sizes import OVERHEADS
+from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.asked.page_room import PageRoom
 from penstock.runtime.asked.run_schema import CpuProduct
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
@@ -52,6 +53,8 @@ class EngineOptions:
     """That compute units of a recorded step on the CPU."""
     schedules: tuple[Schedule, ...] = ()
     """That a recorded step can follow, with what the plan predicts of them."""
+    verify_shapes: tuple[VerifyShape, ...] = ()
+    """Of passes that verify, and are recorded."""
     tell: Callable[[str], None] = lambda line: None
     """Gets a line for the user while the model runs."""
     kv_scratch_dir: Path | None = None

@@ -1,10 +1,11 @@
-"""The decode steps of an engine, recorded: streaming, computed in part by the CPU, or over whatever lies in the buffers."""
+"""The steps of an engine, recorded: streaming, computed in part by the CPU, or over whatever lies in the buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from transformers import PreTrainedModel
 
@@ -14,7 +15,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import ALONE, OWN
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.beside.host_pool import pool_here
+from penstock.runtime.beside.host_pool import HostPool, pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.engine.rehearsal import first_step, longest_step
@@ -25,9 +26,10 @@ from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.agreement import disagreement
 from penstock.runtime.recorded.card_graph import CardGraph
 from penstock.runtime.recorded.graph_steps import GraphSteps
-from penstock.runtime.recorded.host_steps import HostSteps, host_unit
+from penstock.runtime.recorded.host_steps import HostSteps, HostUnit, host_unit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.scheduled_steps import ScheduledSteps
+from penstock.runtime.recorded.shaped_steps import ShapedSteps
 from penstock.runtime.recorded.slot_turns import SlotTurns
 from penstock.runtime.store.decoder import decoder_layers, unit_modules
 
@@ -49,31 +51,65 @@ class FedStepper:
     fed_by: Callable[[WeightStream], AbstractContextManager[object]]
 
 
+@dataclass(frozen=True)
+class _Feed:
+    """What feeds recorded passes over the same streamed units, whatever their shapes."""
+
+    graph: CardGraph
+    stream: RecordedStream
+    turns: SlotTurns
+
+
 class RecordedSide:
     """Steps of ``rows`` sequences of at most ``most_tokens``, each recorded once. Made when all places are filled or being filled."""
 
     def __init__(self, fed: FedStepper, host: HostSide, card: CardSide, copier: CopyDevice, rows: int, most_tokens: int):
         self._fed, self._host, self._card, self._copier = fed, host, card, copier
         self._rows, self._most_tokens = rows, most_tokens
-        self._graphs: list[CardGraph] = []
+        self._feeds: dict[str, _Feed] = {}
         self._captured: list[GraphSteps] = []
+        self._verify: list[GraphSteps] = []
         self._stack = ExitStack()
         self.steps: ScheduledSteps
 
     def record(self) -> ScheduledSteps:
-        """Steps by the plan's schedule and, where the CPU takes part in it, by streaming alone."""
+        """Steps by the plan's schedule and, where the CPU takes part in it, by streaming alone. Those that verify by the one of both that
+        the plan has for their rows."""
         weights = self._host.placement.weights
         recorded: dict[str, GraphSteps] = {}
         beside = weights.host.compute(self._rows)
         if beside:
-            recorded[OWN] = self._streaming(self._host.placement.step_units, self._host_steps())
+            recorded[OWN] = self._streaming(OWN, self._host.placement.step_units, self._host_steps(self._rows))
         if not beside or recorded[OWN].refused is None:
-            recorded[ALONE if beside else OWN] = self._streaming(self._host.placement.streamed_units, None)
+            alone = ALONE if beside else OWN
+            recorded[alone] = self._streaming(alone, self._host.placement.streamed_units, None)
         if len(recorded) > 1 and recorded[ALONE].refused is None:
             self._hold_to_the_card(recorded)
         schedules = [one for one in self._host.options.schedules if one.name in recorded] or [Schedule(name, 1.0) for name in recorded]
-        self.steps = ScheduledSteps(recorded, ScheduleChoice(schedules), self._host.options.tell)
+        verify = self._verifying(recorded, ALONE if beside else OWN)
+        shaped = {name: ShapedSteps(steps, verify[name]) for name, steps in recorded.items()}
+        self.steps = ScheduledSteps(shaped, ScheduleChoice(schedules), self._host.options.tell)
         return self.steps
+
+    def _verifying(self, recorded: Mapping[str, GraphSteps], alone: str) -> Mapping[str, Sequence[GraphSteps]]:
+        """Schedule -> passes that verify, largest first: with the CPU as far as the plan has it compute so many rows, else streaming."""
+        found: dict[str, list[GraphSteps]] = {name: [] for name in recorded}
+        host = self._host.placement.weights.host
+        for shape in sorted(self._host.options.verify_shapes, key=lambda shape: -shape.all_tokens):
+            on_host = host.compute(shape.all_tokens)
+            name = OWN if on_host else alone
+            if name not in recorded or recorded[name].refused is not None or shape.tokens > self._most_tokens:
+                continue
+            feed = self._feeds[name]
+            graph = CardGraph(self._cuda, list(self._card.slots), feed.graph)
+            stream = self._card.recorded(graph, feed.stream.units, feed.stream)
+            steps = self._steps(_Feed(graph, stream, feed.turns), self._host_steps(shape.all_tokens) if on_host else None)
+            self._capture(steps, shape.rows, shape.tokens)
+            self._verify.append(steps)
+            if steps.refused is None:
+                for one in (name,) if on_host else recorded:
+                    found[one].append(steps)
+        return found
 
     def _hold_to_the_card(self, recorded: dict[str, GraphSteps]) -> None:
         """Compute one step both ways. Where rounding does not explain the difference, streaming alone is left, and the user is told."""
@@ -94,11 +130,11 @@ class RecordedSide:
 
     def record_still(self) -> ScheduledSteps:
         """After :meth:`stop`: steps over whatever lies in the buffers, in which nothing moves."""
-        graph = self._graphs[0]
+        graph = next(iter(self._feeds.values())).graph
         stream = RecordedStream((), {}, graph, self._host.ledger, others=self._fed.rehearsal)
         steps = GraphSteps(self._fed.stepper, graph, stream, self._fed.rehearsal, self._fed.fed_by, None)
-        self._capture(steps)
-        return ScheduledSteps({OWN: steps}, ScheduleChoice([Schedule(OWN, 1.0)]), self._host.options.tell)
+        self._capture(steps, self._rows)
+        return ScheduledSteps({OWN: ShapedSteps(steps)}, ScheduleChoice([Schedule(OWN, 1.0)]), self._host.options.tell)
 
     @property
     def refused(self) -> str | None:
@@ -111,7 +147,10 @@ class RecordedSide:
 
     def facts(self) -> dict[str, object]:
         """For the report."""
-        return self.steps.facts()
+        shapes = [[steps.rows, steps.tokens] for steps in self._verify if steps.refused is None]
+        refused = next((steps.refused for steps in self._verify if steps.refused is not None), None)
+        verify = {"shapes": shapes, "refused": refused, "steps": sum(steps.steps for steps in self._verify)}
+        return self.steps.facts() | ({"verify": verify} if self._verify else {})
 
     def stop(self) -> None:
         """Nothing moves any more, and memory is given back. Safe to call twice, and after a failure in the middle of :meth:`record`."""
@@ -119,22 +158,35 @@ class RecordedSide:
             steps.stop()
         self._stack.close()
 
-    def _streaming(self, units: Sequence[Unit], host: HostSteps | None) -> GraphSteps:
+    @property
+    def _cuda(self) -> CudaDevice:
         assert isinstance(self._copier, CudaDevice)
-        graph = CardGraph(self._copier, list(self._card.slots), self._graphs[0] if self._graphs else None)
-        self._graphs.append(graph)
+        return self._copier
+
+    def _streaming(self, name: str, units: Sequence[Unit], host: HostSteps | None) -> GraphSteps:
+        graph = CardGraph(self._cuda, list(self._card.slots), next((feed.graph for feed in self._feeds.values()), None))
         stream = self._card.recorded(graph, units)
         turns = SlotTurns(self._card.ring, stream, self._card.from_dram, graph, self._host.dram, self._copier)
-        steps = GraphSteps(self._fed.stepper, graph, stream, self._fed.rehearsal, self._fed.fed_by, turns, host)
-        self._capture(steps)
+        self._feeds[name] = _Feed(graph, stream, turns)
+        steps = self._steps(self._feeds[name], host)
+        self._capture(steps, self._rows)
         return steps
 
-    def _capture(self, steps: GraphSteps) -> None:
-        self._captured.append(steps)
-        longest_step(self._fed.stepper, self._rows, self._most_tokens, steps.capture)
+    def _steps(self, feed: _Feed, host: HostSteps | None) -> GraphSteps:
+        return GraphSteps(self._fed.stepper, feed.graph, feed.stream, self._fed.rehearsal, self._fed.fed_by, feed.turns, host)
 
-    def _host_steps(self) -> HostSteps:
-        """The CPU's units, and the threads that compute them."""
+    def _capture(self, steps: GraphSteps, rows: int, tokens: int = 1) -> None:
+        self._captured.append(steps)
+        longest_step(self._fed.stepper, rows, self._most_tokens, steps.capture, tokens)
+
+    def _host_steps(self, rows: int) -> HostSteps:
+        """The CPU's units, for passes of so many rows."""
+        pool, units = self._on_host
+        return HostSteps(pool, units, rows, self._copier, self._host.ledger)
+
+    @cached_property
+    def _on_host(self) -> tuple[HostPool, Sequence[HostUnit]]:
+        """The threads that compute units, and these."""
         placement, host = self._host.placement, self._host
         pool = pool_here(host.options.host_threads, host.options.tell)
         self._stack.callback(pool.close)
@@ -143,4 +195,4 @@ class RecordedSide:
             ((name, module),) = unit_modules(layers, unit).items()
             tensors = views(host.layouts[unit].tensors, host.dram.stays(unit))
             units.append(host_unit(unit, name, module, tensors, placement.model.ffn_activation))
-        return HostSteps(pool, units, self._rows, self._copier, host.ledger)
+        return pool, units

@@ -47,9 +47,9 @@ def meet_loose_rows(stepper: Stepper, rows: int, most_tokens: int) -> None:
         _release(stepper, sequences)
 
 
-def longest_step(stepper: Stepper, rows: int, most_tokens: int, use: Callable[[Step], None]) -> None:
-    """Have ``use`` see the last decode step before ``most_tokens`` of ``rows`` sequences, whose pages are held meanwhile. Where the pool
-    has too few for all to be so long at once, they lie in the same ones: nobody reads what is computed."""
+def longest_step(stepper: Stepper, rows: int, most_tokens: int, use: Callable[[Step], None], tokens: int = 1) -> None:
+    """Have ``use`` see the last step of ``tokens`` a row before ``most_tokens`` of ``rows`` sequences, whose pages are held meanwhile.
+    Where the pool has too few for all to be so long at once, they lie in the same ones: nobody reads what is computed."""
     sequences, pool = [KvSequence.of(number, [0] * most_tokens) for number in range(rows)], stepper.pool.pages
     together = rows * -(-most_tokens // pool.page_tokens) <= pool.free
     try:
@@ -58,8 +58,9 @@ def longest_step(stepper: Stepper, rows: int, most_tokens: int, use: Callable[[S
                 pool.share(sequences[0].pages)
                 sequence.pages = list(sequences[0].pages)
             sequence.hold(pool, most_tokens)
-            sequence.cached = most_tokens - 1
-        use(Step(tuple(sequence.row(1, RowKind.decode) for sequence in sequences)))
+            sequence.cached = most_tokens - tokens
+        kind = RowKind.decode if tokens == 1 else RowKind.verify
+        use(Step(tuple(sequence.row(tokens, kind, tokens) for sequence in sequences)))
     finally:
         _release(stepper, sequences)
 

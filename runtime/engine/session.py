@@ -17,12 +17,11 @@ from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
 from penstock.planner.contract.prices.beside import host_split
+from penstock.planner.contract.prices.memory_law import recorded_shapes
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.runtime.asked.page_room import reuse_of_rank, rooms
-from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
-from penstock.runtime.beside.host_library import products_unbuilt
-from penstock.runtime.beside.host_pool import HostPool
-from penstock.runtime.beside.on_host import StoredOnHost, multiplied_as_stored
+from penstock.runtime.asked.run_schema import ReuseConfig
+from penstock.runtime.beside.on_host import StoredOnHost, multiplying, open_on_host
 from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
@@ -300,8 +299,8 @@ def open_session(
         mark("imports")
         changes, on_host = converters(plan, None if rank is None else rank.model), None
         if plan.hardware.gpu is None:
-            stack.enter_context(_multiplying(plan.hardware.cpu_threads))
-            on_host = _on_host(plan, options.cpu_product, stack)
+            stack.enter_context(multiplying(plan.hardware.cpu_threads))
+            on_host = open_on_host(plan, options.cpu_product, stack)
             changes += [] if on_host is None else [on_host]
         skeleton = open_skeleton(checkpoint, changes) if rank is None else rank.part(open_skeleton(checkpoint, changes))
         scales = stack.enter_context(closing(ScaleCheck(scale for scale in skeleton.store.scales if not scale.comes_with_weights)))
@@ -309,6 +308,7 @@ def open_session(
         kept = None
         if plan.hardware.host is not None:
             options = replace(options, host_threads=plan.hardware.host.threads, schedules=schedules_of(plan))
+        options = replace(options, verify_shapes=recorded_shapes(plan.hardware, plan.model, plan.workload, plan.decisions))
         if reuse is not None:
             options = replace(options, page_room=rooms(reuse, whole)[number], kv_scratch_dir=_place(reuse.scratch_dir))
             reuse = reuse_of_rank(reuse, whole, number)
@@ -346,26 +346,6 @@ def _open_drafter(plan: Plan, ground: Ground, options: EngineOptions) -> Abstrac
     beside = OpenCard(None if copier is None else copier.twin(), ground.device)
     own = EngineOptions(graphs=options.graphs, cpu_product=options.cpu_product)
     return open_session(plan, Path(plan.model.checkpoint), beside, own)
-
-
-def _on_host(plan: Plan, asked: CpuProduct | None, stack: ExitStack) -> StoredOnHost | None:
-    """What multiplies by coded matrices as they are stored, with threads until ``stack`` is closed; None where nothing is. UserError where
-    ``asked`` wants what no compiler made."""
-    formats = multiplied_as_stored(asked)
-    if not formats or not plan.model.coded or (asked is None and products_unbuilt() is not None):
-        return None
-    return StoredOnHost(stack.enter_context(HostPool(plan.hardware.cpu_threads or torch.get_num_threads(), joined=True)), formats)
-
-
-@contextmanager
-def _multiplying(threads: int) -> Iterator[None]:
-    """Torch computes with so many threads meanwhile; 0 leaves the number to torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOptions, say: Callable[[str], None] | None) -> HostSide:

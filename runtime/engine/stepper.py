@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -125,7 +125,7 @@ class Stepper:
         self._begin_pass(step)
         return numbers.split([len(ids), len(positions), len(wanted)])
 
-    def compute_tabled(self, step: Step, tables: PageTables, numbers: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def compute_tabled(self, step: Step, tables: PageTables, numbers: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
         """The logits of ``step`` by numbers [ids, positions, slots of the pool] that lie on the device alone: what a graph can record.
         RuntimeError where the model asks the host."""
         if self._alone is not None or self._states.any:

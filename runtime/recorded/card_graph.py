@@ -58,7 +58,8 @@ class CardGraph:
         """Behind all kernels."""
         self._copied: dict[str, GraphPoint] = {}
         """Behind each chain's recorded copies."""
-        self._over = torch.cuda.Event()
+        self._over: torch.cuda.Event = torch.cuda.Event() if like is None else like._over
+        """Behind the last launch of those that are alike."""
 
     @contextmanager
     def warming(self) -> Iterator[None]:

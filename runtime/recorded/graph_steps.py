@@ -1,8 +1,8 @@
-"""Decode steps as one CUDA graph, copies and kernels: the host issues one launch in place of a thousand."""
+"""Steps of one shape as one CUDA graph, copies and kernels: the host issues one launch in place of a thousand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,7 +28,9 @@ class _Captured:
     """What a graph reads, all int64 on the card, and what it writes."""
 
     numbers: torch.Tensor
-    """[3, rows]: ids, positions, slots of the pool."""
+    """Ids, positions and slots of the pool of all tokens, the rows' firsts of these positions, and the rows' ends."""
+    tokens: int
+    """Of each row."""
     pages: torch.Tensor
     """[rows, most pages]"""
     held: list[tuple[int, ...]]
@@ -46,12 +48,13 @@ class TabledStepper(Protocol):
 
     @property
     def put(self) -> Put: ...
-    def compute_tabled(self, step: Step, tables: PageTables, numbers: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor: ...
+    def compute_tabled(self, step: Step, tables: PageTables, numbers: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor: ...
 
 
 class GraphSteps:
-    """Runs those steps of ``stepper`` of which every row decodes one token, once :meth:`capture` has recorded such a step. Attention goes
-    by page tables.
+    """Runs those steps of ``stepper`` whose rows decode or verify, once :meth:`capture` has recorded one that has as many rows, of as many
+    tokens. Attention goes by page tables. A row with fewer tokens repeats its last one: it is computed like that one, and writes what it
+    writes.
 
     ``fed_by`` has the model fed by another stream of weights inside: by ``rehearsal``, which moves nothing, and by ``stream``, which is
     recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn; None where no ring runs any more. ``host``
@@ -69,35 +72,38 @@ class GraphSteps:
         host: HostSteps | None = None,
     ):
         self._stepper, self._graph, self._stream, self._rehearsal = stepper, graph, stream, rehearsal
-        self._fed_by, self._turns, self._host = fed_by, turns, host
+        self._fed_by, self.turns, self._host = fed_by, turns, host
         self._captured: _Captured | None = None
         self.refused: str | None = None
         """Why steps are launched one kernel after the other; None where they are not."""
-        self.steps = self._rows = 0
+        self.steps = 0
         """That were launched as a whole."""
+        self.rows = self.tokens = 0
+        """Of the recorded step, and of each of its rows."""
 
     def serves(self, step: Step) -> bool:
         """Whether :meth:`run` can compute ``step``."""
         made = self._captured
         if made is None or len(step.rows) > made.pages.shape[0]:
             return False
-        return all(
-            row.kind is RowKind.decode and len(row.tokens) == row.wanted == 1 and len(row.pages) <= made.pages.shape[1] for row in step.rows
-        )
+        tokens, width = made.tokens, made.pages.shape[1]
+        return all(row.kind is not RowKind.prompt and len(row.tokens) <= tokens and len(row.pages) <= width for row in step.rows)
 
     @torch.inference_mode()
     def capture(self, step: Step) -> None:
-        """Record ``step``, whose rows have as many pages as any will: later ones may be fewer, never more. What cannot be recorded, since
-        the host takes part in it or memory is short, is told by :attr:`refused`."""
-        rows, width = len(step.rows), max(len(row.pages) for row in step.rows)
+        """Record ``step``, whose rows have as many tokens and pages as any will: later ones may be fewer, never more. What cannot be
+        recorded, since the host takes part in it or memory is short, is told by :attr:`refused`."""
+        rows, width, each = len(step.rows), max(len(row.pages) for row in step.rows), len(step.rows[0].tokens)
         device, stepper = self._stepper.device, self._stepper
-        numbers = torch.zeros(3, rows, dtype=torch.long, device=device)
+        flat = torch.zeros(3 * rows * each + 2 * rows, dtype=torch.long, device=device)
+        *numbers, starts, ends = flat.split([*[rows * each] * 3, rows, rows])
         pages = torch.zeros(rows, width, dtype=torch.long, device=device)
-        every, one = torch.arange(rows, device=device), torch.ones(rows, dtype=torch.long, device=device)
-        made = _Captured(numbers, pages, [()] * rows, (every, one), torch.empty(0))
+        every, counts = torch.arange(rows * each, device=device), torch.full((rows,), each, dtype=torch.long, device=device)
+        firsts = every[::each].contiguous()
+        made = _Captured(flat, each, pages, [()] * rows, (every, firsts, counts), torch.empty(0))
         self._fill(made, step)
         page_tokens = stepper.pool.page_tokens
-        tables = PageTables(every, numbers[1], one, pages, page_tokens, 1, width * page_tokens)
+        tables = PageTables(firsts, starts, counts, ends, pages, page_tokens, each, width * page_tokens)
         try:
             with self._fed_by(self._rehearsal), self._graph.warming():
                 for _ in range(WARMED):
@@ -109,32 +115,35 @@ class GraphSteps:
             torch.cuda.synchronize(device)
             self.refused = str(error).strip().partition("\n")[0][:200]
             return
-        self._captured, self._rows = made, rows
+        self._captured, self.rows, self.tokens = made, rows, each
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
-        """Compute ``step``, which :meth:`serves` -> logits [rows, vocab] on the device."""
+        """Compute ``step``, which :meth:`serves` -> the wanted logits [step.wanted, vocab] on the device."""
         made = self._captured
         assert made is not None
         self.settle()
         with uninterrupted():
-            if self._turns is not None:
-                self._turns.take()
+            if self.turns is not None:
+                self.turns.take()
             self._fill(made, step)
             if self._host is not None:
                 self._host.begin_step()
             self._graph.launch()
             self._stream.launched(step.ends)
-            if step.ends and self._turns is not None:
-                self._turns.give()
+            if step.ends and self.turns is not None:
+                self.turns.give()
         self.steps += 1
-        return made.logits[: len(step.rows)].clone()
+        if all(row.wanted == made.tokens for row in step.rows):
+            return made.logits[: step.wanted].clone()
+        wanted = [k * made.tokens + at for k, row in enumerate(step.rows) for at in range(len(row.tokens) - row.wanted, len(row.tokens))]
+        return made.logits[self._stepper.put(wanted)]
 
     def make_way(self) -> None:
         """A pass comes that is launched in another way."""
         self.settle()
-        if self._turns is not None:
-            self._turns.give()
+        if self.turns is not None:
+            self.turns.give()
 
     def settle(self) -> float | None:
         """Book the last step -> its seconds; None where it was booked before."""
@@ -145,7 +154,7 @@ class GraphSteps:
 
     def facts(self) -> dict[str, object]:
         """For the report: rows of a recorded step, or why there is none, and how many were launched."""
-        return {"rows": self._rows, "refused": self.refused, "steps": self.steps}
+        return {"rows": self.rows, "refused": self.refused, "steps": self.steps}
 
     def stop(self) -> None:
         """Nothing moves any more, and the memory is given back."""
@@ -157,14 +166,14 @@ class GraphSteps:
             self._host.close()
 
     def _fill(self, made: _Captured, step: Step) -> None:
-        """The numbers of ``step``. Rows that are recorded and not there repeat the last one, and write what it writes."""
+        """The numbers of ``step``. Rows that are recorded and not there repeat the last one, and tokens the last of their row."""
         missing = made.pages.shape[0] - len(step.rows)
         rows = [*step.rows, *[step.rows[-1]] * missing]
-        page = self._stepper.pool.page_tokens
-        ids, positions = [row.tokens[0] for row in rows], [row.start for row in rows]
-        slots = [row.pages[row.start // page] * page + row.start % page for row in rows]
-        put = self._stepper.put
-        made.numbers.copy_(put([*ids, *positions, *slots]).view(3, -1))
+        page, put = self._stepper.pool.page_tokens, self._stepper.put
+        at = [(row, min(k, len(row.tokens) - 1)) for row in rows for k in range(made.tokens)]
+        ids, positions = [row.tokens[k] for row, k in at], [row.start + k for row, k in at]
+        slots = [row.pages[t // page] * page + t % page for (row, _), t in zip(at, positions, strict=True)]
+        made.numbers.copy_(put([*ids, *positions, *slots, *(row.start for row in rows), *(row.end for row in rows)]))
         held = [row.pages for row in rows]
         if held != made.held:
             width = made.pages.shape[1]

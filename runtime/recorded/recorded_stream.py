@@ -15,6 +15,7 @@ from penstock.runtime.memory.device import Event
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.model.binding import WeightStream, parameters
 from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.recorded.handover import Copied, Handover
 from penstock.runtime.store.base import TensorLayout
 
 EXACTLY = 16
@@ -68,14 +69,6 @@ class _Computed(NamedTuple):
     """What it waited for."""
 
 
-class _Copied(NamedTuple):
-    unit: Unit
-    nbytes: int
-    cleared: Event
-    """The kernels that read the slot's last unit."""
-    end: Event
-
-
 class _Next(NamedTuple):
     """A unit that the next pass begins with, and the kernels that read its slot last in this one."""
 
@@ -108,7 +101,8 @@ class RecordedStream:
     A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Units of one slot class
     are a chain of copies. Copies for the next pass are the last of their chain. They are no part of what is recorded: each launch is
     followed by them, so that the next one need not wait for all of them, and the link does not for it. A word a unit says that it has come,
-    and one a chain that all have. A launch that ends a run of them is followed by none: the link is free for whoever comes next.
+    and one a chain that all have. A launch that ends a run of them is followed by none: the link is free for whoever comes next. A stream
+    ``like`` another, over the same units and slots, goes on from its launches, and it from this one's.
     """
 
     def __init__(
@@ -119,6 +113,7 @@ class RecordedStream:
         ledger: Ledger,
         every: int = EXACTLY,
         others: WeightStream | None = None,
+        like: RecordedStream | None = None,
     ):
         self.rounds = Rounds([s.unit.ring_class for s in streamed], {name: len(buffers) for name, buffers in slots.items()})
         self._streamed, self._slots = streamed, slots
@@ -127,20 +122,14 @@ class RecordedStream:
         self._recorder, self._ledger, self._every, self._others = recorder, ledger, every, others
         self._arrived: dict[int, Event] = {}
         self._computed: list[_Computed] = []
-        self._copied: list[_Copied] = []
+        self._copied: list[Copied] = []
         self._next: list[_Next] = []
         chains = dict.fromkeys(unit.ring_class for unit in self.units)
-        self._words = recorder.words(len(self.rounds.first) + len(chains))
-        self._word: dict[int | str, torch.Tensor] = dict(zip((*self.rounds.first, *chains), self._words, strict=True))
-        """Of units that a pass begins with, and of chains."""
+        names: list[int | str] = [*self.rounds.first, *chains]
+        self._left: Handover = Handover(recorder.words(len(names)), names) if like is None else like._left
         self._begun: set[str] = set()
         """Chains of which a copy was recorded."""
-        self._before: list[_Copied] = []
-        self._behind: list[_Copied] = []
-        """Copies behind the last launch but one, which brought what the last one began with, and behind the last one."""
         self._launched = 0
-        self._ended, self._since_s = False, 0.0
-        """Whether no copies follow the last launch; when the first one began since others had the slots."""
         self._booked = True
         self._like = _Spent(0.0, {}, 0.0, 0.0)
 
@@ -165,7 +154,7 @@ class RecordedStream:
         if i in self._arrived:
             self._recorder.compute_waits(self._arrived[i])
         else:
-            self._recorder.compute_takes(self._word[i])
+            self._recorder.compute_takes(self._left.word[i])
             self._arrived[i] = self._recorder.compute_event()
         return parameters(self._streamed[i].tensors, self.buffer(i))
 
@@ -180,11 +169,11 @@ class RecordedStream:
             return
         if chain not in self._begun:
             self._begun.add(chain)
-            self._recorder.copies_take(chain, self._word[chain])
+            self._recorder.copies_take(chain, self._left.word[chain])
         self._recorder.copy_waits(chain, left)
         self._copy(chain, coming)
         self._arrived[coming] = end = self._recorder.copy_event(chain)
-        self._copied.append(_Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
+        self._copied.append(Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
 
     def point(self) -> Event:
         """Behind the kernels recorded so far."""
@@ -199,30 +188,30 @@ class RecordedStream:
 
     def all_there(self) -> None:
         """The next launch begins when what it begins with lies in the slots, whoever brought it."""
-        self._words.fill_(1)
+        self._left.words.fill_(1)
         self._book_behind()
-        self._ended, self._since_s = False, 0.0
+        self._left.ended, self._left.since_s = False, 0.0
 
     @property
     def brought(self) -> Sequence[int]:
         """Units that lie in their slots when the last launch is over, and the copies behind it."""
-        return () if self._ended else self.rounds.first
+        return () if self._left.ended else self.rounds.first
 
     def launched(self, ends: bool = False) -> None:
         """A recorded pass was launched; the one before was booked. Copies for the next one follow it, unless it ``ends`` a run of them:
         then others have the slots before the next launch."""
         self._launched += 1
-        self._booked, self._ended = False, ends
-        self._before, self._behind = self._behind, []
+        self._booked, self._left.ended = False, ends
+        self._left.before, self._left.behind = self._left.behind, []
         if ends:
             return
         for i, chain, left in self._next:
             begin = self._recorder.follow(chain, left)
             self._copy(chain, i)
-            end = self._recorder.give(chain, self._word[i])
-            self._behind.append(_Copied(self._streamed[i].unit, self._streamed[i].nbytes, begin, end))
+            end = self._recorder.give(chain, self._left.word[i])
+            self._left.behind.append(Copied(self._streamed[i].unit, self._streamed[i].nbytes, begin, end))
         for chain in self._begun:
-            self._recorder.give(chain, self._word[chain])
+            self._recorder.give(chain, self._left.word[chain])
 
     def _copy(self, chain: str, i: int) -> None:
         self._streamed[i].copy(self.buffer(i), partial(self._recorder.copy, chain))
@@ -235,11 +224,13 @@ class RecordedStream:
         self._recorder.wait_results()
         begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
         if self._launched % self._every == 1 or self._every == 1:
-            self._like = _Spent(*self._book_compute(begun_s, over_s), self._book_copies([*self._before, *self._copied]), over_s - begun_s)
+            self._like = _Spent(
+                *self._book_compute(begun_s, over_s), self._book_copies([*self._left.before, *self._copied]), over_s - begun_s
+            )
         else:
             self._book_alike(begun_s, over_s)
-        self._since_s = self._since_s or begun_s
-        if self._ended:
+        self._left.since_s = self._left.since_s or begun_s
+        if self._left.ended:
             self._book_first()
         return over_s - begun_s
 
@@ -250,14 +241,14 @@ class RecordedStream:
 
     def _book_behind(self) -> None:
         self._recorder.wait()
-        self._book_copies(self._behind)
-        self._behind = []
+        self._book_copies(self._left.behind)
+        self._left.behind = []
 
     def _book_first(self) -> None:
         """What a run of launches began with: others brought it, right before the first one. Taken to be as fast as the copies of a pass."""
         nbytes = sum(self._streamed[i].nbytes for i in self.rounds.first)
         seconds = self._like.copies_s * nbytes / self.nbytes if nbytes else 0.0
-        self._ledger.add("h2d", "pass", self._since_s - seconds, self._since_s, nbytes)
+        self._ledger.add("h2d", "pass", self._left.since_s - seconds, self._left.since_s, nbytes)
 
     def _book_compute(self, begun_s: float, over_s: float) -> tuple[float, dict[str, float]]:
         """Seconds of compute, of the pass's ``over_s - begun_s``, and of waiting by what was waited for."""
@@ -276,7 +267,7 @@ class RecordedStream:
         self._ledger.add("compute", "head.0", idle_s, over_s)
         return busy_s + over_s - idle_s, waits
 
-    def _book_copies(self, copies: Sequence[_Copied]) -> float:
+    def _book_copies(self, copies: Sequence[Copied]) -> float:
         """Seconds in which the link was busy with ``copies``, which are over."""
         times = [(one.unit.ring_class, self._recorder.time_of(one.cleared), self._recorder.time_of(one.end)) for one in copies]
         found = list(zip(moved(times), copies, strict=True))
@@ -300,7 +291,7 @@ class RecordedStream:
         for source, waited_s in self._like.waits.items():
             self._ledger.waited("compute", source, "pass", since_s, since_s + waited_s * scale)
             since_s += waited_s * scale
-        if copied := [*self._before, *self._copied]:
+        if copied := [*self._left.before, *self._copied]:
             self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, sum(one.nbytes for one in copied))
             self._ledger.waited("h2d", "compute", "pass", begun_s + copies_s, over_s)
 

@@ -8,7 +8,7 @@ import torch
 
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.runtime.model.rows import Step
-from penstock.runtime.recorded.graph_steps import GraphSteps
+from penstock.runtime.recorded.shaped_steps import ShapedSteps
 
 
 class ScheduledSteps:
@@ -17,7 +17,7 @@ class ScheduledSteps:
     To move takes one fill of the ring's slots.
     """
 
-    def __init__(self, recorded: Mapping[str, GraphSteps], choice: ScheduleChoice, tell: Callable[[str], None]):
+    def __init__(self, recorded: Mapping[str, ShapedSteps], choice: ScheduleChoice, tell: Callable[[str], None]):
         self._recorded, self._choice, self._tell = recorded, choice, tell
         self._now = recorded[choice.current.name]
 

@@ -107,7 +107,7 @@ class KvLayers:
         self.held: list[Pair] = [(one.repeat(pool, 1, 1), one.repeat(pool, 1, 1)) for _ in range(count)]
         each = torch.ones(sequences, dtype=torch.long)
         table = torch.randperm(sequences * pages).view(sequences, pages)
-        self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, table, PAGE, 1, tokens)
+        self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, each * tokens, table, PAGE, 1, tokens)
         self.query = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16)
 
     def attend(self, pool: HostPool) -> Callable[[], object]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import penstock
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.decided.speculating import Drafter
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.memory_law import drafter_bytes, vram_use
+from penstock.planner.contract.prices.memory_law import drafter_bytes, recorded_shapes, shapes_wanted, used_bytes, vram_use
+from penstock.planner.contract.prices.sizes import OVERHEADS, recorded_bytes
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from tests.support import save_tiny
 
 SMALL = {"workload.prompt_tokens": 64, "workload.new_tokens": 64}
@@ -41,6 +44,27 @@ def test_the_copy_takes_room_that_residents_had_and_a_step_for_each_draft(tmp_pa
     again = read_plan(tmp_path / "plan.yaml")
     assert again.decisions == plan.decisions
     assert again.drafter == drafter
+
+
+def test_passes_that_verify_are_recorded_where_vram_has_room_for_them() -> None:
+    """A plan leaves it; of one that is asked to draft later as many as fit, most sequences first, and never more than VRAM has."""
+    keys = {"hardware": "rtx4090", "model": "llama8b", **SMALL, "hardware.vram_bytes": 10 * 2**30}
+    plain, plan = penstock.solve(**keys), penstock.solve(speculate="lookup", **keys)
+    asked = plan.hardware, plan.model, plan.workload, plan.decisions
+    wanted = shapes_wanted(plan.hardware, plan.model, plan.decisions)
+    assert wanted == (VerifyShape(1, 1 + plan.decisions.speculation.tokens),) == recorded_shapes(*asked)
+    assert vram_use(*asked)["verify"] > OVERHEADS.recorded_bytes and "verify" not in vram_use(*asked[:3], plain.decisions)
+    rows = replace(plan.decisions, batch=64)
+    took = used_bytes(vram_use(*asked[:3], replace(rows, speculation=Speculation()))) + plan.workload.vram_guard_bytes
+    found = []
+    for room in range(0, 600 * 2**20, 2**20):
+        machine = replace(plan.hardware, vram_bytes=took + room)
+        shapes = recorded_shapes(machine, plan.model, plan.workload, rows)
+        assert recorded_bytes(plan.model, shapes) <= room
+        found.append(len(shapes))
+    assert found == sorted(found) and set(found) == {0, 1, 2, 3, 4}
+    on_cpu = replace(plan.hardware, gpu=None)
+    assert not shapes_wanted(on_cpu, plan.model, plan.decisions)
 
 
 def test_residents_or_a_drafter_is_what_gives_more_tokens(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Launch after launch of a recorded stream on a card that is played: whatever the order in which its streams go on, each unit is computed
-with from its own bytes, and nothing waits for ever."""
+"""Launch after launch of recorded streams on a card that is played: whatever the order in which its streams go on, and whichever recording
+goes on from which, each unit is computed with from its own bytes, and nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ NBYTES = 8
 
 
 class Point:
-    """Of a launch: how often it has happened."""
+    """Of a launch: in which one it happened last."""
 
     def __init__(self) -> None:
-        self.times = 0
-
-    def happen(self) -> None:
-        self.times += 1
+        self.at = 0
 
 
 class Act(NamedTuple):
@@ -35,27 +32,32 @@ class Act(NamedTuple):
 
 
 class PlayedCard:
-    """A recorder. What is recorded goes to the streams at each launch; a launch begins when the recorded acts of the one before are over.
-    A stream does what it was given in order; :meth:`go_on` picks the stream."""
+    """A recorder of several recordings, one at a time. What is recorded goes to the streams at each launch; a launch begins when the
+    recorded acts of the one before are over. A stream does what it was given in order; :meth:`go_on` picks the stream."""
 
     def __init__(self, choose: random.Random, chains: tuple[str, ...]):
         self._choose = choose
-        self._recorded: dict[str, list[Act]] = {name: [] for name in ("kernels", *chains)}
+        self._chains = chains
+        self._recordings: list[dict[str, list[Act]]] = []
         self._launched: deque[dict[str, deque[Act]]] = deque()
         self._behind: dict[str, deque[Act]] = {name: deque() for name in chains}
         self._launches = self._over = 0
         self._recording = True
         self.begin = self.results = Point()
 
+    def record(self) -> None:
+        """What is given from now on is another recording's, until the first launch."""
+        self._recordings.append({name: [] for name in ("kernels", *self._chains)})
+
     def _give(self, stream: str, act: Act) -> None:
-        (self._recorded[stream] if self._recording else self._behind[stream]).append(act)
+        (self._recordings[-1][stream] if self._recording else self._behind[stream]).append(act)
 
     def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._give(chain, Act(lambda: dst.copy_(src)))
 
     def _point(self, stream: str) -> Point:
         point = Point()
-        self._give(stream, Act(point.happen))
+        self._give(stream, Act(lambda: setattr(point, "at", self._over + 1)))
         return point
 
     def copy_event(self, chain: str) -> Point:
@@ -65,7 +67,7 @@ class PlayedCard:
         return self._point("kernels")
 
     def _wait(self, stream: str, point: Point) -> None:
-        self._give(stream, Act(lambda: None, lambda: point.times > self._over))
+        self._give(stream, Act(lambda: None, lambda: point.at > self._over))
 
     def copy_waits(self, chain: str, event: Point) -> None:
         self._wait(chain, event)
@@ -90,7 +92,7 @@ class PlayedCard:
 
     def follow(self, chain: str, event: Point) -> Point:
         launch = self._launches
-        self._give(chain, Act(lambda: None, lambda: event.times >= launch and (self._over >= launch or not self._left(chain))))
+        self._give(chain, Act(lambda: None, lambda: event.at >= launch and (self._over >= launch or not self._left(chain))))
         return self._point(chain)
 
     def _left(self, chain: str) -> bool:
@@ -101,10 +103,10 @@ class PlayedCard:
         self._give(chain, Act(lambda: word.fill_(1)))
         return self._point(chain)
 
-    def launch(self) -> None:
+    def launch(self, recording: int) -> None:
         self._recording = False
         self._launches += 1
-        self._launched.append({name: deque(acts) for name, acts in self._recorded.items()})
+        self._launched.append({name: deque(acts) for name, acts in self._recordings[recording].items()})
 
     def go_on(self) -> bool:
         """Do one act that may be done, of any stream; False where there is none."""
@@ -126,7 +128,7 @@ class PlayedCard:
     def wait_results(self) -> None: ...
 
     def time_of(self, point: Point) -> float:
-        return float(point.times)
+        return float(point.at)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -137,22 +139,27 @@ def test_every_unit_is_computed_with_from_its_own_bytes(seed: int) -> None:
     slots = {name: [torch.zeros(NBYTES, dtype=torch.uint8) for _ in range(choose.randint(1, 3))] for name in dict.fromkeys(kinds)}
     card = PlayedCard(choose, tuple(slots))
     streamed = [Streamed(u, torch.full((NBYTES,), i + 1, dtype=torch.uint8), (Segment(0, 0, NBYTES),), ()) for i, u in enumerate(units)]
-    stream = RecordedStream(streamed, slots, card, Ledger())
     found: list[int] = []
-    stream.begin_pass()
-    for i, unit in enumerate(units):
-        stream.enter(unit)
-        buffer = stream.buffer(i)
-        card.compute(lambda buffer=buffer: found.append(int(buffer[0])))
-        stream.leave(unit)
-    stream.end_pass()
+    streams: list[RecordedStream] = []
+    for _ in range(choose.randint(1, 3)):
+        card.record()
+        stream = RecordedStream(streamed, slots, card, Ledger(), like=streams[0] if streams else None)
+        streams.append(stream)
+        stream.begin_pass()
+        for i, unit in enumerate(units):
+            stream.enter(unit)
+            buffer = stream.buffer(i)
+            card.compute(lambda buffer=buffer: found.append(int(buffer[0])))
+            stream.leave(unit)
+        stream.end_pass()
     for i in stream.rounds.first:
         stream.buffer(i).copy_(streamed[i].source)
     stream.all_there()
     passes = choose.randint(2, 5)
     for _ in range(passes):
-        card.launch()
-        stream.launched()
+        number = choose.randrange(len(streams))
+        card.launch(number)
+        streams[number].launched()
         for _ in range(choose.randint(0, 40)):
             card.go_on()
     while card.go_on():

@@ -8,8 +8,8 @@ import torch
 
 from penstock.planner.contract.policy.schedule_choice import SEEN, Schedule, ScheduleChoice
 from penstock.runtime.model.rows import Row, RowKind, Step
-from penstock.runtime.recorded.graph_steps import GraphSteps
 from penstock.runtime.recorded.scheduled_steps import ScheduledSteps
+from penstock.runtime.recorded.shaped_steps import ShapedSteps
 
 STEP = Step((Row(0, (5,), 3, (0,), RowKind.decode),))
 
@@ -51,7 +51,7 @@ def test_steps_move_when_the_cpu_is_slower_than_planned() -> None:
     own, alone = PlayedSteps(0.1, log, "own"), PlayedSteps(0.2, log, "alone")
     told: list[str] = []
     choice = ScheduleChoice((Schedule("own", 0.1), Schedule("alone", 0.2)))
-    steps = ScheduledSteps({"own": cast(GraphSteps, own), "alone": cast(GraphSteps, alone)}, choice, told.append)
+    steps = ScheduledSteps({"own": cast(ShapedSteps, own), "alone": cast(ShapedSteps, alone)}, choice, told.append)
     for _ in range(SEEN):
         steps.run(STEP)
     assert set(log) == {"own"} and not told

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -27,11 +28,13 @@ from penstock.planner.contract.prices.sizes import (
     kv_page_bytes,
     kv_ring_slots,
     kv_staging_slots,
+    recorded_bytes,
     ring_bytes,
     scratch_bytes,
     unit_vram_bytes,
 )
 from penstock.planner.contract.speculation.resident_drafter import resident, states_bytes
+from penstock.planner.contract.speculation.verify_shapes import VerifyShape, verify_shapes
 
 ONCE_A_PROCESS = frozenset({"context", "workspace"})
 """Items of VRAM that a process has once, whatever models it runs."""
@@ -69,6 +72,8 @@ class Held:
     activations: Amount = 0
     drafter: Mapping[Tier, Amount] = field(default_factory=dict)
     """Of VRAM and DRAM: all that the model takes which drafts; empty where none does."""
+    verify: int = 0
+    """Of VRAM: passes that are recorded to verify drafts."""
 
 
 def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, held: Held) -> dict[str, Amount]:
@@ -90,6 +95,7 @@ def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         "activations": held.activations,
         "scratch": scratch_bytes(model),
         **({"drafter": held.drafter[Tier.vram]} if held.drafter else {}),
+        **({"verify": held.verify} if held.verify else {}),
         "guard": workload.vram_guard_bytes,
     }
 
@@ -121,6 +127,34 @@ def ssd_items(model: ModelSpec, held: Held) -> dict[str, Amount]:
 
 def held_by(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Held:
     """By a plan's ``decisions``."""
+    held = _held_unrecorded(hardware, model, workload, decisions)
+    return replace(held, verify=recorded_bytes(model, _shapes_beside(hardware, model, workload, decisions, held)))
+
+
+def recorded_shapes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> tuple[VerifyShape, ...]:
+    """Of :func:`shapes_wanted`, the first ones: as many as VRAM has room for beside all that ``decisions`` put there."""
+    return _shapes_beside(hardware, model, workload, decisions, _held_unrecorded(hardware, model, workload, decisions))
+
+
+def shapes_wanted(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> tuple[VerifyShape, ...]:
+    """Passes that verify the drafts of ``decisions`` and can be recorded."""
+    drafts, gpu = decisions.speculation.tokens, hardware.gpu is not None
+    if not drafts or not is_recorded(hardware, place(model, decisions.weights, gpu), decisions.kv):
+        return ()
+    return verify_shapes(decisions.batch, drafts)
+
+
+def _shapes_beside(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, held: Held
+) -> tuple[VerifyShape, ...]:
+    shapes = shapes_wanted(hardware, model, decisions)
+    left = hardware.vram_bytes - sum(vram_items(hardware, model, workload, held).values()) if shapes else 0
+    while shapes and recorded_bytes(model, shapes) > left:
+        shapes = shapes[:-1]
+    return shapes
+
+
+def _held_unrecorded(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Held:
     kv, experts, gpu = decisions.kv, decisions.experts, hardware.gpu is not None
     placement = place(model, decisions.weights, gpu)
     page, layer = kv_page_bytes(model, kv.page_tokens), kv_layer_bytes(model, kv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import ALIGN, align_up
@@ -11,6 +12,7 @@ from penstock.planner.contract.decided.placement import Placement
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class Overheads:
     norm_float32_copies: int = 2
     """RMSNorm upcasts its input to float32 and multiplies it into a second float32 tensor."""
     float32_bytes: int = 4
+    recorded_bytes: int = 16 * 2**20
+    """Of a card, for each recorded pass that verifies, beside its activations: the driver's copy of its kernels, and the parts that
+    attention cuts a row's keys into, 2 * 132 processors * 64 lines * (128 + 2) * 4 bytes on an H100. Counted, not measured."""
 
 
 OVERHEADS = Overheads()
@@ -201,20 +206,34 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes
     served = workload.is_served
     tokens = batch + chunk_tokens if served else min(chunk_tokens, workload.prompt_tokens)
-    norm = 3 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * f32
-    qkv = model.attn_width + 2 * model.kv_width
-    rotary = 2 * model.attn_width + model.kv_width
-    attention = (3 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
-    routed = _experts_bytes_per_token(model.experts, model) if model.experts else 0
-    dense = model.experts is None or len(model.experts.layers) < model.layers
-    ffn = 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype)
+    attention, other = _token_bytes(model)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
     masked = served or tokens < workload.longest_prompt
     mask = tokens * workload.max_tokens * (1 + dtype) if masked else 0
     gathered = model.vocab if model.dealt is None or model.dealt.rank else model.dealt.vocab
     logits = gathered * (dtype + f32)
-    return workload.together(batch) * max(tokens * max(norm, ffn), tokens * attention + one_layer_kv + mask) + batch * logits
+    return workload.together(batch) * max(tokens * other, tokens * attention + one_layer_kv + mask) + batch * logits
+
+
+def _token_bytes(model: ModelSpec) -> tuple[int, int]:
+    """Activations of one token in a layer, at most: in attention, and in norms or the FFN."""
+    dtype = model.compute_dtype.nbytes
+    norm = 3 * model.hidden * dtype + OVERHEADS.norm_float32_copies * model.hidden * OVERHEADS.float32_bytes
+    qkv = model.attn_width + 2 * model.kv_width
+    rotary = 2 * model.attn_width + model.kv_width
+    attention = (3 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
+    routed = _experts_bytes_per_token(model.experts, model) if model.experts else 0
+    dense = model.experts is None or len(model.experts.layers) < model.layers
+    return attention, max(norm, 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype))
+
+
+def recorded_bytes(model: ModelSpec, shapes: Sequence[VerifyShape]) -> int:
+    """VRAM of passes of ``shapes`` that are recorded to verify. They share the activations of the largest, which lie apart from those of
+    prompts; each has its own logits, which it leaves behind."""
+    most = max((shape.all_tokens for shape in shapes), default=0)
+    each = (shape.all_tokens * model.vocab * model.compute_dtype.nbytes + OVERHEADS.recorded_bytes for shape in shapes)
+    return round((1 + OVERHEADS.allocator_holes) * most * max(_token_bytes(model))) + sum(each)
 
 
 def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:

@@ -9,13 +9,21 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec, heads_spec
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, Drafter, Speculate, Speculation, modelled
+from penstock.planner.contract.decided.speculating import (
+    DEFAULT_ACCEPTANCE,
+    MOST_DRAFTS,
+    Drafter,
+    Speculate,
+    Speculation,
+    modelled,
+)
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.memory_law import drafter_bytes
+from penstock.planner.contract.prices.memory_law import drafter_bytes, recorded_shapes, shapes_wanted
+from penstock.planner.contract.prices.sizes import recorded_bytes
 
 Solve = Callable[[HardwareProfile], Plan]
 """The same question on another machine."""
@@ -46,12 +54,27 @@ def beside_drafter(plan: Plan, drafter: Speculation, solve: Solve) -> Plan:
     taken: dict[Tier, int] = {}
     made = plan
     while True:
-        decisions = replace(made.decisions, speculation=drafter)
+        decisions = replace(made.decisions, speculation=replace(drafter, tokens=drafter.tokens or MOST_DRAFTS))
         needed = drafter_bytes(plan.hardware, made.model, plan.workload, decisions)
+        needed[Tier.vram] += recorded_bytes(made.model, shapes_wanted(plan.hardware, made.model, decisions))
         if taken and all(needed[tier] <= taken[tier] for tier in needed):
             return drafted(replace(made, hardware=plan.hardware), drafter)
         taken = {tier: max(n, taken.get(tier, 0)) for tier, n in needed.items()}
         made = _solved(plan, drafter, taken, solve)
+
+
+def with_room(plan: Plan, solve: Solve) -> Plan:
+    """``plan``, whose drafter takes no memory, solved again where VRAM has no room for all passes that it has recorded to verify. Itself
+    where the rest would hold no plan: those that have no room are launched kernel by kernel."""
+    asked = plan.hardware, plan.model, plan.workload, plan.decisions
+    wanted = shapes_wanted(plan.hardware, plan.model, plan.decisions)
+    if recorded_shapes(*asked) == wanted:
+        return plan
+    try:
+        made = solve(replace(plan.hardware, vram_bytes=plan.hardware.vram_bytes - recorded_bytes(plan.model, wanted)))
+    except UserError:
+        return plan
+    return drafted(replace(made, hardware=plan.hardware, notes=plan.notes), plan.decisions.speculation)
 
 
 def _solved(plan: Plan, drafter: Speculation, taken: dict[Tier, int], solve: Solve) -> Plan:

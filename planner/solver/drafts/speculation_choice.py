@@ -9,7 +9,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted
+from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted, with_room
 from penstock.planner.solver.drafts.served_speculation import served_with_drafts
 
 
@@ -26,7 +26,7 @@ def speculating(
     if plan.workload.is_served:
         if drafter is not None and asked is not Speculate.auto:
             raise UserError(f"speculate={asked}: a server drafts by lookup alone; set speculate=lookup, or choose another workload")
-        return served_with_drafts(plan, asked, tokens, seen)
+        return with_room(served_with_drafts(plan, asked, tokens, seen), solve)
     tried, notes, text = [], list(plan.notes), plan.workload.name
     if asked in (Speculate.auto, Speculate.lookup):
         lookup = Speculation(Drafter.lookup, 0, DEFAULT_ACCEPTANCE[Drafter.lookup])
@@ -42,7 +42,7 @@ def speculating(
     if asked is Speculate.auto and best.prediction.decode_tokens_per_s <= plan.prediction.decode_tokens_per_s:
         counted = " or ".join(dict.fromkeys(stands_on(one.decisions.speculation, seen, text) for one in tried))
         return replace(plan, notes=(*notes, f"no tokens are drafted: more rows cost more than they give, where a plan {counted}"))
-    chosen = best.decisions.speculation
+    best, chosen = with_room(best, solve), best.decisions.speculation
     return replace(best, notes=(*notes, f"drafts by {chosen.drafter}: the prediction {stands_on(chosen, seen, text)}"))
 
 

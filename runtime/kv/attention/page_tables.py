@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -26,6 +27,9 @@ class PageTables:
     """[rows]: tokens of its sequence before those."""
     counts: torch.Tensor
     """[rows]: its tokens in this pass."""
+    ends: torch.Tensor
+    """[rows]: tokens of its sequence after them, ``starts + counts``. Less where the row repeats its last token up to ``counts``: a kernel
+    of a card computes each repetition as that token."""
     pages: torch.Tensor
     """[rows, most pages]: its pages in their order; behind the last one anything."""
     page_tokens: int
@@ -39,10 +43,12 @@ class PageTables:
         used = [at.row.pages[: -(-at.row.end // page_tokens)] for at in rows]
         width, count = max(map(len, used)), len(rows)
         table = [page for pages in used for page in (*pages, *[0] * (width - len(pages)))]
-        each = [*(at.first for at in rows), *(at.row.start for at in rows), *(len(at.row.tokens) for at in rows)]
-        firsts, starts, counts, pages = put([*each, *table]).split([count, count, count, count * width])
+        each = [(at.first, at.row.start, len(at.row.tokens), at.row.end) for at in rows]
+        firsts, starts, counts, ends, pages = put([*chain.from_iterable(zip(*each, strict=True)), *table]).split(
+            [*[count] * 4, count * width]
+        )
         most, keys = max(len(at.row.tokens) for at in rows), max(at.row.end for at in rows)
-        return cls(firsts, starts, counts, pages.view(count, width), page_tokens, most, keys)
+        return cls(firsts, starts, counts, ends, pages.view(count, width), page_tokens, most, keys)
 
 
 def slots_of(step: Step, page_tokens: int, put: Put) -> torch.Tensor:

@@ -19,32 +19,34 @@ _VARYING = ["table_row", "window", "splits", "group"]
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
-    query, keys, values, out, parts, stats, firsts, starts, counts, pages, sinks, slopes,
+    query, keys, values, out, parts, stats, firsts, starts, counts, ends, pages, sinks, slopes,
     q_token, q_head, k_token, k_head, v_token, v_head, o_token, o_head,
     table_row, window, splits, group, scaling, softcap,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS_WIDE: tl.constexpr, VALUES_WIDE: tl.constexpr,
     LINES: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One row, one K head, some of its lines (a line is a token and one of the query heads of the group), some of its keys.
+    """One row, one K head, some of its lines (a line is a token and one of the query heads of the group), some of its keys. Tokens at or
+    behind the row's end are its last one.
 
     Keys are counted in 32 bits and pages are of a size known beforehand: to divide by another takes longer than the products.
     """
     row = tl.program_id(1)
     head, split = tl.program_id(2) // splits, tl.program_id(2) % splits
     first, start, count = tl.load(firsts + row), tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
+    over = tl.load(ends + row).to(tl.int32)
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     if tl.program_id(0) * LINES < count * group:
         token, query_head = line // group, head * group + line % group
         valid = line < count * group
-        position = start + token
+        position = tl.minimum(start + token, over - 1)
         key_dims, value_dims = tl.arange(0, KEYS_WIDE), tl.arange(0, VALUES_WIDE)
         at = (first + token) * q_token + query_head * q_head
         q = tl.load(query + at[:, None] + key_dims[None, :], valid[:, None] & (key_dims < KEY_DIM)[None, :], 0.0)
         begin = start * 0
         if WINDOW:
-            begin = tl.maximum(begin, start + (tl.program_id(0) * LINES) // group - window + 1)
-        end = start + tl.minimum(count, (tl.program_id(0) * LINES + LINES - 1) // group + 1)
+            begin = tl.maximum(begin, tl.minimum(start + (tl.program_id(0) * LINES) // group, over - 1) - window + 1)
+        end = tl.minimum(start + (tl.program_id(0) * LINES + LINES - 1) // group + 1, over)
         share = tl.cdiv(tl.cdiv(end - begin, splits), KEYS) * KEYS
         begin += split * share
         end = tl.minimum(end, begin + share)
@@ -176,7 +178,8 @@ class TritonKernel:
             stats = torch.empty(len(query) * query.shape[1] * splits * 2, dtype=torch.float32, device=query.device)
         sinks, slopes = (out if given is None else given for given in (traits.sinks, traits.slopes))
         self._attend((blocks, rows, heads * splits),
-            query, keys, values, out, parts, stats, tables.firsts, tables.starts, tables.counts, tables.pages, sinks, slopes,
+            query, keys, values, out, parts, stats, tables.firsts, tables.starts, tables.counts, tables.ends,
+            tables.pages, sinks, slopes,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
             tables.pages.stride(0), traits.window or 0, splits, group, traits.scaling, traits.softcap or 0.0,
             KEY_DIM=dim, VALUE_DIM=value_dim, KEYS_WIDE=wide, VALUES_WIDE=value_wide, LINES=lines, KEYS=width, PAGE=tables.page_tokens,
