@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import torch
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice
@@ -68,6 +71,31 @@ def test_a_recorded_step_says_what_its_kernels_say(tmp_path: Path, model_type: s
         assert facts["stages"]["h2d"][0] >= 69 * facts["bytes"] and facts["stages"]["h2d"][1] > 0
     assert ("cpu" in facts["stages"]) == bool(host.ffn)
     for got, want in zip(found, wanted, strict=True):
+        assert got.tokens == want.tokens
+        for a, b in zip(got.logits, want.logits, strict=True):
+            assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("where", ["resident", "half streams", "some on the CPU"])
+def test_recorded_chains_say_what_their_kernels_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Of any lengths, alone and together, with passes of one token between them: recorded passes of both shapes go on from each other."""
+    checkpoint, found = save_tiny(tmp_path, "llama"), []
+    for graphs in (False, True):
+        draw = random.Random(3)
+        monkeypatch.setattr(ChainLength, "choose", lambda length, draw=draw: draw.choice([0, 1, length.most]))
+        taken = decisions(gpu=True, batch=3, **PLACES[where])
+        plan = plan_for(checkpoint, taken, gpu=True)
+        assert plan.hardware.gpu is not None
+        host, drafts = ON_CPU.get(where, NONE), Speculation(Drafter.lookup, 7, 0.3)
+        taken = replace(plan.decisions, weights=replace(plan.decisions.weights, host=host), speculation=drafts)
+        card = replace(plan.hardware.gpu, layer_kernels_s=1e-5)
+        plan = replace(plan, hardware=replace(plan.hardware, gpu=card, host=RATES), decisions=taken)
+        with opened(plan, checkpoint, CudaDevice(0), CARD, graphs=graphs) as session:
+            session.load(BATCH)
+            found.append([session.generate(batch, Sampler(Sampling(), CARD), keep_logits=True) for batch in (BATCH, BATCH)])
+            facts = session.engine.facts()["graphs"]
+    assert facts["verify"]["shapes"] == [[3, 8]] and facts["verify"]["refused"] is None and facts["verify"]["steps"] > 0 < facts["steps"]
+    for want, got in zip(*found, strict=True):
         assert got.tokens == want.tokens
         for a, b in zip(got.logits, want.logits, strict=True):
             assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
