@@ -78,9 +78,7 @@ class Choice:
             noise = torch.empty_like(probs)
             for row, k in zip(noise, numbers, strict=True):
                 row.exponential_(generator=self._generators[k])
-            chosen = (probs / noise).argmax(
-                -1
-            )  # torch.multinomial's own way, all rows at once and without its checks, which wait for a card
+            chosen = (probs / noise).argmax(-1)  # as torch.multinomial draws one, without its checks, which wait for a card
         else:
             chosen = scores.argmax(-1)
         if self._said:

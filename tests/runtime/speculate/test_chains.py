@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
-from penstock.runtime.engine.generate import Batch, Generation, generate
+from penstock.runtime.engine.generate import Batch, Finished, Generation, generate, generating
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.speculate.chains import Chains
@@ -27,18 +24,18 @@ from penstock.runtime.speculate.lookup_drafter import LookupDrafter
 from tests.runtime.steppers import CPU, unstreamed
 from tests.support import save_tiny
 
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> nn.Module:
-    """In float64, where passes of other shapes choose the same tokens. Computed by transformers."""
-    checkpoint: Path = save_tiny(tmp_path_factory.mktemp("model"), layers=2)
-    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64).eval()
+KINDS: dict[str, dict[str, object]] = {"llama": {}, "mistral": {"sliding_window": 8}, "qwen3_moe": {}}
+"""Classes of models: one whose K and V stay, one whose window leaves them behind, one whose rows visit other experts."""
 
 
 @pytest.fixture(scope="module")
-def model(alone: nn.Module) -> nn.Module:
-    """The same, computed in steps."""
-    return deepcopy(alone)
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nn.Module]:
+    """In float64, where passes of other shapes choose the same tokens."""
+    where, made = tmp_path_factory.mktemp("models"), {}
+    for kind, more in KINDS.items():
+        path = save_tiny(where / kind, kind, layers=2, **more)  # type: ignore[arg-type]
+        made[kind] = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, experts_implementation="eager").eval()
+    return made
 
 
 class Played:
@@ -73,8 +70,13 @@ def chains(proposer: Proposer, most: int = 4) -> Chains:
     return Chains("played", proposer, Fixed(most, lambda drafts: 1.0, Acceptance(0.9)))
 
 
-def run(model: nn.Module, batch: Batch, sampling: Sampling, drafts: Chains | None) -> Generation:
-    return generate(unstreamed(model), batch, Sampler(sampling, CPU), chains=drafts)
+def run(model: nn.Module, batch: Batch, sampling: Sampling, drafts: Chains | None, finished: Finished | None = None) -> Generation:
+    return generate(unstreamed(model), batch, Sampler(sampling, CPU), finished=finished, chains=drafts)
+
+
+def ended_by(pair: Sequence[int] | None) -> Finished:
+    """Stop texts end a reply so: whatever stands there, wherever a pass ends."""
+    return lambda tokens: [pair is not None and any(tuple(t[k : k + 2]) == tuple(pair) for k in range(len(t))) for t in tokens]
 
 
 SAMPLINGS = [
@@ -87,21 +89,33 @@ SAMPLINGS = [
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=25)
-def test_drafts_change_no_text(model: nn.Module, data: st.DataObject) -> None:
-    """Of any prompts, batches, limits, stop tokens and ways to choose; with drafters that are right, wrong, and in between."""
+def test_drafts_change_no_text(models: dict[str, nn.Module], data: st.DataObject) -> None:
+    """Of any models, prompts, batches, limits, stop tokens, stop texts and ways to choose; with drafters that are right, wrong, and in
+    between; also behind a reply that was broken off between two passes."""
+    model = models[data.draw(st.sampled_from(sorted(models)))]
     prompts = data.draw(st.lists(st.lists(st.integers(1, 250), min_size=1, max_size=12), min_size=1, max_size=3))
     limits = [data.draw(st.integers(1, 10)) for _ in prompts]
     stop = frozenset(data.draw(st.lists(st.integers(0, 255), max_size=40)))
     sampling = data.draw(st.sampled_from(SAMPLINGS))
     batch = Batch(prompts, max(limits), 8, stop, limits)
-    plain = run(model, batch, sampling, None)
-    played = Played(plain.tokens, data.draw(st.floats(0, 1)), data.draw(st.integers(0, 99)), 256)
-    drafted = chains(data.draw(st.sampled_from([played, LookupDrafter()])))
-    assert run(model, batch, sampling, drafted).tokens == plain.tokens
+    whole = run(model, batch, sampling, None)
+    pairs = [pair for tokens in whole.tokens for pair in zip(tokens, tokens[1:], strict=False)]
+    finished = ended_by(data.draw(st.sampled_from([None, *pairs])))
+    plain = run(model, batch, sampling, None, finished)
+    played = Played(whole.tokens, data.draw(st.floats(0, 1)), data.draw(st.integers(0, 99)), 256)
+    drafted, stepper = chains(data.draw(st.sampled_from([played, LookupDrafter()]))), unstreamed(model)
+    free = stepper.pool.pages.free
+    broken = generating(stepper, batch, Sampler(sampling, CPU), chains=drafted)
+    for _ in range(data.draw(st.integers(0, 3))):
+        next(broken, None)
+    broken.close()
+    assert stepper.pool.pages.free == free
+    assert generate(stepper, batch, Sampler(sampling, CPU), finished=finished, chains=drafted).tokens == plain.tokens
     assert drafted.counts.kept <= drafted.counts.drafted
 
 
-def test_right_drafts_are_all_kept_and_save_their_passes(model: nn.Module) -> None:
+def test_right_drafts_are_all_kept_and_save_their_passes(models: dict[str, nn.Module]) -> None:
+    model = models["llama"]
     batch = Batch([[5, 9, 200, 31]], 16, 8)
     plain = run(model, batch, Sampling(), None)
 
@@ -131,33 +145,22 @@ def test_lookup_finds_what_followed_last_time() -> None:
     assert behind(2, [6, 6, 6], 3) == [6, 6, 6]
 
 
-def test_drawn_tokens_have_the_distribution_of_the_model(model: nn.Module, alone: nn.Module) -> None:
-    """The second token of 3,000 replies, where the likeliest one is drafted: each as often as its probability says."""
-    prompt, sampling = [5, 9, 200, 31], Sampling(temperature=1.0, top_k=4)
-    expected: dict[int, float] = {}
-    with torch.inference_mode():
-        firsts = _top(alone(torch.tensor([prompt])).logits[0, -1], sampling.top_k)
-        for token, share in firsts:
-            for behind, probability in _top(alone(torch.tensor([[*prompt, token]])).logits[0, -1], sampling.top_k):
-                expected[behind] = expected.get(behind, 0.0) + share * probability
-
-    class Likeliest(Played):
-        def _behind(self, number: int, tokens: Sequence[int], most: int) -> Sequence[int]:
-            return [max(expected, key=expected.__getitem__)][:most]
-
-    counts: Counter[int] = Counter()
-    for seed in range(50):
-        sampler = Sampler(replace(sampling, seed=1000 * seed), CPU)
-        drafted = chains(Likeliest([], 1, 0, 256))
-        made = generate(unstreamed(model, slots=60), Batch([prompt] * 60, 3, 8), sampler, chains=drafted)
-        assert 0 < drafted.counts.kept < drafted.counts.drafted
-        counts.update(tokens[1] for tokens in made.tokens)
+def test_drawn_tokens_have_the_distribution_of_the_model() -> None:
+    """100,000 draws: each reply to two drafts, which are kept or not, as often as its probability says."""
+    rows, keys = 1000, Sampling(temperature=0.9, top_k=6, seed=7)
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * 1.5
+    best = torch.topk(logits / keys.temperature, keys.top_k)
+    first, second, last = torch.zeros(3, 8).scatter(1, best.indices, torch.softmax(best.values, -1)).double().tolist()
+    drafts = [int(logits[0].argmax()), int(logits[1].topk(2).indices[1])]
+    kept, both = first[drafts[0]], first[drafts[0]] * second[drafts[1]]
+    expected = {(t,): p for t, p in enumerate(first) if t != drafts[0]}
+    expected |= {(drafts[0], t): kept * p for t, p in enumerate(second) if t != drafts[1]}
+    expected |= {(*drafts, t): both * p for t, p in enumerate(last)}
+    expected = {reply: p for reply, p in expected.items() if p}
+    choice, counts = Sampler(keys, CPU).begin([[0]] * rows), Counter[tuple[int, ...]]()
+    while sum(len(reply) * count for reply, count in counts.items()) < 100_000:
+        counts.update(map(tuple, choice.keep(logits.repeat(rows, 1), range(rows), [drafts] * rows)))
     total, freedom = counts.total(), len(expected) - 1
-    assert set(counts) <= set(expected)
-    chi = sum((counts[token] - total * share) ** 2 / (total * share) for token, share in expected.items())
+    assert set(counts) == set(expected)
+    chi = sum((counts[reply] - total * p) ** 2 / (total * p) for reply, p in expected.items())
     assert chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of a chi-squared variable
-
-
-def _top(logits: torch.Tensor, count: int) -> list[tuple[int, float]]:
-    best = torch.topk(logits, count)
-    return list(zip(best.indices.tolist(), torch.softmax(best.values, -1).tolist(), strict=True))
