@@ -41,9 +41,8 @@ class StaticStep:
         self._ids, self._positions, self._wanted = (numbers.clone() for numbers in stepper.begin(step))
         put = lambda numbers: torch.tensor(numbers, device=stepper.device)  # noqa: E731
         page_tokens = stepper.pool.page_tokens
-        attention._groups, attention._tabled = (), packed(step)
-        attention._tables = self._tables = PageTables.of(attention._tabled, page_tokens, put)
-        attention._slots = self._slots = slots_of(step, page_tokens, put)
+        self._tables, self._slots = PageTables.of(packed(step), page_tokens, put), slots_of(step, page_tokens, put)
+        attention.begin_tables(self._tables, self._slots)
 
     def compute(self) -> torch.Tensor:
         """The tokens [rows] that are fed next."""

@@ -53,13 +53,14 @@ def decisions_of(program: Formulation) -> Decisions:
         forms=p.forms,
         host=_host(program),
     )
-    on_host = round(pulp.value(program.attention.count))
+    on_host, passes = round(pulp.value(program.attention.count)), _taken(program.pass_bits, program.pass_choices)
     return Decisions(
         weights=weights,
         kv=KvPages(page.page_tokens, pages[Tier.vram], pages[Tier.dram], pages[Tier.ssd], _kept(program), on_host),
         experts=_experts(program, weights.ssd),
         batch=p.batch,
-        prefill_chunk_tokens=_taken(program.pass_bits, program.pass_choices).chunk_tokens,
+        prefill_chunk_tokens=passes.chunk_tokens,
+        prefill_part_tokens=passes.part_tokens,
     )
 
 

@@ -14,6 +14,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.cost import objective_weights, with_wait
 from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.answer import decisions_of
 from penstock.planner.solver.bound import bound_s
@@ -43,7 +44,7 @@ class Preferences:
     beside: float = 1e-4
     """The CPU computing beside the card at all: worth as little as 1 % of the time."""
     passes: float = 1e-3
-    """Passes of the prefill: matrix rates fall with fewer tokens a pass, which the model does not see."""
+    """Passes of the prefill, or their parts: matrix rates fall with fewer tokens at once, which the model does not see."""
     parts: float = 0.02
     """One more pass for each prompt of a server, whose first token comes as much later. Larger passes take memory for activations alone."""
     headroom: float = 0.2
@@ -200,7 +201,8 @@ def _least_memory(program: Formulation) -> Decisions:
     memory = (p.hardware.vram_bytes + p.hardware.dram_bytes) / MB
     fastest = max(choice.gbps for choice in program.ssd_choices)
     load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
-    passes = pulp.lpSum(bit * (PREFERENCES.passes * c.phase.passes) for bit, c in zip(program.pass_bits, program.pass_choices, strict=True))
+    choices = zip(program.pass_bits, program.pass_choices, strict=True)
+    passes = pulp.lpSum(bit * (PREFERENCES.passes * c.phase.passes * parts_of(c.phase.rows, c.part_tokens)) for bit, c in choices)
     links = program.each_pass.of(Resource.ssd) + program.each_pass.of(Resource.h2d)
     links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch, program.pass_choices[0].chunk_tokens)[1] / best
     streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read

@@ -65,8 +65,8 @@ def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
         if asked.model.units not in found:
             if decided:
                 first = decided[0]
-                shared = {"prefill_chunk_tokens": first.prefill_chunk_tokens, "page_tokens": first.kv.page_tokens}
-                force = q.force.without("embedding").but(**shared)
+                shared = {name: getattr(first, name) for name in ("prefill_chunk_tokens", "prefill_part_tokens")}
+                force = q.force.without("embedding").but(page_tokens=first.kv.page_tokens, **shared)
                 asked = replace(asked, force=force, workload=replace(q.workload, batch=first.batch))
             choice = choose(asked)
             found[asked.model.units] = choice.decisions

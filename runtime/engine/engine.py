@@ -89,6 +89,8 @@ class Engine:
             self._taken.callback(self.kv.close)
             inputs, elsewhere, leading = self._open_inputs(), self.outside.attention, None if rank is None else rank.leading
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, inputs, kernel, self._binder, elsewhere, leading)
+            if rank is not None:
+                rank.take_parts(self.stepper.paged, self.kv, self._binder, inputs.put)
             self._records = kernel is not None and self._may_record()
             self._graphs: RecordedSide | None = None
             self._recorded = 0, 0

@@ -105,6 +105,11 @@ class Stepper:
             self.graphs.make_way()
 
     @property
+    def paged(self) -> PagedAttention | None:
+        """How the model attends, where rows are packed."""
+        return self.attention if self._alone is None else None
+
+    @property
     def put(self) -> Put:
         """Brings numbers to the device, as int64."""
         return self._inputs.put

@@ -55,15 +55,17 @@ class Binder:
     """Has every block of ``model`` computed with what ``stream`` brings: a unit is bound before the first of its modules runs, and given
     back after the last one.
 
-    Units are entered and left in their order. Those that a pass does not call are entered and left as it passes them. ``stream`` may be
-    exchanged between passes. The parameter dictionaries of each unit are looked up once; binding on the hot path is one assignment a
-    parameter.
+    Units are entered and left in their order. Those that a pass does not call are entered and left as it passes them. While :attr:`held`
+    none is left, so that a layer can be computed several times. ``stream`` may be exchanged between passes. The parameter dictionaries of
+    each unit are looked up once; binding on the hot path is one assignment a parameter.
     """
 
     def __init__(self, model: PreTrainedModel, units: Sequence[Unit], stream: WeightStream):
         self.stream = stream
         self._gate: Callable[[], None] | None = None
-        self._units, self._at, self._inside = list(units), 0, False
+        self.held = False
+        """Whether units stay entered that were, until it is over."""
+        self._units, self._at, self._entered = list(units), 0, 0
         layers = decoder_layers(model)
         for number, unit in enumerate(self._units):
             layer, modules = layers[unit.layer], _called(unit_modules(layers, unit).values())
@@ -79,45 +81,55 @@ class Binder:
 
     def begin_pass(self) -> None:
         """A pass comes next, whatever became of the one before."""
-        self._at, self._inside = 0, False
+        self._at, self._entered, self.held = 0, 0, False
         self.stream.begin_pass()
 
     def _entering(self, number: int, owners: Mapping[str, _Owner]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-            if self._inside and self._at == number:
+            if self._is_inside(number):
                 return
             if self._gate is not None:
                 self._gate()
-                if self._inside and self._at == number:
+                if self._is_inside(number):
                     return
             self._pass_by(number)
-            self._inside = True
+            self._entered = number + 1
             for name, param in self.stream.enter(self._units[number]).items():
                 owner, leaf = owners[name]
                 owner[leaf] = param
 
         return hook
 
+    def _is_inside(self, number: int) -> bool:
+        """Whether unit ``number`` is entered. Those before it are left, unless they are held."""
+        if not self._at <= number < self._entered:
+            return False
+        while self._at < number and not self.held:
+            self._leave()
+        return True
+
     def _leaving(self, number: int) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def hook(_module: nn.Module, _args: tuple[Any, ...], _output: object) -> None:
-            if self._inside and self._at == number and self._gate is None:
+            if self._at == number < self._entered and self._gate is None and not self.held:
                 self._leave()
 
         return hook
 
     def _leave(self) -> None:
         self.stream.leave(self._units[self._at])
-        self._at, self._inside = self._at + 1, False
+        self._at += 1
 
     def _pass_by(self, number: int) -> None:
         """Come to unit ``number``, of which nothing was entered yet."""
-        if self._inside:
-            self._leave()
-        if number < self._at:
-            raise RuntimeError(f"unit {self._units[number]} is computed after {self._units[self._at - 1]}, which comes behind it")
-        while self._at < number:
-            self.stream.enter(self._units[self._at])
-            self._leave()
+        if number < self._entered:
+            raise RuntimeError(f"unit {self._units[number]} is computed after {self._units[self._entered - 1]}, which comes behind it")
+        while True:
+            while self._at < self._entered and not self.held:
+                self._leave()
+            if self._entered == number:
+                return
+            self.stream.enter(self._units[self._entered])
+            self._entered += 1
 
     def open(self, gate: Callable[[], None] | None) -> None:
         """Rows are computed in lockstep from now on: ``gate`` returns when all of them have come to the unit that is entered next. None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -36,6 +36,11 @@ class Row:
         """Tokens of the sequence after the pass."""
         return self.start + len(self.tokens)
 
+    def cut(self, first: int, end: int) -> Row:
+        """Its tokens from ``first`` to before ``end``; logits are wanted of those of them of which the row wants some."""
+        wanted = max(0, end - max(first, len(self.tokens) - self.wanted))
+        return replace(self, tokens=self.tokens[first:end], start=self.start + first, wanted=wanted)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -49,6 +54,21 @@ class Step:
     def tokens(self) -> int:
         """Token rows that the pass computes."""
         return sum(len(row.tokens) for row in self.rows)
+
+    def parts(self, tokens: int) -> tuple[Step, ...]:
+        """The same rows in steps of so many tokens each, the last one of what is left: a row that is cut goes on in the next step."""
+        found: list[list[Row]] = []
+        room = 0
+        for row in self.rows:
+            first = 0
+            while first < len(row.tokens):
+                if not room:
+                    found.append([])
+                    room = tokens
+                end = min(len(row.tokens), first + room)
+                found[-1].append(row.cut(first, end))
+                room, first = room - (end - first), end
+        return tuple(Step(tuple(rows)) for rows in found)
 
     @property
     def wanted(self) -> int:

@@ -105,7 +105,8 @@ class RingStream:
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
         self._unit: Unit | None = None
-        self._arrival: Event | None = None
+        self._arrivals: dict[Unit, Event | None] = {}
+        """Of the units that are entered: the copy that each waited for."""
         self._paused = False
         self._timing: deque[_Timed] = deque()
         self._begun_at = 0.0
@@ -113,14 +114,15 @@ class RingStream:
 
     def begin_pass(self) -> None:
         self._begun_at = self._ledger.now()
+        self._arrivals.clear()
         self._ring.begin_pass()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         views: dict[str, nn.Parameter] = {}
-        self._unit, self._arrival = unit, None
+        self._unit, self._arrivals[unit] = unit, None
         if unit in self._layouts:
             _, buffer = self._ring.enter(unit)
-            self._arrival = self._ring.entered_after
+            self._arrivals[unit] = self._ring.entered_after
             key = unit, buffer.data_ptr()
             found = self._views.get(key)
             views = self._views[key] = parameters(self._layouts[unit], buffer) if found is None else found
@@ -131,18 +133,18 @@ class RingStream:
         does not already."""
         if not self._paused and self._unit is not None:
             self._paused = True
-            self._timing.append(_Timed(self._unit, self._begun_at, self._arrival, self._device.compute_event()))
+            self._timing.append(_Timed(self._unit, self._begun_at, self._arrivals[self._unit], self._device.compute_event()))
 
     def resume(self, arrival: Event | None = None) -> None:
         """Where it was paused: what is computed from now on waits for ``arrival``."""
-        if self._paused:
-            self._paused, self._arrival = False, arrival
+        if self._paused and self._unit is not None:
+            self._paused, self._arrivals[self._unit] = False, arrival
 
     def leave(self, unit: Unit) -> None:
         end = self._device.compute_event()
         if unit in self._layouts:
             self._ring.leave(unit, end)
-        self._timing.append(_Timed(unit, self._begun_at, self._arrival, end))
+        self._timing.append(_Timed(unit, self._begun_at, self._arrivals.pop(unit), end))
         self._book(2)
 
     def end_pass(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,18 +11,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.rows import Step
-from penstock.runtime.ranks.hop import Hop
+from penstock.runtime.ranks.dealt_layer import DealtLayer, Ways, hidden_of
+from penstock.runtime.ranks.pass_parts import PassParts
 from penstock.runtime.store.decoder import decoder_layers, module_name
-
-
-class Ways(Protocol):
-    """The hops of one rank: ``ranks.hop.Hops`` fits."""
-
-    before: Hop
-    behind: Hop
-
-    def of(self, peer: int) -> Hop: ...
 
 
 class OwnLayers(nn.ModuleList):
@@ -41,15 +34,17 @@ class OwnLayers(nn.ModuleList):
 class DealtModel:
     """A converter: of a model's layers those of ``rank`` stay.
 
-    A layer receives its hidden states from the rank of the layer before it, and sends what it made to that of the layer behind it. The last
-    layer's rank sends what logits are wanted of to all ranks; each multiplies by its rows of the LM head, and rank 0 puts the logits
-    together, ``vocab`` in all. A pass costs its hidden states once more, where they are received.
+    A layer receives its hidden states from the rank of the layer before it, and sends what it made to that of the layer behind it, part by
+    part of a pass. The last layer's rank sends what logits are wanted of to all ranks; each multiplies by its rows of the LM head, and rank
+    0 puts the logits together, ``vocab`` in all. A pass costs its hidden states once more, where they are on their way.
     """
 
     def __init__(self, dealing: Dealing, rank: int, vocab: int):
         self._dealing, self._rank, self._vocab = dealing, rank, vocab
         self.ways: Ways | None = None
         """How hidden states go, from the first pass on."""
+        self.parts: PassParts | None = None
+        """In which a pass goes through the layers; None: as a whole."""
         self._ends: list[tuple[int, int]] = []
         self._wanted = 0
 
@@ -61,6 +56,9 @@ class DealtModel:
             if row.wanted:
                 ends.append((first - row.wanted, first))
         self._ends, self._wanted = ends, step.wanted
+        if self.parts is not None:
+            self.parts.begin_pass(step)
+            self._ways.expect(len(self.parts.bounds))
 
     @property
     def _ways(self) -> Ways:
@@ -81,26 +79,18 @@ class DealtModel:
                     vars(module)["layer_idx"] = local
         _renumber(config, self._dealing.of(self._rank))
         for number, layer in zip(self._dealing.of(self._rank), own, strict=True):
-            if number:
-                layer.register_forward_pre_hook(self._receive, with_kwargs=True)
-            layer.register_forward_hook(self._send if number < self._dealing.layers - 1 else self._hand_out)
+            last = number == self._dealing.layers - 1
+            layer.forward = DealtLayer(own_forward(layer), lambda: self._ways, lambda: self.parts, number > 0, not last)
+            if last:
+                layer.register_forward_hook(self._hand_out)
         if self._rank != self._dealing.owner(self._dealing.layers - 1):
             own[len(own) - 1].register_forward_hook(self._take_last)
         model.get_output_embeddings().register_forward_hook(self._gather)
 
-    def _receive(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        received = torch.empty_like(hidden)
-        self._ways.before.receive(received)
-        return ((received, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": received})
-
-    def _send(self, _layer: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
-        self._ways.behind.send(_hidden(made))
-
     def _hand_out(self, _layer: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
         """The last layer has computed: logits are wanted of some tokens."""
         if self._wanted:
-            hidden = _hidden(made)
+            hidden = hidden_of(made)
             last = torch.cat([hidden[:, first:end] for first, end in self._ends], dim=1)
             for rank in range(self._dealing.count):
                 if rank != self._rank:
@@ -110,7 +100,7 @@ class DealtModel:
         """In place of what this rank's last layer made, what the model's last one did, where logits are wanted of it."""
         if not self._wanted:
             return None
-        hidden = _hidden(made)
+        hidden = hidden_of(made)
         last = hidden.new_empty(hidden.shape[0], self._wanted, *hidden.shape[2:])
         self._ways.of(self._dealing.owner(self._dealing.layers - 1)).receive(last)
         taken, first = torch.empty_like(hidden), 0
@@ -132,13 +122,6 @@ class DealtModel:
             parts.append(logits.new_empty(*logits.shape[:-1], rows))
             self._ways.of(rank).receive(parts[-1])
         return torch.cat(parts, dim=-1)
-
-
-def _hidden(made: Any) -> torch.Tensor:
-    """What a layer returned: its hidden states, or those and more."""
-    found = made[0] if isinstance(made, tuple) else made
-    assert isinstance(found, torch.Tensor)
-    return found
 
 
 def _renumber(config: PreTrainedConfig, mine: tuple[int, ...]) -> None:

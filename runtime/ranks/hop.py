@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from penstock.runtime.company.company import PATIENCE
 
 MOST_SENT = 8
-"""Hidden states on their way from here: an older one is waited for."""
+"""Hidden states on their way from here, beside those of a pass's parts: an older one is waited for."""
 _TRIED = 16 << 10
 """Bytes of a hop that warms a pair up."""
 
@@ -24,6 +24,9 @@ class Hop(Protocol):
 
     def receive(self, into: torch.Tensor) -> None:
         """Fill ``into``, for kernels that are issued from now on."""
+
+    def coming(self, into: torch.Tensor) -> Callable[[], None]:
+        """The same in two: ``into`` is filled meanwhile, for kernels that are issued after the call of what is returned."""
 
     def send(self, hidden: torch.Tensor) -> None:
         """Once the kernels that were issued so far have made it. ``hidden`` may not be written to any more."""
@@ -41,27 +44,55 @@ class HopMeter:
     """Seconds in which the host waited for what came; a card waits by itself."""
 
 
+class Sent:
+    """Hidden states on their way from here, ``most`` of them."""
+
+    def __init__(self) -> None:
+        self.most = MOST_SENT
+        self._going: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    def add(self, work: dist.Work, hidden: torch.Tensor) -> None:
+        self._going.append((work, hidden))
+        self.settle(self.most)
+
+    def settle(self, left: int = 0) -> None:
+        """Wait for all but ``left`` of them."""
+        while len(self._going) > left:
+            self._going.popleft()[0].wait()
+
+    def clear(self) -> None:
+        """Nobody waits for them any more."""
+        self._going.clear()
+
+
 class TorchHop:
     """Between this rank and ``peer``, by ``group``."""
 
-    def __init__(self, group: dist.ProcessGroup, peer: int, meter: HopMeter, sent: deque[tuple[dist.Work, torch.Tensor]]):
+    def __init__(self, group: dist.ProcessGroup, peer: int, meter: HopMeter, sent: Sent):
         self._group, self._peer, self._meter, self._sent = group, peer, meter, sent
 
     def receive(self, into: torch.Tensor) -> None:
-        begun = time.perf_counter()
-        dist.recv(_as_bytes(into), self._peer, group=self._group)
-        self._meter.received += 1
-        self._meter.received_bytes += into.nbytes
-        self._meter.waited_s += time.perf_counter() - begun
+        self.coming(into)()
+
+    def coming(self, into: torch.Tensor) -> Callable[[], None]:
+        work = dist.irecv(_as_bytes(into), self._peer, group=self._group)
+
+        def arrive() -> None:
+            begun = time.perf_counter()
+            if work is not None:
+                work.wait()
+            self._meter.received += 1
+            self._meter.received_bytes += into.nbytes
+            self._meter.waited_s += time.perf_counter() - begun
+
+        return arrive
 
     def send(self, hidden: torch.Tensor) -> None:
         hidden = hidden.contiguous()
         work = dist.isend(_as_bytes(hidden), self._peer, group=self._group)
         self._meter.sent_bytes += hidden.nbytes
         if work is not None:
-            self._sent.append((work, hidden))
-        while len(self._sent) > MOST_SENT:
-            self._sent.popleft()[0].wait()
+            self._sent.add(work, hidden)
 
 
 class Hops:
@@ -75,7 +106,7 @@ class Hops:
     def __init__(self, rank: int, count: int, device: torch.device, without_cards: dist.ProcessGroup):
         self.rank, self.count = rank, count
         self.meter = HopMeter()
-        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sent = Sent()
         self._device = device
         self._groups: list[dist.ProcessGroup] = []
         if device.type == "cuda":
@@ -119,8 +150,11 @@ class Hops:
 
     def settle(self) -> None:
         """Return when all that was sent has gone."""
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        self._sent.settle()
+
+    def expect(self, parts: int) -> None:
+        """A pass comes of so many parts: a rank may be so many ahead of the next one, which it must not wait for."""
+        self._sent.most = MOST_SENT + parts
 
     def close(self, broken: bool = False) -> None:
         """Give the communicators back. ``broken``: another rank is gone, and kernels may be waiting for it."""

@@ -10,10 +10,14 @@ import torch
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.runtime.company.company import Company
+from penstock.runtime.kv.attention.page_tables import Put
+from penstock.runtime.kv.attention.paged_attention import PagedAttention
+from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.ranks.dealt_model import DealtModel
 from penstock.runtime.ranks.followers import Leading
 from penstock.runtime.ranks.hop import Hops
+from penstock.runtime.ranks.pass_parts import Holds, PassParts
 from penstock.runtime.ranks.rank_store import part_of_skeleton
 
 
@@ -27,6 +31,8 @@ class Rank:
     model: DealtModel
     company: Company
     leading: Leading | None
+    part_tokens: int = 0
+    """Tokens of a prompt's pass that go through a layer together; 0: all of them."""
     _hops: Hops | None = None
 
     @classmethod
@@ -35,7 +41,14 @@ class Rank:
         count, number = plan.ranks.count, company.rank
         dealing = Dealing(count, plan.model.layers)
         dealt = DealtModel(dealing, number, plan.model.vocab)
-        return cls(number, dealing, plan.model.vocab, dealt, company, Leading(company, count) if number == 0 else None)
+        leading = Leading(company, count) if number == 0 else None
+        return cls(number, dealing, plan.model.vocab, dealt, company, leading, plan.decisions.prefill_part_tokens)
+
+    def take_parts(self, attention: PagedAttention | None, pool: KvPool, units: Holds, put: Put) -> None:
+        """Have passes of prompts go through the layers in parts, where the plan says so. Where rows are computed each for itself they stay
+        whole."""
+        if self.part_tokens and attention is not None:
+            self.model.parts = PassParts(self.part_tokens, attention, pool, units, put)
 
     def meet(self, device: torch.device) -> None:
         """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""

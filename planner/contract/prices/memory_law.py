@@ -174,7 +174,7 @@ def _held_unrecorded(hardware: HardwareProfile, model: ModelSpec, workload: Work
         kept_page_bytes=kept_page_bytes(model, kv.page_tokens),
         bounces=int(bool(kv.reuse.dram_pages or kv.reuse.ssd_bytes)),
         kept_files=kv.reuse.ssd_bytes,
-        activations=activations(model, workload, decisions.batch, decisions.prefill_chunk_tokens),
+        activations=activations(model, workload, decisions.batch, decisions.prefill_chunk_tokens, decisions.prefill_part_tokens),
         drafter=drafter_bytes(hardware, model, workload, decisions),
     )
 

@@ -32,7 +32,8 @@ from penstock.planner.contract.prices.stages import (
     prompt_fill,
     recorded_s,
 )
-from penstock.planner.contract.ranks.rank_chain import chained_s, turns
+from penstock.planner.contract.ranks.rank_chain import Passed, chained_s, turns
+from penstock.planner.contract.ranks.rank_parts import parts_of
 
 STORED = ResidentForms()
 _NONE: Mapping[UnitKind, Amount] = MappingProxyType({})
@@ -92,7 +93,8 @@ def decode_phase(
 ) -> Phase:
     """A step at the mean context."""
     computed_by = model.decoded(forms.decoded)
-    launched_s = chained_s(hardware, model, batch, 1, lambda machine: decode_compute_s(machine, computed_by, workload, batch))
+    passed = Passed(batch, head_s=unit_s(hardware, model.lm_head, batch))
+    launched_s = chained_s(hardware, model, passed, lambda machine: decode_compute_s(machine, computed_by, workload, batch))
     context = workload.prompt_tokens + workload.new_tokens / 2
     records = can_record(hardware, model)
     compute_s = recorded_s(hardware, computed_by, context, batch) if records else launched_s
@@ -115,21 +117,30 @@ def prefill_phase(
     chunk_tokens: int,
     start: int = 0,
     forms: ResidentForms = STORED,
+    part_tokens: int = 0,
 ) -> Phase:
-    """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence. Of a server: of one prompt, beside ``batch`` rows."""
+    """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence. Those of several ranks in parts of ``part_tokens``.
+    Of a server: of one prompt, beside ``batch`` rows."""
     if workload.is_served:
         return _served_phase(hardware, model, workload, batch, head_blocks, chunk_tokens, start, forms)
     passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
     rows = batch * min(chunk_tokens, left)
     computed_by = model.decoded(forms.decoded)
+    # a layer computes a part as a pass of its own would, but for the weights, which come once a pass
+    parts = parts_of(rows, part_tokens)
+    at_once = -(-min(chunk_tokens, left) // parts)
+    head_s = batch * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
     compute_s = chained_s(
-        hardware, model, rows, passes, lambda machine: prefill_compute_s(machine, computed_by, workload, batch, chunk_tokens, start)
+        hardware,
+        model,
+        Passed(rows, passes, parts, head_s),
+        lambda machine: prefill_compute_s(machine, computed_by, workload, batch, at_once, start),
     )
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
-    rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, chunk_tokens, start)))
+    rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, at_once, start)))
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
-    coded = _coded(hardware, model, forms, passes, rows)
+    coded = _coded(hardware, model, forms, passes * parts, -(-rows // parts), in_turn=1 / parts)
     head = _head(hardware, model, head_blocks) * passes
     return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded=coded, head=head)
 
@@ -203,15 +214,16 @@ def _head(hardware: HardwareProfile, model: ModelSpec, head_blocks: int) -> Pric
 
 
 def _coded(
-    hardware: HardwareProfile, model: ModelSpec, forms: ResidentForms, passes: int, rows: int, issues: bool = True
+    hardware: HardwareProfile, model: ModelSpec, forms: ResidentForms, passes: int, rows: int, issues: bool = True, in_turn: float = 1
 ) -> Mapping[UnitKind, Price]:
-    """:attr:`Phase.coded`, a kind's units taken as equal. ``issues``: launching them is part of it."""
+    """:attr:`Phase.coded`, a kind's units taken as equal. ``issues``: launching them is part of it. ``in_turn``: the share of the passes in
+    which one rank computes at a time."""
     found = {}
     for kind in sorted(forms.decoded):
         units = model.of_kind(kind)
         beyond_s = sum(unit_s(hardware, unit, rows) - unit_s(hardware, unit.decoded, rows) for unit in units) / len(units)
         issued_s = _issued_s(hardware, model, passes * coded_issue_s(hardware, units[0])) if issues else 0.0
-        found[kind] = Price({computing_of(hardware): passes * turns(model) * beyond_s}, issued=issued_s)
+        found[kind] = Price({computing_of(hardware): passes * (1 + in_turn * (turns(model) - 1)) * beyond_s}, issued=issued_s)
     return found
 
 

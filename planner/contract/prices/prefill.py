@@ -132,7 +132,8 @@ class Prefill:
         """When the prompts' first ``start`` tokens need not be computed."""
         d = self.decisions
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
-        phase = prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms)
+        parts = d.prefill_part_tokens
+        phase = prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms, parts)
         return self._bill(phase, self.moved.each_pass(self.moved.units, self._missed(phase)), self.moved.kv, self.moved.streamed)
 
     def step(self) -> Price:

@@ -59,6 +59,8 @@ class Overheads:
     recorded_bytes: int = 16 * 2**20
     """Of a card, for each recorded pass that verifies, beside its activations: the driver's copy of its kernels, and the parts that
     attention cuts a row's keys into, 2 * 132 processors * 64 lines * (128 + 2) * 4 bytes on an H100. Counted, not measured."""
+    hidden_in_parts: int = 4
+    """Hidden states of a whole pass that lie beside its parts."""
 
 
 OVERHEADS = Overheads()
@@ -189,7 +191,7 @@ def pool_pages(workload: Workload, batch: int, page_tokens: int) -> int:
     return min(batch * each, max(each, math.ceil(tokens / page_tokens + batch * 1.5)))
 
 
-def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
+def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, part_tokens: int = 0) -> int:
     """Peak bytes of activations of one pass over ``batch`` × ``chunk_tokens`` tokens, the logits of the last tokens included. A server's
     pass has ``chunk_tokens`` of prompts beside ``batch`` rows.
 
@@ -202,6 +204,9 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     From the forward passes of ``transformers`` v5 with SDPA attention. An 8B geometry on an H100 took 61 MB for 512 tokens, 3910 MB for
     32768. One sequence or many made no difference. Only a chunk that follows other tokens of its prompt needs a mask. A pass of whole
     prompts has none, since every row is computed by itself.
+
+    A pass in parts of ``part_tokens`` has those phases for one part at a time, each part behind other tokens of its prompt. Beside them lie
+    hidden states of the whole pass: embeddings, what a layer made, its parts put together, and those on their way to the next rank.
     """
     dtype, f32 = model.compute_dtype.nbytes, OVERHEADS.float32_bytes
     served = workload.is_served
@@ -209,11 +214,17 @@ def activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tok
     attention, other = _token_bytes(model)
     repeated = 2 * model.attn_width if model.attn_width > model.kv_width else 0
     one_layer_kv = (repeated * dtype + 2 * model.kv_width * model.kv_dtype.nbytes) * workload.max_tokens
-    masked = served or tokens < workload.longest_prompt
-    mask = tokens * workload.max_tokens * (1 + dtype) if masked else 0
+    together = workload.together(batch)
+    in_parts = bool(part_tokens) and part_tokens < together * tokens
+    masked = served or in_parts or tokens < workload.longest_prompt
+    mask = workload.max_tokens * (1 + dtype) if masked else 0
     gathered = model.vocab if model.dealt is None or model.dealt.rank else model.dealt.vocab
-    logits = gathered * (dtype + f32)
-    return workload.together(batch) * max(tokens * other, tokens * attention + one_layer_kv + mask) + batch * logits
+    logits = batch * gathered * (dtype + f32)
+    if in_parts:
+        kept = together * tokens * OVERHEADS.hidden_in_parts * model.hidden * dtype
+        rows = -(-part_tokens // tokens)
+        return kept + max(part_tokens * other, part_tokens * (attention + mask) + rows * one_layer_kv) + logits
+    return together * max(tokens * other, tokens * (attention + mask) + one_layer_kv) + logits
 
 
 def _token_bytes(model: ModelSpec) -> tuple[int, int]:
@@ -236,9 +247,9 @@ def recorded_bytes(model: ModelSpec, shapes: Sequence[VerifyShape]) -> int:
     return round((1 + OVERHEADS.allocator_holes) * most * max(_token_bytes(model))) + sum(each)
 
 
-def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int) -> int:
+def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, part_tokens: int = 0) -> int:
     """``activation_bytes`` with what a card's allocator needs to place them."""
-    return round((1 + OVERHEADS.allocator_holes) * activation_bytes(model, workload, batch, chunk_tokens))
+    return round((1 + OVERHEADS.allocator_holes) * activation_bytes(model, workload, batch, chunk_tokens, part_tokens))
 
 
 def _experts_bytes_per_token(experts: Experts, model: ModelSpec) -> int:

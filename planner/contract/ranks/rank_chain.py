@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -12,42 +12,67 @@ BEHIND_LAYERS = 2
 """Hops of a pass behind its layers: the last hidden state to all ranks, and their rows of logits to the first one."""
 
 
-def hops_s(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int = 1) -> float:
-    """Seconds of all hops of ``passes`` over ``rows`` tokens each; 0 for a model that is not dealt.
+@dataclass(frozen=True)
+class Passed:
+    """What goes round the ranks."""
 
-    passes * (layers * (hop_s + rows * row bytes / p2p_gbps) + 2 * hop_s)
+    rows: int
+    """Tokens of a pass."""
+    passes: int = 1
+    parts: int = 1
+    """Of each pass, one behind the other."""
+    head_s: float = 0.0
+    """Seconds in which a rank multiplies by its rows of the LM head in all passes, while the others do."""
+
+
+def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float) -> tuple[float, float]:
+    """Seconds of a hop of ``rows`` tokens between two layers, and of one behind all layers; none of a model that is not dealt.
 
     Of several hosts, whose ranks have neighbouring numbers, ``hosts`` of each round of ``count`` hops go over the network, and so do those
-    behind the layers.
+    behind the layers. The first figure is the mean of a round.
     """
     if model.dealt is None:
-        return 0.0
+        return 0.0, 0.0
     nbytes, network = rows * model.hidden * model.compute_dtype.nbytes, hardware.network if hardware.hosts > 1 else None
     between, behind = hardware.links.hop_of(nbytes), hardware.links.hop_s
-    if network is not None:
-        far = hardware.hosts / model.dealt.count
-        between, behind = far * network.hop_of(nbytes) + (1 - far) * between, network.hop_s
-    return passes * (model.dealt.layers * between + BEHIND_LAYERS * behind)
+    if network is None:
+        return between, behind
+    far = hardware.hosts / model.dealt.count
+    return far * network.hop_of(nbytes) + (1 - far) * between, network.hop_s
 
 
-def chained_s(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int, own_s: Callable[[HardwareProfile], float]) -> float:
-    """Compute seconds of ``passes`` over the whole model, of which ``own_s`` are those of the layers in ``model`` on a machine.
+def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Callable[[HardwareProfile], float]) -> float:
+    """Compute seconds of ``passed`` over the whole model, where ``own_s`` are those of the layers in ``model`` on a machine.
 
-        count * own + hops
+    A rank's J of all L layers take C seconds each for a pass's tokens, and C / m for one of its m parts. The part reaches the next rank
+    after a hop of h more. So N ranks begin a layer each in
 
-    A card's kernels are queued while it waits for the others, so only its own launches count there:
+        P = max(C, N * (C / m + h))
 
-        max(own with launches, count * own without + hops)
+    seconds: a rank begins its next layer when it is through with one, and the first part has gone round. With r the rank of the last layer,
+    a pass takes
+
+        (J - 1) * P + r * (C / m + h) + C + 2 hops, and the LM head
+
+    which is L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m. A card's kernels are queued while it waits
+    for the others, so only its own launches count there: it takes no less than ``own_s`` with launches.
     """
     alone_s = own_s(hardware)
     if model.dealt is None:
         return alone_s
-    hopped_s = hops_s(hardware, model, rows, passes)
-    if hardware.gpu is None:
-        return model.dealt.count * alone_s + hopped_s
-    return max(alone_s, model.dealt.count * own_s(replace(hardware, layer_launch_s=0.0)) + hopped_s)
+    device_s = alone_s if hardware.gpu is None else own_s(replace(hardware, layer_launch_s=0.0))
+    count, own = model.dealt.count, model.layers
+    # ranks behind the first may have a layer less
+    rounds, last = divmod(model.dealt.layers - 1, count)
+    head_s = min(passed.head_s, device_s) / passed.passes
+    layer_s = (device_s / passed.passes - head_s) / own
+    between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts)
+    part_s = layer_s / passed.parts + between_s
+    period_s = max(layer_s, count * part_s)
+    pass_s = rounds * period_s + last * part_s + layer_s + BEHIND_LAYERS * behind_s + head_s
+    return max(alone_s, passed.passes * pass_s)
 
 
 def turns(model: ModelSpec) -> int:
-    """Ranks that compute one after the other in a pass."""
+    """Ranks that compute one after the other in a pass that is not cut into parts."""
     return 1 if model.dealt is None else model.dealt.count

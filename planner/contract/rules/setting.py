@@ -23,6 +23,7 @@ from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.prices.beside import host_rows_timed, no_host_attention, no_host_units, no_split
+from penstock.planner.contract.ranks.rank_parts import never_in_parts
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
 
@@ -165,6 +166,12 @@ class Setting:
         given = self.decisions.speculation.model is not None
         why = f", since speculation.model {'is' if given else 'is not'} given"
         return OneOf(tuple(drafter for drafter in Drafter if drafter.has_weights == given), why)
+
+    @property
+    def part_tokens(self) -> Span:
+        if why := never_in_parts(self.model):
+            return Span(0, 0, why=f", since {why}")
+        return Span(1, also=(0,))
 
     @property
     def page_tokens(self) -> OneOf:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from penstock.planner.common.errors import UserError
@@ -14,9 +16,11 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.phase import Phase, prefill_phase
+from penstock.planner.contract.prices.price import computing_of
 from penstock.planner.contract.prices.reuse import KeptSet
 from penstock.planner.contract.prices.sizes import activation_bytes, card_activation_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, ssd_gbps
+from penstock.planner.contract.ranks.rank_parts import part_sizes
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.problem import Problem
 
@@ -41,6 +45,8 @@ class Menus:
     """Shares of a shared prefix that may be restored, where room is not for all of it."""
     chunk_tolerance: float = 0.01
     """A copy size is as good as another that is faster by no more than this: fewer copies cost the host less."""
+    part_tolerance: float = 0.01
+    """Parts of a pass are as good as smaller ones whose compute takes less by no more than this."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     in_flight: int = 2
     """One copy runs while the next is queued; more only delays what is urgent."""
@@ -72,6 +78,8 @@ class PassChoice:
     """Prefill in passes of ``chunk_tokens`` per sequence."""
 
     chunk_tokens: int
+    part_tokens: int
+    """Of a pass that goes round several ranks in parts; 0: as a whole."""
     activation_bytes: int
     phase: Phase
     kept_pages: int
@@ -177,15 +185,25 @@ def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     parts = MENUS.prefix_parts
     prefixes = sorted({kept.prefix_pages * part // parts for part in range(parts + 1)})
     blocks = head_blocks(model) if hardware.gpu else 1
-    return [
-        PassChoice(
-            tokens,
-            (card_activation_bytes if hardware.gpu else activation_bytes)(model, workload, batch, tokens),
-            prefill_phase(hardware, model, workload, batch, blocks, tokens, pages * kept.page_tokens, problem.forms),
-            kept.needed(pages),
-        )
-        for tokens, pages in product(sizes, prefixes)
-    ]
+    activations = card_activation_bytes if hardware.gpu else activation_bytes
+    found = []
+    for tokens, pages in product(sizes, prefixes):
+        phase_of = partial(prefill_phase, hardware, model, workload, batch, blocks, tokens, pages * kept.page_tokens, problem.forms)
+        seconds = {
+            size: phase_of(part_tokens=size).rest.of(computing_of(hardware)) for size in part_sizes(model, batch * min(tokens, prompt))
+        }
+        for part in part_menu(force, seconds):
+            nbytes = activations(model, workload, batch, tokens, part)
+            found.append(PassChoice(tokens, part, nbytes, phase_of(part_tokens=part), kept.needed(pages)))
+    return found
+
+
+def part_menu(force: Force, seconds: Mapping[int, float]) -> list[int]:
+    """Tokens of a pass's parts: all together (0), and the largest of ``seconds`` that takes hardly longer than the quickest."""
+    if force.prefill_part_tokens is not None:
+        return [force.prefill_part_tokens]
+    most = min(seconds.values(), default=0.0) * (1 + MENUS.part_tolerance)
+    return [0, *[size for size in sorted(seconds, reverse=True) if seconds[size] <= most][:1]]
 
 
 def served_chunks(workload: Workload, force: Force) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,18 @@ class AttentionModule(nn.Module):
     """What `transformers`' modules of attention have; none is made of this class."""
 
     layer_idx: int
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Where the rows of a pass lie, as one call of attention after the other computes them."""
+
+    groups: Sequence[Rect | Loose] = ()
+    slots: torch.Tensor | None = None
+    """[tokens]: where new K and V are written, if by one indexed copy."""
+    tabled: Sequence[Loose] = ()
+    """Rows that a kernel computes over ``tables``."""
+    tables: PageTables | None = None
 
 
 def run_attention(
@@ -106,10 +119,7 @@ class PagedAttention:
         self._make_mask = ALL_MASK_ATTENTION_FUNCTIONS[own]
         half = model.dtype in (torch.bfloat16, torch.float16)
         self._flash = device.type == "cuda" and half and own == "sdpa"
-        self._groups: Sequence[Rect | Loose] = ()
-        self._slots: torch.Tensor | None = None
-        self._tabled: Sequence[Loose] = ()
-        self._tables: PageTables | None = None
+        self._rows = RowPlaces()
         self._views: dict[int, LayerViews] = {}
         self._of_kind: dict[type[nn.Module], Attention] = {}
         self._masks: dict[tuple[MaskRequest, int, int, int], torch.Tensor | None] = {}
@@ -121,22 +131,29 @@ class PagedAttention:
 
     def begin_pass(self, step: Step, put: Put) -> None:
         """``step`` comes next; ``put`` brings numbers to the device."""
-        self._masks.clear()
+        self.turn_to(self.places_of(step, put))
+
+    def places_of(self, step: Step, put: Put) -> RowPlaces:
+        """What :meth:`turn_to` takes for ``step``."""
         page_tokens = self._pool.page_tokens
-        self._groups = groups_of(step, page_tokens)
-        self._slots = slots_of(step, page_tokens, put) if len(self._groups) > _MOST_COPIES else None
-        self._tabled = self._for_kernel(step) if self._kernel is not None else []
-        self._tables = PageTables.of(self._tabled, page_tokens, put) if self._tabled else None
+        groups = groups_of(step, page_tokens)
+        slots = slots_of(step, page_tokens, put) if len(groups) > _MOST_COPIES else None
+        tabled = self._for_kernel(step, groups) if self._kernel is not None else []
+        return RowPlaces(groups, slots, tabled, PageTables.of(tabled, page_tokens, put) if tabled else None)
+
+    def turn_to(self, rows: RowPlaces) -> None:
+        """Layers attend with ``rows`` from now on."""
+        self._masks.clear()
+        self._rows = rows
 
     def begin_tables(self, tables: PageTables, slots: torch.Tensor) -> None:
         """A pass comes next whose rows are all in ``tables``, and whose tokens are written to ``slots``: no number of it is the host's."""
-        self._masks.clear()
-        self._groups, self._tabled, self._tables, self._slots = (), (), tables, slots
+        self.turn_to(RowPlaces(slots=slots, tables=tables))
 
-    def _for_kernel(self, step: Step) -> list[Loose]:
+    def _for_kernel(self, step: Step, groups: Sequence[Rect | Loose]) -> list[Loose]:
         """Rows that a kernel over page tables computes sooner than calls of their own: those whose pages are not adjacent, and short ones,
         where they are of several groups or the kernel is sooner ``alone``."""
-        short = [g for g in self._groups if isinstance(g, Loose) or g.tokens <= _SHORT]
+        short = [g for g in groups if isinstance(g, Loose) or g.tokens <= _SHORT]
         if len(short) == 1 and isinstance(short[0], Rect) and not (self._kernel is not None and self._kernel.alone):
             return []
         firsts = {token for g in short for token in ([g.first] if isinstance(g, Loose) else range(g.first, g.first + g.rows * g.tokens))}
@@ -183,8 +200,8 @@ class PagedAttention:
     def _all(
         self, module: nn.Module, layer: int, query: torch.Tensor, held: Pair, shape: TokenShape, asked: MaskRequest, more: dict[str, Any]
     ) -> torch.Tensor:
-        groups, out = self._groups, None
-        kernel, tables = self._kernel, self._tables
+        rows, out = self._rows, None
+        groups, kernel, tables = rows.groups, self._kernel, rows.tables
         if tables is None and len(groups) == 1:
             return self._one(module, layer, query, groups[0], held, asked, more)
         queries = query[0].transpose(0, 1)
@@ -192,7 +209,7 @@ class PagedAttention:
         if kernel is not None and tables is not None and traits is not None and kernel.takes(queries, shape):
             out = query.new_empty(len(queries), queries.shape[1], shape.values[1])
             kernel.attend(queries, held, tables, traits, out)
-            tabled = {at.first for at in self._tabled}
+            tabled = {at.first for at in rows.tabled}
             groups = [group for group in groups if group.first not in tabled]
         elif not groups:
             raise RuntimeError(f"layer {layer} attends in a way that page tables do not serve")
@@ -258,16 +275,17 @@ class PagedAttention:
 
     def _write(self, held: Pair, key: torch.Tensor, value: torch.Tensor) -> None:
         """New states [1, heads, tokens, dim] to their places."""
-        if self._slots is not None and self._kernel is not None and self._kernel.write(held, (key, value), self._slots):
+        groups, slots = self._rows.groups, self._rows.slots
+        if slots is not None and self._kernel is not None and self._kernel.write(held, (key, value), slots):
             return
         for states, new in zip(held, (key, value), strict=True):
-            if self._slots is not None:
-                states.index_copy_(0, self._slots, new[0].transpose(0, 1))
+            if slots is not None:
+                states.index_copy_(0, slots, new[0].transpose(0, 1))
                 continue
-            for group in self._groups:
+            for group in groups:
                 if isinstance(group, Rect):
                     end = group.first + group.rows * group.tokens
-                    write(states, group, new if len(self._groups) == 1 else new[:, :, group.first : end])
+                    write(states, group, new if len(groups) == 1 else new[:, :, group.first : end])
                 else:
                     for at, begin, count in self._pieces(group, group.row.start):
                         states[at : at + count] = new[0, :, group.first + begin : group.first + begin + count].transpose(0, 1)

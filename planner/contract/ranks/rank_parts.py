@@ -1,0 +1,32 @@
+"""Parts of a prompt's pass that go round the ranks one behind the other, so that all of them compute."""
+
+from __future__ import annotations
+
+from penstock.planner.contract.given.model import ModelSpec
+
+PARTS = (1, 2, 4, 8)
+"""Parts that are tried, in multiples of the ranks: a layer waits for ranks - 1 of them."""
+LEAST_TOKENS = 128
+"""Of a part, where a pass has as many: a smaller one takes as long, since a card's matrix products read their weights for it."""
+
+
+def never_in_parts(model: ModelSpec) -> str:
+    """Why passes of ``model`` go through its layers as a whole; empty where they need not."""
+    if model.dealt is None:
+        return "all layers are of one rank"
+    if model.experts is not None:
+        return "each part would fetch routed experts of its own"
+    return model.kv_stays_because
+
+
+def part_sizes(model: ModelSpec, rows: int) -> list[int]:
+    """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole."""
+    if never_in_parts(model) or model.dealt is None:
+        return []
+    sizes = [-(-rows // (times * model.dealt.count)) for times in PARTS]
+    return [size for size in dict.fromkeys(sizes) if LEAST_TOKENS <= size < rows]
+
+
+def parts_of(rows: int, part_tokens: int) -> int:
+    """Parts of a pass over ``rows`` tokens, where each has ``part_tokens``; 0 is all of them."""
+    return -(-rows // part_tokens) if part_tokens else 1

@@ -1,0 +1,76 @@
+"""A layer of a rank: what it computes comes from the rank of the layer before it, and goes to that of the layer behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from penstock.runtime.kv.batch.row_parts import cut, joined
+from penstock.runtime.ranks.hop import Hop
+from penstock.runtime.ranks.pass_parts import PassParts
+
+
+class Ways(Protocol):
+    """The hops of one rank: ``ranks.hop.Hops`` fits."""
+
+    before: Hop
+    behind: Hop
+
+    def of(self, peer: int) -> Hop: ...
+    def expect(self, parts: int) -> None: ...
+
+
+class DealtLayer:
+    """Stands in for a layer's forward ``inner``. Each part of a pass is received, computed and sent on before the next one is computed.
+    Hidden states of that one come meanwhile.
+
+    Returns what the layer made where nothing is sent; else hidden states of no meaning, since the layer behind receives its own.
+    """
+
+    def __init__(
+        self, inner: Callable[..., Any], ways: Callable[[], Ways], parts: Callable[[], PassParts | None], receives: bool, sends: bool
+    ):
+        self.inner = inner
+        self._ways, self._parts, self._receives, self._sends = ways, parts, receives, sends
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        parts, tokens = self._parts(), hidden.shape[1]
+        bounds = [(0, tokens)] if parts is None else parts.bounds
+        turns = iter([None]) if parts is None else parts.turns()
+        made = []
+        for (first, end), own, _ in zip(bounds, self._inputs(hidden, bounds), turns, strict=True):
+            rest = [cut(value, first, end, tokens) for value in args[1:]]
+            named = {name: cut(value, first, end, tokens) for name, value in kwargs.items() if name != "hidden_states"}
+            made.append(self.inner(own, *rest, **named))
+            if self._sends:
+                self._ways().behind.send(hidden_of(made[-1]))
+                made = made[-1:]
+        if self._sends and len(bounds) > 1:
+            return (hidden, *made[0][1:]) if isinstance(made[0], tuple) else hidden
+        return joined(made)
+
+    def _inputs(self, hidden: torch.Tensor, bounds: list[tuple[int, int]]) -> Iterator[torch.Tensor]:
+        """The hidden states of each part; those of the next one are asked for first."""
+        if not self._receives:
+            yield from (hidden[:, first:end] for first, end in bounds)
+            return
+        coming = None
+        for (first, end), following in zip(bounds, [*bounds[1:], None], strict=True):
+            own, arrive = coming or self._asked(hidden, first, end)
+            coming = None if following is None else self._asked(hidden, *following)
+            arrive()
+            yield own
+
+    def _asked(self, hidden: torch.Tensor, first: int, end: int) -> tuple[torch.Tensor, Callable[[], None]]:
+        own = torch.empty_like(hidden[:, first:end])
+        return own, self._ways().before.coming(own)
+
+
+def hidden_of(made: Any) -> torch.Tensor:
+    """What a layer returned: its hidden states, or those and more."""
+    found = made[0] if isinstance(made, tuple) else made
+    assert isinstance(found, torch.Tensor)
+    return found

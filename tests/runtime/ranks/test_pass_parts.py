@@ -1,0 +1,71 @@
+"""Passes in parts: rows are cut and nothing is lost, and a layer's weights come once a pass, whatever is computed with them in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.runtime.asked.sampling_keys import Sampling
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.kv.batch.row_parts import own_forward
+from penstock.runtime.model.rows import Row, RowKind, Step
+from penstock.runtime.ranks.dealt_layer import DealtLayer
+from penstock.runtime.ranks.pass_parts import PassParts
+from penstock.runtime.store.decoder import decoder_layers
+from tests.runtime.fakes import LockingCopier
+from tests.runtime.sessions import opened
+from tests.support import decisions, plan_for
+
+ROWS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=5)
+
+
+@given(ROWS, st.integers(1, 40))
+def test_the_parts_of_a_pass_are_its_rows_in_their_order(rows: list[tuple[int, int, int]], tokens: int) -> None:
+    whole = Step(
+        tuple(
+            Row(number, tuple(range(count)), start, (number,), RowKind.prompt, min(count, wanted))
+            for number, (count, start, wanted) in enumerate(rows)
+        )
+    )
+    parts = whole.parts(tokens)
+    assert [part.tokens for part in parts[:-1]] == [tokens] * (len(parts) - 1) and 1 <= parts[-1].tokens <= tokens
+    assert sum(part.wanted for part in parts) == whole.wanted
+    for row in whole.rows:
+        own = [cut for part in parts for cut in part.rows if cut.sequence == row.sequence]
+        assert [token for cut in own for token in cut.tokens] == list(row.tokens)
+        assert [cut.start for cut in own] == [row.start, *(cut.end for cut in own[:-1])] and own[-1].end == row.end
+
+
+def run(checkpoint: Path, chunk: int, parts: int) -> tuple[Generation, int]:
+    """On a card that is played, all layers streamed, and the units that were copied."""
+    plan, batch = plan_for(checkpoint, decisions(gpu=True, resident=(0, 0, 0)), gpu=True), Batch([range(5, 45)], 3, chunk)
+    with opened(plan, checkpoint, LockingCopier()) as session:
+        engine = session.engine
+        cut = PassParts(parts, engine.stepper.attention, engine.kv, engine._binder, engine.stepper.put)
+        for layer in decoder_layers(engine.model):
+            layer.forward = DealtLayer(own_forward(layer), lambda: None, lambda: cut, receives=False, sends=False)
+        before = engine.stepper._begin_pass
+
+        def begin_pass(step: Step) -> None:
+            before(step)
+            cut.begin_pass(step)
+
+        engine.stepper._begin_pass = begin_pass
+        sampler = Sampler(Sampling(), session.device)
+        session.load(batch, samplers=[sampler])
+        made = session.generate(batch, sampler, keep_logits=True)
+        return made, engine.card.ring.turns.entered
+
+
+@pytest.mark.parametrize("parts", [7, 20])
+def test_a_unit_that_streams_serves_all_parts_before_it_is_left(checkpoint: Path, parts: int) -> None:
+    want, often = run(checkpoint, parts, 0)
+    got, once = run(checkpoint, 1 << 20, parts)
+    assert got.tokens == want.tokens and torch.equal(got.logits[0], want.logits[-3])
+    passes = -(-40 // parts)
+    assert once * (passes + 2) == often * 3, "one pass in parts, or so many passes, and two steps"
