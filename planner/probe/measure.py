@@ -41,7 +41,16 @@ from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu, host_register
 from penstock.planner.probe.layer_launch import measure_launch
 from penstock.planner.probe.machine_load import Load, Watch
-from penstock.planner.probe.runtime_rates import DECODERS, LINKS, PRODUCTS, measure_decoders, measure_links, measure_products
+from penstock.planner.probe.runtime_rates import (
+    DECODERS,
+    HOPS,
+    LINKS,
+    PRODUCTS,
+    measure_decoders,
+    measure_hops,
+    measure_links,
+    measure_products,
+)
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SLICE_S, STEADY, Buffers, fill_scratch, read_long, read_sampler
 
@@ -148,6 +157,9 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
     meter.say("launching a decoder layer")
     found.attempt(("layer_launch_s",), lambda: _with_torch(lambda: measure_launch(device, shares.cpu_s / 3, synchronize)))
     if gpu is None:
+        if shares.links_s and found.number("cpu.cores") > 1:
+            meter.say("hops between two processes")
+            found.attempt(HOPS, lambda: measure_hops(shares.links_s))
         return
     meter.say("GPU: link and compute")
     found.attempt(("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps"), lambda: gpu.compute(shares.gpu_s))
@@ -292,8 +304,8 @@ def _host(found: Findings) -> HostConfig | None:
 
 
 def _links(found: Findings) -> LinksConfig | None:
-    """None where those of several GPUs were not measured."""
-    if not found.rows("links.together_gbps"):
+    """None where neither those of several GPUs were measured, nor what goes between processes without any."""
+    if not found.number("links.hop_s"):
         return None
     return LinksConfig(found.rows("links.together_gbps"), found.number("links.hop_s"), found.number("links.p2p_gbps"))
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.origins import unmeasured
-from penstock.planner.contract.config.config_schema import HardwareConfig
+from penstock.planner.contract.config.config_schema import HardwareConfig, LinksConfig
 
 
 def profile_table(config: HardwareConfig) -> Table:
@@ -43,7 +43,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("layer_launch_s", show_seconds(config.layer_launch_s)),
     ]
     if gpu is None:
-        return rows
+        return rows + _hops(config.links)
     if (host := config.host) is not None:
         products = "\n".join(_products(name, rates) for name, rates in host.products.items())
         rows += [("host.threads", str(host.threads)), ("host.products", products)]
@@ -53,8 +53,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         rows += [("devices", ", ".join(map(str, config.devices)))]
     if (links := config.links) is not None:
         at_once = "\n".join(f"{count:g} GPUs {gbps:.1f} GB/s" for count, gbps in links.together_gbps)
-        rows += [("links.together_gbps", at_once), ("links.hop_s", show_seconds(links.hop_s))]
-        rows += [("links.p2p_gbps", f"{links.p2p_gbps:.1f} GB/s")]
+        rows += [("links.together_gbps", at_once), *_hops(links)]
     return rows + [
         ("gpu.name", gpu.name),
         ("vram_bytes", show_bytes(config.vram_bytes)),
@@ -68,6 +67,13 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("gpu.h2d_with_d2h_gbps", f"{gpu.h2d_with_d2h_gbps:.1f} GB/s"),
         ("gpu.copy_s", show_seconds(gpu.copy_s)),
     ]
+
+
+def _hops(links: LinksConfig | None) -> list[tuple[str, str]]:
+    """Between ranks, as far as they were measured."""
+    if links is None or links.hop_s is None:
+        return []
+    return [("links.hop_s", show_seconds(links.hop_s)), ("links.p2p_gbps", f"{links.p2p_gbps or 0.0:.1f} GB/s")]
 
 
 def _binary(nbytes: float) -> str:

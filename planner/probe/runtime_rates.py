@@ -13,7 +13,8 @@ from penstock.planner.probe.findings import CannotMeasure, Figure
 
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
 PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps")
-LINKS = ("links.together_gbps", "links.hop_s", "links.p2p_gbps")
+HOPS = ("links.hop_s", "links.p2p_gbps")
+LINKS = ("links.together_gbps", *HOPS)
 DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S = 40.0, 25.0, 45.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format, or all GPUs in turn."""
 
@@ -60,6 +61,15 @@ def measure_links(seconds: float, gpus: Sequence[int], peak_gbps: float, own: in
     least = min(free for gpu, free in zip(gpus, told["free_bytes"], strict=True) if gpu != own) + context_bytes
     if least < vram_bytes:
         yield Figure("vram_bytes", least, f"the least of {len(gpus)} GPUs: free beside the context")
+
+
+def measure_hops(seconds: float) -> Iterator[Figure]:
+    """What goes from one process to the next where there are no GPUs."""
+    told = _told(
+        "rank_times", ["devices=cpu,cpu", f"seconds={seconds}"], "hops between processes", LINKS_PATIENCE_S, "penstock.runtime.timed"
+    )
+    yield Figure("links.hop_s", told["hop_s"], "gloo send and receive of 16 KiB, half of there and back, both processes copying, median")
+    yield Figure("links.p2p_gbps", told["p2p_gbps"], "the same of 64 MiB, nothing copied")
 
 
 def _told(tool: str, words: list[str], what: str, patience_s: float, room: str = "penstock.runtime.tools") -> Any:

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping
+from penstock.planner.contract.given.links import GLOO, Links
 from penstock.planner.probe import measure as probing
 from penstock.planner.probe.clocked import FULL, QUICK
 from penstock.planner.probe.findings import Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu
 from penstock.planner.probe.profile_table import _figures
+from penstock.planner.probe.runtime_rates import HOPS, measure_hops
 from penstock.runtime.timed.rank_times import measure
 from tests.planner.test_presets import hardware
 from tests.planner.test_probe_products import answering
@@ -116,3 +118,19 @@ def test_all_ranks_measure_in_turn_and_at_once():
     sent, received = ([hop for hop in ranks[0].hops if (hop[1] is None) == comes] for comes in (False, True))
     assert len(sent) == len(received) + 2 and {to for _, to, _ in sent} == {1} and not ranks[2].hops
     assert all(busy == (nbytes == 16384) for nbytes, _, busy in ranks[0].hops)
+
+
+def test_processes_without_cards_hop_by_gloo_and_a_probe_times_it(monkeypatch):
+    told = {"alone": [5.0, 5.0], "together": [[2, 8.0]], "hop_s": 1.5e-4, "p2p_gbps": 1.25, "free_bytes": [0, 0]}
+    asked = answering(monkeypatch, told)
+    found = Findings("2026-11-23")
+    found.attempt(HOPS, lambda: measure_hops(0.5))
+    assert asked[0][2:] == ["penstock.runtime.timed.rank_times", "devices=cpu,cpu", "seconds=0.5"]
+    cfg = hardware("laptop")
+    cfg.gpu, cfg.links, cfg.vram_bytes = None, None, 0
+    assert hardware_from(cfg).links == GLOO and "links" not in hardware_mapping(hardware_from(cfg))
+    cfg.links = probing._links(found)
+    made = hardware_from(cfg).links
+    assert (made.hop_s, made.p2p_gbps) == (1.5e-4, 1.25)
+    assert dict(_figures(cfg))["links.p2p_gbps"] == "1.2 GB/s"
+    assert hardware_from(hardware("laptop")).links == Links()

@@ -129,11 +129,11 @@ class HostConfig:
 class LinksConfig:
     together_gbps: list[list[Any]] = field(default_factory=list)
     """Page-locked host to device of several GPUs at once: rows of [GPUs, GB/s of all together]; empty: each as fast as alone."""
-    hop_s: Annotated[float, SECONDS] = 7e-5
-    """Seconds in which the hidden state of a token goes from one rank to the next, while all links are busy. The default is NCCL's send and
-    receive of 16 KB between two H100s."""
-    p2p_gbps: Annotated[float, RATE_IF_MEASURED] = 0.0
-    """Rate between ranks of the hidden states of a prompt; 0: not measured, and not waited for."""
+    hop_s: Annotated[float | None, SECONDS] = None
+    """Seconds in which the hidden state of a token goes from one rank to the next, while all links are busy. null: 70 microseconds, NCCL's
+    send and receive of 16 KB between two H100s; without a GPU 420, gloo's between two processes of a busy host."""
+    p2p_gbps: Annotated[float | None, RATE_IF_MEASURED] = None
+    """Rate between ranks of the hidden states of a prompt; 0: not measured, and not waited for. null: 0; without a GPU 0.2, gloo's."""
 
 
 @dataclass

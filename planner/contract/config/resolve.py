@@ -24,7 +24,7 @@ from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.host_rates import HostRates
-from penstock.planner.contract.given.links import Links
+from penstock.planner.contract.given.links import GLOO, Links
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
@@ -75,7 +75,7 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         cpu_products=_by_format("hardware.cpu.products", cfg.cpu.products),
         host=_host(cfg.host) if cfg.host is not None and gpu is not None else None,
         devices=_devices(cfg.devices) if gpu is not None else (),
-        links=Links() if cfg.links is None else _links(cfg.links),
+        links=_links(cfg.links, gpu is not None),
         hosts=cfg.hosts,
         network=Network(cfg.network.gbps, cfg.network.hop_s) if cfg.network.gbps else None,
     )
@@ -90,9 +90,12 @@ def _devices(devices: list[int] | None) -> tuple[int, ...]:
     return tuple(devices)
 
 
-def _links(cfg: LinksConfig) -> Links:
+def _links(cfg: LinksConfig | None, cards: bool) -> Links:
+    own = Links() if cards else GLOO
+    if cfg is None:
+        return own
     together = _curve("hardware.links.together_gbps", cfg.together_gbps, "[GPUs, GB/s]") if cfg.together_gbps else None
-    return Links(together, cfg.hop_s, cfg.p2p_gbps)
+    return Links(together, own.hop_s if cfg.hop_s is None else cfg.hop_s, own.p2p_gbps if cfg.p2p_gbps is None else cfg.p2p_gbps)
 
 
 def _links_mapping(links: Links) -> dict[str, Any]:
@@ -137,7 +140,7 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
         | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates},
         **({} if profile.host is None else {"host": _host_mapping(profile.host)}),
         **({"devices": list(profile.devices)} if profile.devices else {}),
-        **({} if profile.links == Links() else {"links": _links_mapping(profile.links)}),
+        **({} if profile.links == _links(None, gpu is not None) else {"links": _links_mapping(profile.links)}),
         **({} if profile.hosts == 1 else {"hosts": profile.hosts}),
         **({} if profile.network is None else {"network": {"gbps": profile.network.gbps, "hop_s": profile.network.hop_s}}),
         "layer_launch_s": profile.layer_launch_s,

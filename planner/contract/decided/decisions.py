@@ -255,7 +255,7 @@ class Decisions:
     """Prompt tokens of a sequence in one pass over the weights."""
     speculation: Speculation = Speculation()
     prefill_part_tokens: Annotated[
-        int, Decision(lambda s: s.part_tokens, "force.prefill_part_tokens", "  parts", "of {} tokens go from rank to rank")
+        int, Decision(lambda s: s.part_tokens, "force.prefill_part_tokens", "parts", "of {} tokens of a prompt go from rank to rank")
     ] = 0
     """Of several ranks: tokens of a prompt's pass, of all its sequences, that go through a layer together. The next rank begins with them
     while this one computes the next part. 0: all of them."""

@@ -49,8 +49,8 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
 
         P = max(C, N * (C / m + h))
 
-    seconds: a rank begins its next layer when it is through with one, and the first part has gone round. With r the rank of the last layer,
-    a pass takes
+    seconds: a rank begins its next layer when it is through with one, and the first part has gone round. Nor is P less than all parts' time
+    on the slowest way between two ranks. With r the rank of the last layer, a pass takes
 
         (J - 1) * P + r * (C / m + h) + C + 2 hops, and the LM head
 
@@ -68,7 +68,8 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     layer_s = (device_s / passed.passes - head_s) / own
     between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts)
     part_s = layer_s / passed.parts + between_s
-    period_s = max(layer_s, count * part_s)
+    wide_s = (hardware.network or hardware.links).hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
+    period_s = max(layer_s, count * part_s, wide_s)
     pass_s = rounds * period_s + last * part_s + layer_s + BEHIND_LAYERS * behind_s + head_s
     return max(alone_s, passed.passes * pass_s)
 
