@@ -191,7 +191,7 @@ def test_a_host_more_brings_its_drive_and_its_memory(tmp_path):
     assert alone.bottleneck_decode == plan.prediction.bottleneck_decode == "ssd"
     assert alone.decode_s_per_token / plan.prediction.decode_s_per_token > 1.8
     slow = replace(both, hardware=replace(both.hardware, network=Network(1.25, 1.0)))
-    assert answer_dealt(slow).prediction.decode_s_per_token > 26
+    assert 25 < answer_dealt(slow).prediction.decode_s_per_token < 25.1, "23 hops between layers, two behind them"
     assert {share_of_rank(one, 1, 0).dram_bytes} == {plan.of_rank(rank).hardware.dram_bytes for rank in range(2)}
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan

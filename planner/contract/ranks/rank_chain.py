@@ -68,7 +68,8 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     layer_s = (device_s / passed.passes - head_s) / own
     between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts)
     part_s = layer_s / passed.parts + between_s
-    wide_s = (hardware.network or hardware.links).hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
+    slowest = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
+    wide_s = slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
     period_s = max(layer_s, count * part_s, wide_s)
     pass_s = rounds * period_s + last * part_s + layer_s + BEHIND_LAYERS * behind_s + head_s
     return max(alone_s, passed.passes * pass_s)
