@@ -51,8 +51,10 @@ class ReplanConfig(Closing):
 
     plan: str = MISSING
     """The plan file whose problem is solved again."""
-    context_tokens: Annotated[int, TOKENS] = MISSING
-    """Tokens that each sequence is to have room for, prompt and reply together."""
+    context_tokens: Annotated[int | None, TOKENS] = None
+    """Tokens that each sequence is to have room for, prompt and reply together; null: as the plan has it."""
+    devices: list[int] | None = None
+    """Numbers of the GPUs that are to be used, of each host, with a rank each at most; null: the plan's."""
     out: str = "plan.yaml"
     """The plan file to write; one that is there is moved aside."""
 

@@ -114,7 +114,7 @@ class RunConfig(SamplingKeys, Closing):
     clip: Clip | None = None
     """`tail` drops the head of a prompt that is longer than the plan's context; null refuses it."""
     replan: bool = False
-    """Solve the plan's problem again for a longer context where a prompt needs it."""
+    """Solve the plan's problem again: for a longer context where a prompt needs it, for the GPUs that are here where it is for more."""
     prompt_tokens: int | None = None
     """Length of random prompts when no text is given; null takes the plan's."""
     batch: int | None = None

@@ -13,6 +13,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import import_torch, uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
+from penstock.runtime.company.cards_here import check_cards
 from penstock.runtime.company.company import Company
 from penstock.runtime.company.starting import start
 from penstock.runtime.memory.arena import Arena, PageLock
@@ -50,13 +51,14 @@ class Groundwork:
     @classmethod
     def of(cls, plan: Plan, beside_bytes: int = 0, company: Company | None = None) -> Groundwork:
         """For ``plan``, with ``beside_bytes`` of DRAM on top of what it has: the part of rank 0, or of the rank that has joined
-        ``company``. UserError for a plan of several hosts that no launcher started."""
+        ``company``. UserError for a plan of several hosts that no launcher started, or of cards that are not here."""
         hosts, count = plan.hardware.hosts, plan.ranks.count
         if hosts > 1 and company is None:
             raise UserError(
                 f"the plan is for {hosts} hosts of {count // hosts} ranks each: start `torchrun --nnodes={hosts} --nproc-per-node="
                 f"{count // hosts} ... -m penstock.runtime run plan=` on each (docs/ranks.md), or solve again with hardware.hosts=1"
             )
+        check_cards(plan, company is not None)
         own = plan.of_rank(0 if company is None else company.rank)
         nbytes = arena_bytes(own.hardware, own.model, own.decisions) + beside_bytes
         return cls(Budget.of(own), nbytes, plan.ranks.count, company, plan.hardware.devices)

@@ -12,6 +12,8 @@ from penstock.runtime.asked.order import capacity_tokens, check_fit, read_prompt
 from penstock.runtime.asked.prompts import ids_of, read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.asked.schedule import context_tokens
+from penstock.runtime.company.cards_here import cards_missing
+from penstock.runtime.company.company import seat_of_environment
 from penstock.runtime.tools.solving import planner
 
 _ANY = 2**40
@@ -19,15 +21,17 @@ _ANY = 2**40
 
 
 def replanned(cfg: RunConfig) -> Plan:
-    """The plan that ``cfg`` names, or the same problem solved again where its prompts and replies need a longer context. Imports
-    transformers to read the prompts. UserError where no plan fits."""
+    """The plan that ``cfg`` names, or the same problem solved again where its prompts and replies need a longer context, or where it is for
+    cards that are not here. Imports transformers to read the prompts. UserError where no plan fits."""
     plan, checkpoint = check_fit(cfg, read_plan(Path(cfg.plan).expanduser()))
-    need = _needed_tokens(cfg, plan, checkpoint)
-    if need <= capacity_tokens(plan):
+    need, missing = _needed_tokens(cfg, plan, checkpoint), cards_missing(plan, seat_of_environment() is not None)
+    changed = [f"context_tokens={need}"] if need > capacity_tokens(plan) else []
+    changed += [] if missing is None else [f"devices=[{','.join(map(str, range(missing[1])))}]"]
+    if not changed:
         return plan
     with tempfile.TemporaryDirectory(prefix="penstock-replan-") as scratch:
         out = Path(scratch, "plan.yaml")
-        planner("replan", f"plan={cfg.plan}", f"context_tokens={need}", f"out={out}")
+        planner("replan", f"plan={cfg.plan}", *changed, f"out={out}")
         return read_plan(out)
 
 

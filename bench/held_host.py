@@ -1,0 +1,91 @@
+"""`penstock.runtime` as one of several hosts that are played on one machine: its reads and its sends are held back, its cores are some of
+the machine's, it has a name of its own.
+
+    HELD_READ_GBPS=0.5 HELD_SEND_GBPS=1.25 HELD_SEND_S=5e-5 HELD_CORES=0,1 HELD_NAME=left python bench/held_host.py run plan=plan.yaml
+
+What is not set is not held. A rank is held to its part of its host's rates, as LOCAL_WORLD_SIZE has it.
+
+    reads: a token bucket without a burst, over all that the readers get by os.preadv, from the drive or from the page cache
+    sends: each of torch.distributed's isend begins later, by bytes / rate + latency, one after the other; hidden states, words and logits
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+_SPINS_S = 2e-4
+"""A sleep is late by about as much."""
+
+
+class Bucket:
+    """Nothing through it is ahead of ``gbps``, and each piece takes ``latency_s`` beside."""
+
+    def __init__(self, gbps: float, latency_s: float = 0.0):
+        self._gbps, self._latency_s = gbps, latency_s
+        self._lock = threading.Lock()
+        self._free = 0.0
+
+    def wait(self, nbytes: int) -> None:
+        """Return when ``nbytes`` are through."""
+        with self._lock:
+            self._free = max(self._free, time.perf_counter()) + nbytes / self._gbps / 1e9
+            until = self._free + self._latency_s
+        while (left := until - time.perf_counter()) > 0:
+            if left > _SPINS_S:
+                time.sleep(left - _SPINS_S)
+
+
+def hold_reads(bucket: Bucket) -> None:
+    """Before any of the runtime is imported: its readers take ``os.preadv`` then."""
+    read = os.preadv
+
+    def held(fd: int, buffers: Sequence[Any], offset: int, *flags: int) -> int:
+        got = read(fd, buffers, offset, *flags)
+        bucket.wait(got)
+        return got
+
+    os.preadv = held  # type: ignore[assignment]
+
+
+def hold_sends(bucket: Bucket) -> None:
+    """Everything that this process sends over torch.distributed."""
+    import torch.distributed as dist
+
+    send: Callable[..., Any] = dist.isend
+
+    def held(tensor: Any, *where: Any, **how: Any) -> Any:
+        bucket.wait(tensor.nbytes)
+        return send(tensor, *where, **how)
+
+    dist.isend = held  # type: ignore[assignment]
+
+
+def main() -> None:
+    """Hold, and be `runtime`."""
+    given, each = os.environ.get, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if cores := given("HELD_CORES"):
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    if name := given("HELD_NAME"):
+        socket.gethostname = lambda: name  # type: ignore[assignment]
+    if gbps := given("HELD_READ_GBPS"):
+        hold_reads(Bucket(float(gbps) / each))
+    if gbps := given("HELD_SEND_GBPS"):
+        hold_sends(Bucket(float(gbps) / each, float(given("HELD_SEND_S", "0"))))
+    from penstock.runtime.cli import main as runtime
+
+    sys.argv[0] = "runtime"
+    runtime()
+
+
+if __name__ == "__main__":
+    main()
