@@ -16,7 +16,7 @@ from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve import hardware_from
-from penstock.planner.contract.decided.recording import can_record
+from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.network import Network
@@ -123,7 +123,7 @@ def _for_the_cpu(question: Question) -> Iterator[Offer]:
     """What lets a CPU compute more beside the card, where it may: DRAM of twice the rate, of which its products have their share, and
     twice the cores, whose products are no faster than the bus."""
     hardware, model = question.hardware, question.model
-    if hardware.host is None or not host_rows_timed(hardware, model) or not can_record(hardware, model):
+    if hardware.host is None or not host_rows_timed(hardware, model) or not (can_record(hardware, model) and records_whole(model)):
         return
     products, bus = hardware.host.peak_gbps, hardware.dram_bus_gbps
     if bus:

@@ -15,7 +15,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped
+from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, pieces_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
@@ -92,12 +92,13 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     while first < until:
         last = min(until, (first // page + 1) * page)
         context = (first + last) / 2 / each
-        seconds = device_s = recorded_s(plan.hardware, stay, context, rows)
+        seconds = recorded_s(plan.hardware, stay, context, rows)
+        device_s = seconds - pieces_issue_s(plan.hardware, stay, rows) if recorded else 0.0
         if not recorded:
             seconds, device_s = (step_compute_s(h, stay, context, rows) for h in machines)
         before_s = (lookup_s(model, rows, 1) if far else 0.0) + drafts.before_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
-        dealt = stepping.cut(max(0.0, device_s - spared_s), seconds - device_s, context, rows, attended)
+        dealt = stepping.cut(max(0.0, device_s - spared_s), seconds - device_s, context, rows, attended, recorded)
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
         passed = Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), kv_read, each, idle[False])
         found += [Passes(count, passed)] if count else []
@@ -136,19 +137,27 @@ class _Shares:
         self._head_rows = batch
 
     def cut(
-        self, device_s: float, issued_s: float, context: float, tokens: int, attended: frozenset[int] = frozenset()
+        self,
+        device_s: float,
+        issued_s: float,
+        context: float,
+        tokens: int,
+        attended: frozenset[int] = frozenset(),
+        recorded: bool = False,
     ) -> tuple[tuple[int, ...], int, float]:
         """Nanoseconds of each unit, of one routed expert, and of a token routed to it. The pass has ``tokens`` tokens over all sequences.
-        Each of them attends to ``context`` others on average, in layers ``attended`` elsewhere."""
+        Each of them attends to ``context`` others on average, in layers ``attended`` elsewhere. What is ``recorded`` is launched with the
+        next layer's experts."""
         experts = self._plan.model.experts
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
         work, work_each, work_row = self._work(context, tokens, routed, touched, attended)
-        issue, issue_each = [self._operations(unit, tokens) for unit in self._units], 0
+        issue, issue_each = [self._operations(unit, tokens, recorded) for unit in self._units], 0
         if experts:
             issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None, self._grouped(tokens))
         rows = tokens * experts.top_k if experts else 0
         by_work = device_s / (sum(work) + routed * (touched * work_each + rows * work_row))
-        by_issue = issued_s / (sum(issue) + routed * touched * issue_each)
+        issues = sum(issue) + routed * touched * issue_each
+        by_issue = issued_s / issues if issues else 0.0
         units = tuple(ns(by_work * w + by_issue * i) for w, i in zip(work, issue, strict=True))
         return units, ns(by_work * work_each + by_issue * issue_each), by_work * work_row * NS
 
@@ -174,9 +183,12 @@ class _Shares:
             return read, expert_bytes, 0.0
         return flops, 0.0, row_flops
 
-    def _operations(self, unit: Unit, tokens: int) -> float:
+    def _operations(self, unit: Unit, tokens: int, recorded: bool) -> float:
         if unit.kind == "head":
             return 0.0
+        if recorded:
+            routed = self._plan.model.experts is not None and unit.kind == "ffn" and unit.layer in self._plan.model.experts.layers
+            return OPERATIONS.piece_routing(tokens, self._grouped(tokens)) if routed else 0.0
         marks = OPERATIONS.marks / 2 if self._plan.hardware.gpu else 0.0
         if unit.kind == "attn":
             return OPERATIONS.attention + marks

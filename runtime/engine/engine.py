@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.engine.recorded_side import FedStepper, RecordedSide
-from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
+from penstock.runtime.engine.rehearsal import longest_step, meet_loose_rows, rehearse
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
 from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.experts.expert_forward import HandedExperts
 from penstock.runtime.experts.streamed_experts import Experts
 from penstock.runtime.kv.attention.page_tables import PagedKernel
 from penstock.runtime.kv.batch.kv_pool import KvPool
@@ -36,6 +38,9 @@ from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
 from penstock.runtime.ranks.rank import Rank
+from penstock.runtime.recorded.card_pieces import CardPieces
+from penstock.runtime.recorded.piece_steps import PieceSteps
+from penstock.runtime.store.decoder import decoder_layers
 
 
 class Engine:
@@ -92,7 +97,7 @@ class Engine:
             if rank is not None:
                 rank.take_parts(self.stepper.paged, self.kv, self._binder, inputs.put)
             self._records = kernel is not None and self._may_record()
-            self._graphs: RecordedSide | None = None
+            self._graphs: RecordedSide | PieceSteps | None = None
             self._recorded = 0, 0
         except BaseException:
             self.close()
@@ -215,12 +220,25 @@ class Engine:
             self.card.ring.start()
         if self.experts is not None:
             self.experts.start()
-            self.experts.stream()
         if self._records and self.card is not None and self.copier is not None:
-            fed = FedStepper(self.stepper, self.model, self._rehearsal, self._fed_by)
-            self._graphs = RecordedSide(fed, self.host, self.card, self.copier, *self._recorded)
+            self._graphs = self._recording(self.card, self.copier)
             self._stack.callback(self._graphs.stop)
             self.stepper.graphs = self._graphs.record()
+        if self.experts is not None:
+            self.experts.stream()
+
+    def _recording(self, card: CardSide, copier: CopyDevice) -> RecordedSide | PieceSteps:
+        """What records decode steps, experts being rehearsed."""
+        if self.experts is None:
+            fed = FedStepper(self.stepper, self.model, self._rehearsal, self._fed_by)
+            return RecordedSide(fed, self.host, card, copier, *self._recorded)
+
+        def longest(use: Callable[[Step], None]) -> None:
+            with self._fed_by(self._rehearsal):
+                longest_step(self.stepper, *self._recorded, use)
+
+        routed, open_pieces = HandedExperts(decoder_layers(self.model)), partial(CardPieces, self.device)
+        return PieceSteps(self.stepper, open_pieces, routed, self.host.blocks, lambda: self._binder.stream, self._begin_pass, longest)
 
     def _may_record(self) -> bool:
         options = self.host.options

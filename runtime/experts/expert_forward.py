@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,6 +32,8 @@ _RUNNER = "penstock_experts"
 LEAST_STEP = 64
 """Rows by which the heights of products differ at least: up to there they take as long as reading the weights."""
 
+Runner = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
 Arrived = tuple[int, Mapping[str, torch.Tensor]]
 """An expert and its parameters, without the leading dimension, where the model computes."""
 
@@ -205,6 +208,25 @@ class ExpertsInTurn:
             module.config._experts_implementation = NAME
         for block in filter(is_routed_by_inputs, layers.modules()):
             block.forward = RoutedInputs(block)
+
+
+class HandedExperts:
+    """The MoE layers of a converted model, which somebody else may compute for a while."""
+
+    def __init__(self, layers: nn.ModuleList):
+        self._modules = dict(layers_with_experts(layers))
+
+    @contextmanager
+    def handed_over(self, to: Callable[[int, LayerExperts], Runner]) -> Iterator[None]:
+        """Inside, each layer computes by what ``to`` gives for its number and its own experts."""
+        own = {layer: getattr(module, _RUNNER) for layer, module in self._modules.items()}
+        try:
+            for layer, module in self._modules.items():
+                setattr(module, _RUNNER, to(layer, own[layer]))
+            yield
+        finally:
+            for layer, module in self._modules.items():
+                setattr(module, _RUNNER, own[layer])
 
 
 class RoutedInputs:

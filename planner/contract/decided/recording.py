@@ -12,8 +12,6 @@ def never_recorded(model: ModelSpec) -> str | None:
     """Why no step of ``model`` is recorded, wherever its weights lie; None where one can be."""
     if model.dealt is not None:
         return "hidden states go from rank to rank"
-    if model.experts is not None:
-        return "the host reads what routers chose"
     if model.state_bytes:
         return "some layers keep a state beside K and V"
     if model.model_type in OWN_ATTENTION:
@@ -21,11 +19,17 @@ def never_recorded(model: ModelSpec) -> str | None:
     return None
 
 
+def records_whole(model: ModelSpec) -> bool:
+    """Whether a step of ``model`` that is recorded is one launch. Where routers choose experts, which the host has to bring, it is a launch
+    a layer: what lies between one layer's experts and the next layer's."""
+    return model.experts is None
+
+
 def launched_because(placement: Placement, kv_outside: int) -> str | None:
     """Why decode steps by ``placement`` are launched kernel after kernel; None where a machine with Triton's attention records them.
 
-    ``kv_outside``: layers, or pages, of running sequences' KV outside VRAM. Units that stream from DRAM are recorded with the kernels; what
-    comes from the drive waits for the host.
+    ``kv_outside``: layers, or pages, of running sequences' KV outside VRAM. Units that stream from DRAM are recorded with the kernels,
+    unless experts stream beside them; what comes from the drive waits for the host.
     """
     if not placement.gpu:
         return "the model computes on the CPU"
@@ -33,11 +37,13 @@ def launched_because(placement: Placement, kv_outside: int) -> str | None:
         return why
     if placement.ssd_layers:
         return f"{len(placement.ssd_layers)} layers come from the SSD in every pass"
+    if placement.streamed_units and not records_whole(placement.model):
+        return f"{len(placement.streamed_units)} units stream between routed experts"
     return "KV of running sequences lies outside VRAM" if kv_outside else None
 
 
 def can_record(hardware: HardwareProfile, model: ModelSpec) -> bool:
-    """Whether ``hardware`` records steps of ``model`` where its weights and its KV lie right."""
+    """Whether ``hardware`` records steps of ``model``, as a whole or in pieces, where its weights and its KV lie right."""
     return hardware.gpu is not None and bool(hardware.gpu.layer_kernels_s) and never_recorded(model) is None
 
 

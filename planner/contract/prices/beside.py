@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts, ResidentForms
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import can_record, launched_because
+from penstock.planner.contract.decided.recording import can_record, launched_because, records_whole
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.experts.host_split import HostSplit
@@ -51,7 +51,7 @@ def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisi
         return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
     if not host_rows_timed(hardware, model):
         return "the CPU has no product with these FFNs"
-    if not can_record(hardware, model):
+    if not (can_record(hardware, model) and records_whole(model)):
         return "steps of this model cannot be recorded"
     return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
 

@@ -42,6 +42,9 @@ class Operations:
     mlp_products: int = 3
     expert_marks: int = 1
     """An event recorded behind an expert. One that has just come is waited for, once."""
+    piece: int = 8
+    """Of an MoE layer whose kernels up to its experts are recorded: their launch, the choice read back, outputs weighted, summed and put
+    where the next launch reads them."""
     together: int = 4
     """Of all of one token's experts whose matrices a card multiplies by in one launch: two products, the gate, an event."""
 
@@ -52,6 +55,14 @@ class Operations:
         """A layer with ``experts`` in a pass over ``tokens`` tokens; ``grouped``: see :func:`are_grouped`."""
         each = touched_experts(experts, tokens) * self.each(tokens, gpu, grouped)
         return self.attention + self.marks * gpu + self.routing(tokens, grouped) + each
+
+    def in_pieces(self, experts: Experts, tokens: int, grouped: bool) -> float:
+        """The same of a decode step that is recorded up to the layer's experts."""
+        return self.piece_routing(tokens, grouped) + touched_experts(experts, tokens) * self.each(tokens, True, grouped)
+
+    def piece_routing(self, tokens: int, grouped: bool) -> int:
+        """Of that without what each expert takes."""
+        return self.piece + self.sorted * (tokens > 1) + self.together * grouped
 
     def routing(self, tokens: int, grouped: bool = False) -> int:
         """Of an MoE layer's FFN without what each expert takes."""
@@ -83,6 +94,14 @@ def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int 
         )
     coded_s = sum(layers * coded_issue_s(hardware, unit) for unit, layers in model.coded.items())
     return operations / dense * hardware.layer_launch_s + coded_s
+
+
+def pieces_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Host seconds to launch all of a decode step that is recorded up to each layer's experts; 0 where it is recorded as a whole."""
+    if model.experts is None:
+        return 0.0
+    each = OPERATIONS.in_pieces(model.experts, tokens, are_grouped(hardware, model, tokens))
+    return len(model.experts.layers) * each / OPERATIONS.dense(True) * hardware.layer_launch_s
 
 
 def coded_issue_s(hardware: HardwareProfile, unit: UnitSpec) -> float:

@@ -13,7 +13,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s
-from penstock.planner.contract.prices.launches import OPERATIONS, issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, issue_s, pieces_issue_s
 
 
 class Stage(StrEnum):
@@ -114,11 +114,12 @@ def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Work
 
 def recorded_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
     """Compute seconds of one decode step that the host launches at once, over ``context`` tokens a sequence; infinite where a machine
-    records none."""
+    records none. Where it is recorded up to each layer's experts, the host waits for routers and the card for the host: both add up."""
     gpu = hardware.gpu
     if gpu is None or not gpu.layer_kernels_s:
         return math.inf
-    return step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch) + model.layers * gpu.layer_kernels_s
+    device_s = step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch) + model.layers * gpu.layer_kernels_s
+    return device_s + pieces_issue_s(hardware, model, batch)
 
 
 def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:

@@ -14,7 +14,7 @@ import pulp
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, ring_classes
-from penstock.planner.contract.decided.recording import can_record
+from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, vram_items
@@ -253,10 +253,16 @@ class Formulation(LinearProgram):
         """1 where a decode step is launched kernel after kernel, by :func:`launched_because`."""
         if not can_record(self.problem.hardware, self.problem.model):
             return 1
-        if not self.problem.workload.kv_spill:
+        whole = records_whole(self.problem.model)
+        if whole and not self.problem.workload.kv_spill:
             return 1 - self.all_cached
         launched = self.integer("launched", 0, 1)
         self.add(launched >= 1 - self.all_cached)
+        if not whole:
+            outside = 2 * self.layers - self.attn - self.ffn + self.head_blocks - self.head
+            self.add(outside <= (2 * self.layers + self.head_blocks) * launched)
+        if not self.problem.workload.kv_spill:
+            return launched
         self.add(self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd] <= self.layers * launched)
         return launched
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.planner.contract.decided.recording import can_record
+from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import Beside, host_rows_timed
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
@@ -56,4 +56,4 @@ def most_host_units(problem: Problem) -> int:
     if sum(p.model.attn_bytes) + sum(p.model.ffn_bytes) > p.hardware.vram_bytes + p.hardware.dram_bytes:
         return 0
     rows = host_rows_timed(p.hardware, p.model) if p.force.host_rows is None else p.force.host_rows
-    return p.model.layers if p.batch <= rows and can_record(p.hardware, p.model) else 0
+    return p.model.layers if p.batch <= rows and records_whole(p.model) and can_record(p.hardware, p.model) else 0

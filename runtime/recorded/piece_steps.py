@@ -1,0 +1,177 @@
+"""Decode steps of models with routed experts: all between one layer's experts and the next layer's is recorded. The experts, which the host
+has to bring, are launched as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+
+from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.model.binding import WeightStream
+from penstock.runtime.model.rows import Step
+from penstock.runtime.recorded.tabled_rows import Tabled, TabledStepper
+
+Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""What a layer's experts compute: [tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
+WARMED = 2
+"""Passes before a capture: the first loads kernels and takes memory."""
+
+
+class Pieces(Protocol):
+    """As :class:`penstock.runtime.recorded.card_pieces.CardPieces`."""
+
+    def warming(self) -> AbstractContextManager[None]: ...
+    def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor: ...
+    def cut(self) -> None: ...
+    def launch(self, number: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class RoutedModel(Protocol):
+    """A model whose layers' experts can be computed by somebody else."""
+
+    def handed_over(self, to: Callable[[int, Routed], Routed]) -> AbstractContextManager[None]:
+        """Inside, each layer computes by what ``to`` gives for its number and its own experts."""
+
+
+class _Cut(NamedTuple):
+    """Where a piece ends: the tensors that it leaves for the layer's experts, and the one that the next piece reads."""
+
+    layer: int
+    experts: Routed
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    made: torch.Tensor
+
+
+class PieceSteps:
+    """Runs steps of as many decode rows as :meth:`record` has recorded. Attention goes by page tables.
+
+    A step is a launch a layer, and what its experts take. ``stream`` is whatever books units now, which are ``units`` in the pass's order,
+    none of which moves; ``begin`` tells all others of a pass. Costs the activations of one step in memory of its own.
+    """
+
+    def __init__(
+        self,
+        stepper: TabledStepper,
+        pieces: Callable[[], Pieces],
+        model: RoutedModel,
+        units: Sequence[Unit],
+        stream: Callable[[], WeightStream],
+        begin: Callable[[Step], None],
+        longest: Callable[[Callable[[Step], None]], None],
+    ):
+        """``longest`` has its argument see the longest step that will come."""
+        self._stepper, self._open, self._model, self._units = stepper, pieces, model, tuple(units)
+        self._stream, self._begin, self._longest = stream, begin, longest
+        self._tabled: Tabled | None = None
+        self._pieces: Pieces | None = None
+        self._cuts: list[_Cut] = []
+        self._logits = torch.empty(0)
+        self.refused: str | None = None
+        """Why steps are launched one kernel after the other; None where they are not."""
+        self.steps = 0
+        """That were launched in pieces."""
+
+    def record(self) -> PieceSteps:
+        """Record a step, over whatever lies in the buffers: experts are those of a rehearsal."""
+        self._longest(self._capture)
+        return self
+
+    record_still = record
+    """What is recorded moves nothing."""
+
+    def serves(self, step: Step) -> bool:
+        """Whether :meth:`run` can compute ``step``: as many rows as are recorded. Another in place of a missing one would visit experts."""
+        return self._tabled is not None and len(step.rows) == self._tabled.rows and self._tabled.serves(step)
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> torch.Tensor:
+        """Compute ``step``, which :meth:`serves` -> logits [rows, vocab] on the device."""
+        tabled, pieces = self._tabled, self._pieces
+        assert tabled is not None and pieces is not None
+        with uninterrupted():
+            tabled.fill(step, self._stepper.put)
+            self._begin(step)
+            stream, units = self._stream(), iter(self._units)
+            for number, cut in enumerate(self._cuts):
+                self._pass_by(stream, units, Unit("ffn", cut.layer), partial(pieces.launch, number))
+                cut.made.copy_(cut.experts(*cut.given))
+                stream.leave(Unit("ffn", cut.layer))
+            pieces.launch(len(self._cuts))
+            for unit in units:
+                stream.enter(unit)
+                stream.leave(unit)
+            stream.end_pass()
+        self.steps += 1
+        return self._logits.clone()
+
+    @staticmethod
+    def _pass_by(stream: WeightStream, units: Iterator[Unit], until: Unit, launch: Callable[[], None]) -> None:
+        """Enter and leave ``units`` before ``until``, and enter that one. ``launch`` comes in the last of those that are left."""
+        before = []
+        for unit in units:
+            if unit == until:
+                break
+            before.append(unit)
+        for unit in before:
+            stream.enter(unit)
+            if unit is before[-1]:
+                launch()
+            stream.leave(unit)
+        stream.enter(until)
+        if not before:
+            launch()
+
+    def make_way(self) -> None:
+        """A pass comes that is launched in another way: nothing is held."""
+
+    def settle(self) -> None:
+        """Nothing is booked later than others book it."""
+
+    def facts(self) -> dict[str, object]:
+        """For the report: rows of a recorded step, or why there is none, its pieces, and how many were launched."""
+        rows = 0 if self._tabled is None else self._tabled.rows
+        return {"rows": rows, "refused": self.refused, "steps": self.steps, "pieces": len(self._cuts) + 1}
+
+    def stop(self) -> None:
+        """The memory is given back."""
+        self._tabled, self._cuts, self._logits = None, [], torch.empty(0)
+        if self._pieces is not None:
+            self._pieces.close()
+            self._pieces = None
+
+    @torch.inference_mode()
+    def _capture(self, step: Step) -> None:
+        self.stop()
+        stepper, pieces = self._stepper, self._open()
+        tabled = Tabled.of(step, stepper.pool.page_tokens, stepper.device)
+        tabled.fill(step, stepper.put)
+
+        def compute() -> torch.Tensor:
+            return stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
+
+        try:
+            with pieces.warming():
+                for _ in range(WARMED):
+                    compute()
+            with self._model.handed_over(partial(self._cut_at, pieces)):
+                logits = pieces.record(compute)
+        except RuntimeError as error:
+            self.refused = str(error).strip().partition("\n")[0][:200]
+            self._cuts = []
+            return
+        self._tabled, self._pieces, self._logits = tabled, pieces, logits
+
+    def _cut_at(self, pieces: Pieces, layer: int, experts: Routed) -> Routed:
+        def ends(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            made = torch.empty_like(hidden)
+            self._cuts.append(_Cut(layer, experts, (hidden, index, weights), made))
+            pieces.cut()
+            return made
+
+        return ends
