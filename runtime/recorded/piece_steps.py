@@ -14,7 +14,7 @@ from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Step
-from penstock.runtime.recorded.tabled_rows import Tabled, TabledStepper
+from penstock.runtime.recorded.tabled_rows import TabledRows, TabledStepper
 
 Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """What a layer's experts compute: [tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
@@ -68,7 +68,7 @@ class PieceSteps:
         """``longest`` has its argument see the longest step that will come."""
         self._stepper, self._open, self._model, self._units = stepper, pieces, model, tuple(units)
         self._stream, self._begin, self._longest = stream, begin, longest
-        self._tabled: Tabled | None = None
+        self._tabled: TabledRows | None = None
         self._pieces: Pieces | None = None
         self._cuts: list[_Cut] = []
         self._logits = torch.empty(0)
@@ -86,8 +86,9 @@ class PieceSteps:
     """What is recorded moves nothing."""
 
     def serves(self, step: Step) -> bool:
-        """Whether :meth:`run` can compute ``step``: as many rows as are recorded. Another in place of a missing one would visit experts."""
-        return self._tabled is not None and len(step.rows) == self._tabled.rows and self._tabled.serves(step)
+        """Whether :meth:`run` can compute ``step``: as many rows and tokens as are recorded. Others in their place would visit experts."""
+        tabled = self._tabled
+        return tabled is not None and tabled.serves(step) and (len(step.rows), step.tokens) == (tabled.rows, tabled.rows * tabled.tokens)
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
@@ -149,8 +150,7 @@ class PieceSteps:
     def _capture(self, step: Step) -> None:
         self.stop()
         stepper, pieces = self._stepper, self._open()
-        tabled = Tabled.of(step, stepper.pool.page_tokens, stepper.device)
-        tabled.fill(step, stepper.put)
+        tabled = TabledRows.of(step, stepper)
 
         def compute() -> torch.Tensor:
             return stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)

@@ -1,7 +1,8 @@
-"""The numbers that recorded decode steps read: they lie on the device, and change from launch to launch."""
+"""The numbers that recorded steps read: they lie on the device, and change from launch to launch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,52 +21,64 @@ class TabledStepper(Protocol):
 
     @property
     def put(self) -> Put: ...
-    def compute_tabled(self, step: Step, tables: PageTables, numbers: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor: ...
+    def compute_tabled(self, step: Step, tables: PageTables, numbers: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass
-class Tabled:
-    """Of rows that decode one token each. All int64 on the device; 8 bytes for each page of a row."""
+class TabledRows:
+    """Of steps whose rows are as many, of as many tokens. All int64 on the device; 8 bytes for each page of a row.
 
-    numbers: torch.Tensor
-    """[3, rows]: ids, positions, slots of the pool."""
-    pages: torch.Tensor
-    """[rows, most pages]"""
+    A row that is not there repeats the last one, a token that is not there the last of its row: both write what that one writes.
+    """
+
+    flat: torch.Tensor
+    """Ids, positions and slots of the pool of all tokens, the rows' firsts of these positions, and the rows' ends."""
+    numbers: Sequence[torch.Tensor]
+    """Ids, positions and slots, over the same memory."""
+    tokens: int
+    """Of each row."""
     every: torch.Tensor
-    """[rows]: 0, 1, and so on; nobody changes it."""
+    """[tokens]: 0, 1, and so on; nobody changes it."""
     tables: PageTables
     """Over the same memory."""
     _held: list[tuple[int, ...]] = field(default_factory=list)
-    """The pages of each row, as ``pages`` has them."""
+    """The pages of each row, as the tables have them."""
 
     @classmethod
-    def of(cls, step: Step, page_tokens: int, device: torch.device) -> Tabled:
-        """For steps whose rows are as many as those of ``step`` and have as many pages at most; filled by nobody yet."""
-        rows, width = len(step.rows), max(len(row.pages) for row in step.rows)
-        numbers = torch.zeros(3, rows, dtype=torch.long, device=device)
+    def of(cls, step: Step, stepper: TabledStepper) -> TabledRows:
+        """For steps whose rows have as many tokens and pages as those of ``step`` at most; filled with it."""
+        rows, width, each = len(step.rows), max(len(row.pages) for row in step.rows), len(step.rows[0].tokens)
+        device, page_tokens = stepper.device, stepper.pool.page_tokens
+        flat = torch.zeros(3 * rows * each + 2 * rows, dtype=torch.long, device=device)
+        *numbers, starts, ends = flat.split([*[rows * each] * 3, rows, rows])
         pages = torch.zeros(rows, width, dtype=torch.long, device=device)
-        every, one = torch.arange(rows, device=device), torch.ones(rows, dtype=torch.long, device=device)
-        return cls(numbers, pages, every, PageTables(every, numbers[1], one, pages, page_tokens, 1, width * page_tokens))
+        every, counts = torch.arange(rows * each, device=device), torch.full((rows,), each, dtype=torch.long, device=device)
+        tables = PageTables(every[::each].contiguous(), starts, counts, ends, pages, page_tokens, each, width * page_tokens)
+        made = cls(flat, numbers, each, every, tables)
+        made.fill(step, stepper.put)
+        return made
 
     @property
     def rows(self) -> int:
-        return self.pages.shape[0]
+        return self.tables.pages.shape[0]
 
     def serves(self, step: Step) -> bool:
         """Whether :meth:`fill` has a place for all of ``step``."""
+        width = self.tables.pages.shape[1]
         return len(step.rows) <= self.rows and all(
-            row.kind is RowKind.decode and len(row.tokens) == row.wanted == 1 and len(row.pages) <= self.pages.shape[1] for row in step.rows
+            row.kind is not RowKind.prompt and len(row.tokens) <= self.tokens and len(row.pages) <= width for row in step.rows
         )
 
     def fill(self, step: Step, put: Put) -> None:
-        """The numbers of ``step``. Rows that are recorded and not there repeat the last one, and write what it writes."""
+        """The numbers of ``step``."""
         rows = [*step.rows, *[step.rows[-1]] * (self.rows - len(step.rows))]
-        page = self.tables.page_tokens
-        ids, positions = [row.tokens[0] for row in rows], [row.start for row in rows]
-        slots = [row.pages[row.start // page] * page + row.start % page for row in rows]
-        self.numbers.copy_(put([*ids, *positions, *slots]).view(3, -1))
+        page, pages = self.tables.page_tokens, self.tables.pages
+        at = [(row, min(k, len(row.tokens) - 1)) for row in rows for k in range(self.tokens)]
+        ids, positions = [row.tokens[k] for row, k in at], [row.start + k for row, k in at]
+        slots = [row.pages[t // page] * page + t % page for (row, _), t in zip(at, positions, strict=True)]
+        self.flat.copy_(put([*ids, *positions, *slots, *(row.start for row in rows), *(row.end for row in rows)]))
         held = [row.pages for row in rows]
         if held != self._held:
-            width = self.pages.shape[1]
-            self.pages.copy_(put([number for one in held for number in (*one, *[0] * (width - len(one)))]).view(-1, width))
+            width = pages.shape[1]
+            pages.copy_(put([number for one in held for number in (*one, *[0] * (width - len(one)))]).view(-1, width))
             self._held = held

@@ -22,9 +22,10 @@ from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.recorded.card_graph import CardGraph
-from penstock.runtime.recorded.graph_steps import GraphSteps, TabledStepper
+from penstock.runtime.recorded.graph_steps import GraphSteps
 from penstock.runtime.recorded.host_steps import HostSteps, host_unit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
+from penstock.runtime.recorded.tabled_rows import TabledStepper
 from tests.runtime.beside.test_host_serve import HIDDEN, ROWS, Asking, normal
 from tests.runtime.test_host_steps import Gated, PlayedWords
 from tests.support import HostCopier
