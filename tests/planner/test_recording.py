@@ -54,7 +54,7 @@ def test_a_step_is_recorded_whatever_streams_from_dram():
         ({"hardware": {"gpu": None}}, "the CPU"),
         ({"hardware": {"dram_bytes": 900 * MB}}, "from the SSD"),
         ({"model": {"model_type": "falcon"}}, "code of their own"),
-        ({"model": {"experts": 4}}, "between routed experts"),
+        ({"hardware": {"vram_bytes": 500 * MB}, "model": {"experts": 4}}, "between routed experts"),
         ({"kv": 1}, "outside VRAM"),
     ],
 )
