@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,8 +66,9 @@ class Heard:
 class Front:
     """Says and hears. ``heard`` grows as messages come."""
 
-    def __init__(self, sock: socket.socket):
-        self._frames, self._sock = Frames(sock), sock
+    def __init__(self, sock: socket.socket, ended: Sequence[Any] = ()):
+        """``ended``: what the motor's loop returned, or raised, once it has."""
+        self._frames, self._sock, self._ended = Frames(sock), sock, ended
         sock.settimeout(WAIT_S)
         self.requests: dict[int, Heard] = {}
         self.others: list[Any] = []
@@ -82,7 +83,7 @@ class Front:
         """Everything, as far as ``until`` holds."""
         while not until():
             data = self._frames.receive()
-            assert data is not None, "the motor has gone"
+            assert data is not None, f"the motor has gone: {self._ended!r}"
             self._note(heard(data))
 
     def answers(self, *submits: Submit) -> list[Heard]:
@@ -168,7 +169,7 @@ def motor(
 
         thread = threading.Thread(target=serve)
         thread.start()
-        front = Front(ours)
+        front = Front(ours, ended)
         try:
             yield Motor(front, served, ended, thread)
         finally:
