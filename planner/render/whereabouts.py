@@ -51,9 +51,14 @@ def layers_in(plan: Plan) -> dict[Tier, Lies]:
 def experts_in(plan: Plan) -> dict[Tier, Lies]:
     """Routed experts that each memory keeps; under ``ssd`` those that none keeps, at the least: an expert may lie in both memories. Nothing
     for a dense model."""
-    experts, slots = plan.model.experts, plan.decisions.experts
-    if experts is None or slots is None:
-        return {}
-    in_vram, in_dram = (kept_in_all(experts, n) for n in (slots.vram_slots, slots.dram_slots))
-    counts = {Tier.vram: in_vram, Tier.dram: in_dram, Tier.ssd: max(0, experts.units - in_vram - in_dram)}
-    return {tier: Lies(count, count * experts.expert_bytes) for tier, count in counts.items()}
+    found = dict[Tier, Lies]()
+    for one in plan.each_rank:
+        experts, slots = one.model.experts, one.decisions.experts
+        if experts is None or slots is None:
+            continue
+        in_vram, in_dram = (kept_in_all(experts, n) for n in (slots.vram_slots, slots.dram_slots))
+        counts = {Tier.vram: in_vram, Tier.dram: in_dram, Tier.ssd: max(0, experts.units - in_vram - in_dram)}
+        for tier, count in counts.items():
+            before = found.get(tier, Lies(0, 0))
+            found[tier] = Lies(before.count + count, before.nbytes + count * experts.expert_bytes)
+    return found

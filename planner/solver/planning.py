@@ -35,7 +35,10 @@ def make_plan(cfg: SolveConfig) -> Plan:
     drafter = drafter_asked(cfg.speculate, cfg.draft, asked.question.model)
     told = (*cfg.notes, *left_out(asked.question.model.checkpoint, cfg.speculate is Speculate.mtp), *asked.notes)
     if asked.question.ranks > 1:
-        return answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
+        dealt = answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
+        first = dealt.of_rank(0)
+        more = (*reuse_notes(first, asked.question.force), *expert_notes(first, asked.hits.source))
+        return replace(dealt, notes=(*dealt.notes, *more))
 
     def solved(hardware: HardwareProfile) -> Plan:
         plan = answer(asked.question.on(hardware), told)

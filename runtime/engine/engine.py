@@ -186,9 +186,13 @@ class Engine:
         self._recorded = len(batch.prompts), max(self._most_tokens(batch), self._fitting(self.host.options.row_tokens, 1))
         if self.copier:
             meet_loose_rows(self.stepper, len(batch.prompts), self._most_tokens(batch))
+        self.warm_up_experts(len(batch.prompts) * min(longest, batch.chunk_tokens))
+
+    def warm_up_experts(self, tokens: int) -> None:
+        """Meet the kernels of all products that a pass over ``tokens`` of prompts may have. Nothing on the CPU, and of a dense model."""
         if self.copier and self.experts is not None:
             with torch.inference_mode():
-                self.experts.warm_up(len(batch.prompts) * min(longest, batch.chunk_tokens))
+                self.experts.warm_up(tokens)
 
     def finish_loading(self, progress: Progress) -> None:
         """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless asked not to wait."""
@@ -282,13 +286,17 @@ class Engine:
         Nothing moves meanwhile, so once kernels are loaded these are what computing alone takes. Before :meth:`load` ends or after
         :meth:`stop`. On the CPU the first rehearsal, with a short prompt, is enough: nothing is loaded on demand there.
         """
+        self.compute_from_anywhere()
+        if self._graphs is not None and self.stepper.graphs is None:
+            self.stepper.graphs = self._graphs.record_still()
+        return rehearse(self.stepper, batch, self._most_tokens(batch))
+
+    def compute_from_anywhere(self) -> None:
+        """Passes are rehearsals from now on, until :meth:`finish_loading`: whatever lies in the buffers serves."""
         self._binder.stream = self._rehearsal
         if self.experts is not None:
             self.experts.rehearse()
         self.kv.put_outside(self.outside.rehearse())
-        if self._graphs is not None and self.stepper.graphs is None:
-            self.stepper.graphs = self._graphs.record_still()
-        return rehearse(self.stepper, batch, self._most_tokens(batch))
 
     def _most_tokens(self, batch: Batch) -> int:
         """That each sequence of ``batch`` may come to hold."""

@@ -74,7 +74,9 @@ class LayerExperts:
         self.of_prompts = False
         """Whether the pass in progress computes prompts, or decodes."""
         self.issued = IssueTime()
-        self._module, self._layer = module, layer
+        self.layer = layer
+        """By which its source knows it."""
+        self._module = module
         self._first = product_of(module, "gate_up_proj" if module.has_gate else "up_proj")
         self._last = product_of(module, "down_proj")
         self._clamps = clamps(module)
@@ -88,8 +90,8 @@ class LayerExperts:
         index = self._source.route(index, hidden)
         tokens, top_k = index.shape
         if self._watcher is not None:
-            self._watcher.routed(self._layer, hidden, index, weights)
-        ahead = None if self._ahead is None else self._ahead.scores(self._layer, hidden, index)
+            self._watcher.routed(self.layer, hidden, index, weights)
+        ahead = None if self._ahead is None else self._ahead.scores(self.layer, hidden, index)
         scores = None if ahead is None else ahead.mean(0).to("cpu", non_blocking=True)  # there when the choice is
         order = torch.sort(index.reshape(-1), stable=True).indices if tokens > 1 else None
         chosen = index.cpu().numpy()
@@ -104,7 +106,7 @@ class LayerExperts:
 
     def warm_up(self, tokens: int) -> None:
         """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""
-        ((_, parameters),) = self._source.visit(self._layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
+        ((_, parameters),) = self._source.visit(self.layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
         assert not isinstance(parameters, torch.Tensor), "nothing of a prompt is computed elsewhere"
         device = next(iter(parameters.values())).device
         for rows in heights(tokens):
@@ -115,7 +117,7 @@ class LayerExperts:
         place = {expert: k for k, expert in enumerate(routing.chosen[0].tolist())}
         rows: list[torch.Tensor] = [hidden] * len(place)
         whole = None
-        for group in self._source.groups(self._layer, routing):
+        for group in self._source.groups(self.layer, routing):
             if isinstance(group, Made):
                 rows[place[group.expert]] = group.rows
                 continue
@@ -136,7 +138,7 @@ class LayerExperts:
         height = height_of(hidden, routing.prompt)
         bounds = np.bincount(routing.chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
         out = hidden.new_empty(pairs, hidden.shape[-1])
-        for expert, parameters in self._source.visit(self._layer, routing):
+        for expert, parameters in self._source.visit(self.layer, routing):
             begin, end = bounds[expert - 1] if expert else 0, bounds[expert]
             if isinstance(parameters, torch.Tensor):
                 out[order[begin:end]] = parameters
@@ -246,6 +248,12 @@ class RoutedInputs:
         out = block.shared_expert(rows)
         out.add_(run_experts(block.experts, rows * scores.gather(1, chosen), chosen, torch.ones_like(chosen, dtype=rows.dtype)))
         return out, logits
+
+
+def number_experts(layers: nn.ModuleList) -> None:
+    """Of a converted model some ``layers`` are left: their experts are known by their places among these."""
+    for number, module in layers_with_experts(layers):
+        getattr(module, _RUNNER).layer = number
 
 
 def layer_experts(layers: nn.ModuleList) -> list[LayerExperts]:

@@ -17,10 +17,15 @@ class LedSession:
     def __init__(self, session: Session):
         self._session = session
         self._clock = StageClock(session.engine)
+        self._is_loaded, self._widest = False, 0
+        """Tokens of the largest pass that was rehearsed."""
         session.engine.begin_loading()
+        session.engine.compute_from_anywhere()
 
     def run(self, step: Step) -> None:
         """Compute what rank 0 computes."""
+        if not self._is_loaded:
+            self._widest = max(self._widest, sum(len(row.tokens) for row in step.rows))
         self._session.engine.stepper.run(step)
 
     def forget(self, sequence: int) -> None:
@@ -33,6 +38,8 @@ class LedSession:
 
     def finish_loading(self) -> None:
         """Rehearsals are over."""
+        self._session.engine.warm_up_experts(self._widest)
+        self._is_loaded = True
         self._session.finish_loading()
 
     def book(self, phase: str) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.runtime.experts.expert_forward import number_experts
 from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.rows import Step
 from penstock.runtime.ranks.dealt_layer import DealtLayer, Ways, hidden_of
@@ -77,6 +78,7 @@ class DealtModel:
             for module in layer.modules():
                 if hasattr(module, "layer_idx"):
                     vars(module)["layer_idx"] = local
+        number_experts(own)
         _renumber(config, self._dealing.of(self._rank))
         for number, layer in zip(self._dealing.of(self._rank), own, strict=True):
             last = number == self._dealing.layers - 1

@@ -22,6 +22,7 @@ def rank_report(session: Session, clock: StageClock) -> dict[str, Any]:
         "waited_s": {phase: {stage: use.waited_s for stage, use in stages.items()} for phase, stages in clock.phases.items()},
         "seconds": clock.seconds,
         "hops": None if rank is None else asdict(rank.hops.meter),
+        "experts": None if engine.experts is None else engine.experts.facts(),
         "kv_reuse": session.kept_facts(),
         "arena_bytes": engine.arena.nbytes,
         "page_locked_bytes": engine.arena.locked_bytes,

@@ -33,7 +33,7 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.purchases import offers, purchases
 from penstock.planner.render.plan_text import print_plan
 from penstock.planner.render.summary import summary
-from penstock.planner.render.whereabouts import layers_in
+from penstock.planner.render.whereabouts import experts_in, layers_in
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.program import optimum
 from penstock.planner.solver.ranks_choice import answer_dealt
@@ -127,6 +127,22 @@ def test_a_card_more_gains_what_its_link_carries():
     assert step_s[1].decode_s_per_token / step_s[4].decode_s_per_token > 2.8
     for count, promised in step_s.items():
         assert promised.h2d_bytes_per_token / promised.decode_s_per_token / GB > 0.92 * (TOGETHER.together.at(count))
+
+
+def test_misses_of_the_layers_of_several_ranks_follow_each_other_and_more_cards_hold_more_experts():
+    """A card more has slots for a share of its layers' experts; each missed one is copied at the rate of one link."""
+    question = Question(host(vram=3 * GB, dram=64 * GB), model(layers=16, attn=20 * MB, ffn=1600 * MB, experts=8), work())
+    step_s = {}
+    for count in (1, 2, 4):
+        plan = answer_dealt(replace(question, ranks=count))
+        ranks, promised = plan.each_rank, plan.prediction
+        assert [one.model.experts.units for one in ranks] == [128 // count] * count
+        assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in ranks)
+        assert sum(lies.count for lies in experts_in(plan).values()) >= 128
+        step_s[count] = promised.decode_s_per_token
+        copied_s = promised.h2d_bytes_per_token / 55 / GB
+        assert copied_s < step_s[count] < copied_s + 0.01
+    assert step_s[1] > 1.15 * step_s[2] > 1.6 * step_s[4]
 
 
 def test_layers_of_several_ranks_follow_each_other():
@@ -234,7 +250,6 @@ def test_too_many_ranks_are_refused_in_one_line(count, change, says):
 @pytest.mark.parametrize(
     ("of", "asked", "says"),
     [
-        (model(experts=8), {}, "small runs on one rank, since routed experts are not dealt over ranks yet; set ranks=1"),
         (model(), {"clients": 3}, r"workload\.clients=3 works on one rank alone yet; set ranks=1, or leave workload\.clients out"),
         (model(), {"kv_spill": True}, r"workload\.kv_spill=true works on one rank alone yet"),
         (replace(model(), state_bytes=5), {}, "small runs on one rank, since some layers keep a state that cannot"),
@@ -280,7 +295,7 @@ def test_one_more_card_is_offered_with_what_it_gives():
     promised = answer_dealt(replace(question, hardware=host(cards=2, vram=700 * MB, dram_bus_gbps=240.0), ranks=2)).prediction
     assert offered.name == "one more small (2 in all, links of 55 to 107 GB/s together, ranks=2)" and bought.pays
     assert bought.found.decode_s == pytest.approx(promised.decode_s_per_token, rel=0.006), "the fastest plan, and one with less memory"
-    assert "cards" not in {offer.key for offer in offers(replace(question, model=model(experts=8)))}
+    assert "cards" not in {offer.key for offer in offers(replace(question, model=replace(model(), state_bytes=5)))}
 
 
 def asked(tmp_path: Path, *words: str) -> Plan:

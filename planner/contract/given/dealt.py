@@ -18,3 +18,5 @@ class Dealt:
     """Rows of the whole LM head."""
     tied: bool
     """Whether the whole model's LM head is its embedding table. A rank's head is a unit of its own: rows of that table."""
+    routed: bool = False
+    """Whether the whole model has routed experts, which this rank's layers may lack."""

@@ -19,6 +19,8 @@ class Links:
     between two H100s."""
     p2p_gbps: float = 0.0
     """Rate of larger hidden states between ranks; 0: not known, so nothing waits for it."""
+    held_to: float = 1.0
+    """What a rank's link is priced at while all carry, of what it carries alone."""
 
     def share(self, cards: int, alone_gbps: float) -> float:
         """Of a link's ``alone_gbps``, what is left while those of ``cards`` carry at once."""

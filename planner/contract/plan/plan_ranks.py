@@ -52,7 +52,7 @@ def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload,
         raise UserError(f"{asked}: {model.name} has {model.layers} layers, and each rank needs one; set ranks={model.layers} or fewer")
     if why := never_dealt(model):
         raise UserError(f"{asked}: {model.name} runs on one rank, since {why}; set ranks=1")
-    for key, value in (("clients", workload.clients), ("kv_spill", workload.kv_spill), ("kept_tokens", workload.kept_tokens)):
+    for key, value in (("clients", workload.clients), ("kv_spill", workload.kv_spill)):
         if value:
             given = str(value).lower()
             raise UserError(f"{asked}: workload.{key}={given} works on one rank alone yet; set ranks=1, or leave workload.{key} out")

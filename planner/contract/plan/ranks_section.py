@@ -8,13 +8,13 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.strictly import build, convert
-from penstock.planner.contract.decided.decisions import Decisions, KvPages, WeightDecisions
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, WeightDecisions
 from penstock.planner.contract.plan.model_section import numbers_in, spans
 from penstock.planner.contract.plan.plan_ranks import Ranks
 
 MOST_RANKS = 1024
 _KEYS = ("count", "others")
-_SECTIONS = {"weights": WeightDecisions, "kv": KvPages}
+_SECTIONS = {"weights": WeightDecisions, "kv": KvPages, "experts": ExpertSlots}
 
 
 def ranks_mapping(ranks: Ranks, first: Decisions) -> dict[str, Any] | None:
@@ -52,7 +52,10 @@ def ranks_from(data: Any, first: Decisions) -> Ranks:
             raise UserError(f"{where}: must be numbers and spans of ranks within 1 to {count - 1}")
         if not isinstance(changes, Mapping) or not set(changes) <= set(_SECTIONS):
             raise UserError(f"{where}: must be a mapping of {', '.join(_SECTIONS)}")
-        built: dict[str, Any] = {name: build(_SECTIONS[name], value, f"{where}.{name}") for name, value in changes.items()}
+        built: dict[str, Any] = {
+            name: None if name == "experts" and value is None else build(_SECTIONS[name], value, f"{where}.{name}")
+            for name, value in changes.items()
+        }
         for rank in numbers:
             decided[rank - 1] = replace(first, **built)
     return Ranks(count, tuple(decided))

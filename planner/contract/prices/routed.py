@@ -18,6 +18,7 @@ from penstock.planner.contract.prices.launches import issue_s, pieces_issue_s
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
 from penstock.planner.contract.prices.stages import weight_pass_s, weight_read_s
+from penstock.planner.contract.ranks.rank_chain import turns
 
 PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Reads a step at which the line that touches :func:`behind_last` stands for it."""
@@ -42,6 +43,9 @@ class Routed:
     * **Pause.** Nothing names experts before a token's first router. r reads fall on random layers, so (1 - exp(-r)) / r of a step lies
       behind the last. For that share of compute, or of the copies if they take longer, the SSD is idle.
 
+    * **Ranks.** Each of ``turns`` ranks misses experts of its own layers, one rank after the other. So their waits add up, and each has the
+      drive, and its link at the rate that it carries alone. What streams to a rank hides behind the others' layers as well.
+
     A pass that touches all experts knows them beforehand: everything overlaps.
     """
 
@@ -59,6 +63,12 @@ class Routed:
     """Share of the missed experts that routers name early enough."""
     copies_s: float = 0.0
     """Of a step, as of a plan that streams nothing but experts."""
+    turns: int = 1
+    """Ranks that the model's layers are dealt to."""
+    drive_alone: int = 1
+    """Ranks of a host, each of which reads alone while it is its turn: their rates are a share of the drive's."""
+    link_alone: float = 1.0
+    """Seconds of a copy while no other rank's link carries, of those while all do."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, batch: int) -> Routed:
@@ -78,17 +88,20 @@ class Routed:
             issued_by_host_s = pieces_issue_s(hardware, model, batch) if in_pieces else issue_s(hardware, model, batch)
             hidden_s = issued_by_host_s if in_pieces else max(0.0, issued_by_host_s - weight_read_s(hardware, model, batch))
             issued_s = alone * hidden_s / (u * len(model.experts.layers))
-            copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB
+            copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * hardware.links.held_to
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
-        return cls(alone, computed_s, issued_s, alone / math.sqrt(u), exposed, named, copies_s)
+        count, apart = turns(model), alone / math.sqrt(u)
+        each_host = count // hardware.hosts if count > 1 else 1
+        carried = hardware.links.held_to
+        return cls(alone, computed_s, issued_s, apart, exposed, named, count * copies_s, count, each_host, carried)
 
     def read_s(self, fetch_s: float) -> float:
         """Seconds that an expert, ``fetch_s`` in transit from the SSD, adds to a step."""
-        return max(0.0, fetch_s - self.computed_s)
+        return max(0.0, fetch_s / self.drive_alone - self.computed_s)
 
     def copy_s(self, fetch_s: float) -> float:
         """The same from DRAM to the device."""
-        return max(0.0, fetch_s - self.computed_s - self.issued_s)
+        return max(0.0, fetch_s * self.link_alone - self.computed_s - self.issued_s)
 
 
 def behind_last(read: float) -> tuple[float, float]:
@@ -127,12 +140,13 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Amount, fe
     expert is copied piece by piece while it is read.
     """
     copy, missed = (routed.copy_s(seconds) / unit_s for seconds in (fetched.copy_s, fetched.missed_s))
-    reads = [(count, routed.read_s(fetch_s) / unit_s) for count, fetch_s in fetched.read]
+    reads = [(count * routed.turns, routed.read_s(fetch_s) / unit_s) for count, fetch_s in fetched.read]
+    from_dram = fetched.from_dram * routed.turns
     read, beside = sum(count for count, _ in reads), routed.exposed * streamed
-    apart = sum(count * max(each, copy) for count, each in reads) + fetched.from_dram * missed + beside
-    reading, most = sum(count * each for count, each in reads), routed.named * max(step_s, routed.copies_s) / unit_s
+    apart = sum(count * max(each, copy) for count, each in reads) + from_dram * missed + beside
+    reading, most = sum(count * each for count, each in reads), routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
-    fetching = sum(count for count, _ in reads) * copy + fetched.from_dram * missed + beside
+    fetching = sum(count for count, _ in reads) * copy + from_dram * missed + beside
     for together in (reading, *(reading + pause for pause in pauses), fetching):
         yield routed.alone * compute + (1 - routed.apart) * together + routed.apart * apart
 

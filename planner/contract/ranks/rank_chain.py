@@ -55,12 +55,13 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
         (J - 1) * P + r * (C / m + h) + C + 2 hops, and the LM head
 
     which is L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m. A card's kernels are queued while it waits
-    for the others, so only its own launches count there: it takes no less than ``own_s`` with launches.
+    for the others, so only its own launches count there: it takes no less than ``own_s`` with launches. Routed experts
+    are launched when their layer's router has spoken, so of a model that has some all launches count.
     """
     alone_s = own_s(hardware)
     if model.dealt is None:
         return alone_s
-    device_s = alone_s if hardware.gpu is None else own_s(replace(hardware, layer_launch_s=0.0))
+    device_s = alone_s if hardware.gpu is None or model.dealt.routed else own_s(replace(hardware, layer_launch_s=0.0))
     count, own = model.dealt.count, model.layers
     # ranks behind the first may have a layer less
     rounds, last = divmod(model.dealt.layers - 1, count)

@@ -6,22 +6,21 @@ from dataclasses import replace
 
 from penstock.planner.contract.given.dealt import Dealt
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind, UnitSpec
 from penstock.planner.contract.ranks.dealing import Dealing
 
 
 def never_dealt(model: ModelSpec) -> str:
     """Why ``model`` cannot be dealt over ranks; empty where it can."""
-    if model.experts is not None:
-        return "routed experts are not dealt over ranks yet"
     return model.kv_stays_because
 
 
 def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
-    """The layers of ``rank``, numbered from 0, and its rows of the LM head, of which no rank's is tied.
+    """The layers of ``rank`` with their experts, numbered from 0, and its rows of the LM head, of which no rank's is tied.
 
-    Rank 0 alone has the embedding table. Small tensors that always stay (``norm``) count in proportion to layers. Of one rank it is
-    ``model`` itself. ValueError for a model that is :func:`never_dealt`, or is dealt already.
+    What names the next layer's experts with a chance names those ``count`` layers on with that chance to this power. Rank 0 alone has the
+    embedding table. Small tensors that always stay (``norm``) count in proportion to layers. Of one rank it is ``model`` itself. ValueError
+    for a model that is :func:`never_dealt`, or is dealt already.
     """
     if dealing.count == 1:
         return model
@@ -31,16 +30,18 @@ def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
         raise ValueError(why)
     mine, rows = dealing.of(rank), dealing.vocab_rows(rank, model.vocab)
     units: list[UnitSpec] = []
-    for kind in (UnitKind.attn, UnitKind.ffn):
-        whole = model.of_kind(kind)
-        units += (replace(whole[layer], layer=local) for local, layer in enumerate(mine))
+    for kind in PER_LAYER:
+        units += (replace(unit, layer=dealing.local(unit.layer)) for unit in model.of_kind(kind) if unit.layer in mine)
+    routers = model.routers if any(unit.kind is UnitKind.expert for unit in units) else None
+    if routers is not None:
+        routers = replace(routers, foreseen=routers.foreseen**dealing.count)
     before = sum(len(dealing.of(earlier)) for earlier in range(rank))
     units += (_part(unit, before, before + len(mine), model.layers) for unit in model.of_kind(UnitKind.norm))
     if rank == 0:
         units += model.of_kind(UnitKind.embed)
     units.append(replace(_part(model.lm_head, rows.start, rows.stop, model.vocab), kind=UnitKind.head))
-    dealt = Dealt(rank, dealing.count, model.layers, model.vocab, model.tied)
-    return replace(model, units=tuple(units), tied=False, vocab=len(rows), dealt=dealt)
+    dealt = Dealt(rank, dealing.count, model.layers, model.vocab, model.tied, model.experts is not None)
+    return replace(model, units=tuple(units), tied=False, vocab=len(rows), dealt=dealt, routers=routers)
 
 
 def _part(unit: UnitSpec, first: int, last: int, parts: int) -> UnitSpec:

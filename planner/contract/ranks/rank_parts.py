@@ -14,7 +14,7 @@ def never_in_parts(model: ModelSpec) -> str:
     """Why passes of ``model`` go through its layers as a whole; empty where they need not."""
     if model.dealt is None:
         return "all layers are of one rank"
-    if model.experts is not None:
+    if model.dealt.routed:
         return "each part would fetch routed experts of its own"
     return model.kv_stays_because
 

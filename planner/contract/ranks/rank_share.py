@@ -24,6 +24,7 @@ def share_of_rank(hardware: HardwareProfile, count: int, rank: int) -> HardwareP
     if count == hardware.hosts == 1:
         return hardware if hardware.devices == devices else replace(hardware, devices=devices)
     gpu = hardware.gpu
+    carried = 1.0 if gpu is None else hardware.links.share(count, gpu.h2d.peak)
     return replace(
         hardware,
         name=f"{hardware.name}, {whole}",
@@ -40,7 +41,8 @@ def share_of_rank(hardware: HardwareProfile, count: int, rank: int) -> HardwareP
         cpu_dense_tflops=hardware.cpu_dense_tflops / count,
         cpu_decode=_each(hardware.cpu_decode, count),
         cpu_products=_each(hardware.cpu_products, count),
-        gpu=None if gpu is None else _beside_others(gpu, hardware.links.share(count, gpu.h2d.peak)),
+        gpu=None if gpu is None else _beside_others(gpu, carried),
+        links=replace(hardware.links, held_to=carried),
         host=None,
         devices=devices,
     )

@@ -13,10 +13,12 @@ import torch
 
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
 from penstock.runtime.company.company import Company
 from penstock.runtime.engine.host_side import EngineOptions
@@ -29,14 +31,15 @@ EVERY = os.environ.get("PENSTOCK_RANKS") == "all"
 
 
 def dealt_plan(checkpoint: Path, made: Decisions, count: int, **work: Any) -> Plan:
-    """A plan of ``count`` ranks that all decide ``made``, whose KV pages are those of each layer."""
+    """A plan of ``count`` ranks that all decide ``made``, whose KV pages are those of each layer, and experts' slots those of each rank."""
     hardware, model, asked = machine(cpu_cores=count, cpu_threads=count), spec_from_checkpoint(checkpoint), workload(**work)
     dealing = Dealing(count, model.layers)
 
-    def of(layers: int) -> Decisions:
-        return replace(made, kv=replace(made.kv, **{f"{tier}_pages": made.kv.of(tier) * layers for tier in Tier}))
+    def of(part: ModelSpec) -> Decisions:
+        kv = replace(made.kv, **{f"{tier}_pages": made.kv.of(tier) * part.layers for tier in Tier})
+        return replace(made, kv=kv, experts=made.experts if part.experts else None)
 
-    decided = [of(len(dealing.of(rank))) for rank in range(count)]
+    decided = [of(model_of_rank(model, dealing, rank)) for rank in range(count)]
     predicted = predict_ranks(hardware, model, asked, decided)
     return Plan(hardware, model, asked, decided[0], predicted, ranks=Ranks(count, tuple(decided[1:])))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import ExpertSlots
 from penstock.planner.contract.plan.planfile import plan_of_text, plan_text
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.company.company import Company
@@ -43,6 +44,12 @@ CASES = {
     "a tied head, layers from the drive": Case(2, {"tied": True}, {"cap": 1, "hwm": 2, "distance": 1}),
     "unequal prompts in chunks": Case(3, {}, {"batch": 3, "pages": 32}, SOME, chunk=4),
     "windows on some layers": Case(2, {"model_type": "gemma2", "layers": 5, "sliding_window": 8}, prompts=(tuple(range(3, 33)),)),
+    "experts that each rank reads for its own layers": Case(
+        2, {"model_type": "mixtral", "layers": 5}, {"batch": 3, "pages": 32, "experts": ExpertSlots(0, 5)}, SOME
+    ),
+    "experts on some ranks alone": Case(
+        3, {"model_type": "qwen3_moe", "layers": 5, "mlp_only_layers": [1, 4]}, {"experts": ExpertSlots(0, 3)}
+    ),
     "a pass in parts": Case(3, {"layers": 7}, {"cap": 1, "hwm": 4, "distance": 4}, SOME[:1], chunk=9, parts=True),
     "windows, in parts": Case(2, {"model_type": "gemma2", "sliding_window": 8}, prompts=(tuple(range(3, 33)),), chunk=8, parts=True),
     "drawn, with a stop token": Case(
