@@ -2,6 +2,8 @@
 
     python bench/ranks.py work=/dev/shm/penstock out=ranks.json counts=1,2                    # 24 layers of 70B geometry, 41 GB
     python bench/ranks.py work=/dev/shm/penstock out=short.json counts=1,2 layers=8 steps=12  # two minutes in all
+    python bench/ranks.py work=/dev/shm/penstock out=moe.json model=mixtral8x7b layers=16 vram=8GiB share=0.6 slots=2   # routed experts
+    python bench/ranks.py work=/dev/shm/penstock out=kept.json counts=2 kept=true     # and the same prompt once more, restored
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights, then solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
@@ -11,15 +13,20 @@ run measure their links when it is over, each alone and all at once, and a hop o
     prefill: the same of a prompt of `prompt` tokens
     x one: seconds of a step by the first of `counts` over seconds by this one
     hops: layers * the median hop, of a step
+    kept: the prefill of a prompt whose pages every rank has on its drive, over the same prompt computed
+
+With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
+Routings of another prompt are recorded by one rank first, and all plans are made for them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,11 +35,15 @@ sys.path.insert(0, str(ROOT))
 from bench.cases import Row, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
+from bench.moe import favoured  # noqa: E402
 
-KEYS = ("work", "out", "counts", "model", "layers", "vram", "prompt", "steps", "hardware", "keep")
+KEYS = ("work", "out", "counts", "model", "layers", "vram", "prompt", "steps", "hardware", "keep", "share", "slots", "kept")
 REACHED = {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}
 FASTER = {2: ">= 1.85", 4: ">= 2.9"}
+FASTER_ROUTED = {4: ">= 2.5"}
 HOPS, HOP_US = "<= 0.015", 90.0
+SAMPLED = ("temperature=1.0", "top_k=0")
+"""Greedy tokens of random weights repeat, and so would their routings."""
 
 
 class Ranks:
@@ -45,38 +56,81 @@ class Ranks:
         """Seconds by the first of the counts."""
 
     def checkpoint(self) -> Path:
-        model = self.given.get("model", "llama70b")
-        return self.bench.checkpoint(f"{model}-{self.layers}", f"model={model}", f"model.layers={self.layers}")
+        model, share = self.given.get("model", "llama70b"), self.given.get("share")
+        words = f"{model}-{self.layers}", f"model={model}", f"model.layers={self.layers}"
+        if share is None:
+            return self.bench.checkpoint(*words)
+        return favoured(self.bench, f"{words[0]}-{share}", words[1:], float(share), int(self.given.get("slots", "2")))
+
+    @cached_property
+    def routings(self) -> Path:
+        """Of a prompt that is not measured."""
+        path = self.bench.work / "ranks-routings.jsonl.gz"
+        if not path.exists():
+            self.made("record", 1, [], ["seed=1", f"moe.record={path}", *SAMPLED])
+        return path
 
     def run(self, count: int) -> dict[str, Any]:
+        if "share" not in self.given:
+            return self.made(f"ranks-{count}", count, [], [])
+        return self.made(f"ranks-{count}", count, [f"moe.routings={self.routings}"], SAMPLED)
+
+    def kept(self, count: int) -> Iterator[Row]:
+        """The prompt twice, each by processes of its own."""
+        keep = [f"kv.dir={self.bench.work / 'kept'}"]
+        cold, warm = (self.made(f"kept-{count}-{name}", count, [], keep) for name in ("cold", "warm"))
+        restored = sum(warm["kv_reuse"]["restored_tokens"].values())
+        seconds = [report["measured"]["prefill_s"] for report in (warm, cold)]
+        what = f"kept: {restored} tokens restored, {warm['kv_reuse']['computed_tokens']} computed"
+        yield Row(f"{count} ranks", what, *seconds, "s", seconds[0] / seconds[1], "", None, 0, 0)
+
+    def made(self, name: str, count: int, more: Sequence[str], run: Sequence[str]) -> dict[str, Any]:
         vram, hardware = self.given.get("vram", "6GiB"), self.given.get("hardware", "local")
         steps, prompt = self.given.get("steps", "24"), self.given.get("prompt", "2048")
         work = {"prompt_tokens": prompt, "new_tokens": steps, "context_tokens": 0, "batch": 1, "requests": 1}
         solve = [f"hardware={hardware}", f"ranks={count}", *(f"workload.{key}={value}" for key, value in work.items())]
-        return self.bench.run(f"ranks-{count}", self.checkpoint(), [*solve, *([f"hardware.vram_bytes={vram}"] if vram else [])], [])
+        return self.bench.run(name, self.checkpoint(), [*solve, *([f"hardware.vram_bytes={vram}"] if vram else []), *more], [*run])
 
     def rows(self, count: int) -> Iterator[Row]:
-        report = self.run(count)
-        links, made, ratio = _links(report), report["measured"], report["ratio"]
+        report, faster = self.run(count), FASTER_ROUTED if "share" in self.given else FASTER
+        links, made = _links(report), report["measured"]
         (self.bench.work / f"ranks-{count}.links.json").write_text(json.dumps(report["limits"]))
         taken = made["vram_bytes"] / 1e9, made["dram_bytes"] / 1e9
         case, ranks = f"{count} ranks", report["ranks"] or []
         prefill = sum(each["stages"]["prefill"].get("h2d", {"bytes": 0})["bytes"] for each in ranks) if ranks else _prefilled(report)
         for what, nbytes, seconds, key in (
-            ("decode", made["h2d_bytes_per_token"], made["decode_s_per_token"], "decode_s_per_token"),
+            ("decode", made["h2d_bytes_per_token"], _step_s(report, "share" in self.given), "decode_s_per_token"),
             ("prefill", prefill, made["prefill_s"], "prefill_s"),
         ):
             gbps = nbytes / seconds / 1e9
-            target = REACHED.get(count, "") if links else ""
+            target = REACHED.get(count, "") if links and "share" not in self.given else ""
             limit = sum(links) or gbps or 1.0
-            yield Row(case, f"{what}: {seconds:.4f} s", gbps, limit, "GB/s", gbps / limit, target, ratio[key], *taken, _spread(report))
+            yield Row(
+                case,
+                f"{what}: {seconds:.4f} s",
+                gbps,
+                limit,
+                "GB/s",
+                gbps / limit,
+                target,
+                report["predicted"][key] / seconds,
+                *taken,
+                _spread(report),
+            )
             first = self.first.setdefault(what, seconds)
             if first != seconds:
-                yield Row(case, f"{what} x one", first, seconds, "s", first / seconds, FASTER.get(count, ""), None, *taken)
+                yield Row(case, f"{what} x one", first, seconds, "s", first / seconds, faster.get(count, ""), None, *taken)
         if ranks:
             hop, step = report["limits"]["links"]["hop_s"], made["decode_s_per_token"]
             yield Row(case, "hops of a step", self.layers * hop, step, "s", self.layers * hop / step, HOPS, None, *taken)
             yield Row(case, "one hop, links busy", hop * 1e6, HOP_US, "us", hop * 1e6 / HOP_US, "<= 1.0", None, *taken)
+        if "kept" in self.given:
+            yield from self.kept(count)
+
+
+def _step_s(report: Mapping[str, Any], routed: bool) -> float:
+    """Of a step. Those of routed experts differ by what they miss, so their mean counts."""
+    return fmean(report["step_s"]) if routed else report["measured"]["decode_s_per_token"]
 
 
 def _links(report: Mapping[str, Any]) -> list[float]:
