@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -25,6 +26,11 @@ class Declared:
     owner: type
     """The dataclass whose field it is, under which its docstring stands."""
     how: Decision
+
+    @cached_property
+    def path(self) -> tuple[str, ...]:
+        """The names of ``place``."""
+        return tuple(self.place.split("."))
 
     @property
     def field(self) -> str:
@@ -52,13 +58,15 @@ class Declared:
     def of(self, decisions: Decisions) -> Any:
         """Its value; None where ``decisions`` have no such section."""
         value: Any = decisions
-        for name in self.place.split("."):
-            value = None if value is None else getattr(value, name)
+        for name in self.path:
+            if value is None:
+                return None
+            value = getattr(value, name)
         return value
 
     def put(self, decisions: Decisions, value: Any) -> Decisions:
         """``decisions`` with ``value``; as they are where they have no such section."""
-        return _put(decisions, self.place.split("."), value)
+        return _put(decisions, list(self.path), value)
 
 
 def _put(part: Any, names: list[str], value: Any) -> Any:

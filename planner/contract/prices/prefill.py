@@ -129,7 +129,16 @@ class Prefill:
         return Moved.of(self.hardware, self.model, self.decisions)
 
     def bill(self, start: int = 0) -> Price:
-        """When the prompts' first ``start`` tokens need not be computed."""
+        """When the prompts' first ``start`` tokens need not be computed. Kept for the next time."""
+        if start not in self._bills:
+            self._bills[start] = self._billed(start)
+        return self._bills[start]
+
+    @cached_property
+    def _bills(self) -> dict[int, Price]:
+        return {}
+
+    def _billed(self, start: int) -> Price:
         d = self.decisions
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
         parts = d.prefill_part_tokens

@@ -140,5 +140,10 @@ def total(prices: Iterable[Price]) -> Price:
     return found
 
 
-def _sum(one: Mapping[Key, Amount], other: Mapping[Key, Amount]) -> dict[Key, Amount]:
-    return {key: one[key] + other[key] if key in one and key in other else (one if key in one else other)[key] for key in {**one, **other}}
+def _sum(one: Mapping[Key, Amount], other: Mapping[Key, Amount]) -> Mapping[Key, Amount]:
+    if not one or not other:
+        return one or other
+    found = dict(one)
+    for key, amount in other.items():
+        found[key] = found[key] + amount if key in found else amount
+    return found

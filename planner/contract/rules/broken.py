@@ -9,7 +9,7 @@ from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.memory_law import dram_use, ssd_need, vram_use
+from penstock.planner.contract.prices.memory_law import dram_items, held_by, ssd_need, vram_items
 from penstock.planner.contract.rules.expert_rules import expert_rules
 from penstock.planner.contract.rules.kv_rules import kv_rules
 from penstock.planner.contract.rules.rule import BrokenRule
@@ -25,9 +25,10 @@ def broken_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload
 
 
 def _capacities(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d: Decisions) -> Iterator[BrokenRule]:
+    held = held_by(hardware, model, workload, d)
     tiers = (
-        ("VRAM", "vram_bytes", hardware.vram_bytes if hardware.gpu else 0, vram_use(hardware, model, workload, d)),
-        ("DRAM", "dram_bytes", hardware.dram_bytes, dram_use(hardware, model, workload, d)),
+        ("VRAM", "vram_bytes", hardware.vram_bytes if hardware.gpu else 0, vram_items(hardware, model, workload, held)),
+        ("DRAM", "dram_bytes", hardware.dram_bytes, dram_items(hardware, model, workload, held)),
         ("SSD", "ssd_bytes", hardware.ssd_bytes, ssd_need(hardware, model, workload, d)),
     )
     for tier, key, capacity, use in tiers:

@@ -48,18 +48,23 @@ class Setting:
 
     def allowed(self, one: Declared) -> Allowed:
         """What ``one`` may be here. ValueError for a decision about experts where plan or model has none."""
-        if one.owner is ExpertSlots and (self.decisions.experts is None or self.model.experts is None):
+        if one.owner is ExpertSlots and not self.routed:
             raise ValueError(f"{one.place}: there are no routed experts")
         return one.how.allowed(self) if callable(one.how.allowed) else one.how.allowed
 
     def broken(self) -> Iterator[BrokenRule]:
         """Every decision that is not what it may be, in the order of a plan's file."""
         for one in DECLARED:
-            if one.owner is ExpertSlots and (self.decisions.experts is None or self.model.experts is None):
+            if one.owner is ExpertSlots and not self.routed:
                 continue
             value, allowed = one.of(self.decisions), self.allowed(one)
             if value not in allowed:
                 yield broken(one.place, value, allowed)
+
+    @property
+    def routed(self) -> bool:
+        """Whether plan and model have routed experts."""
+        return self.decisions.experts is not None and self.model.experts is not None
 
     @property
     def gpu(self) -> bool:

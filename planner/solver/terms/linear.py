@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pulp
 
+from penstock.planner.solver.terms.highs import least
+
 MB = 10**6
 
 
@@ -14,6 +16,8 @@ class LinearProgram:
 
     def __init__(self) -> None:
         self.lp = pulp.LpProblem("penstock", pulp.LpMinimize)
+        self.rows: list[pulp.LpConstraint] = []
+        self.columns: dict[int, pulp.LpVariable] = {}
 
     def integer(self, name: str, low: int, high: int, forced: int | None = None) -> pulp.LpVariable:
         """A whole number in low..high, or the forced one."""
@@ -32,7 +36,8 @@ class LinearProgram:
 
     def add(self, constraint: pulp.LpConstraint) -> None:
         """What must hold."""
-        self.lp += constraint
+        self.rows.append(constraint)
+        self._count(constraint)
 
     def weighted(
         self, name: str, bits: Sequence[pulp.LpVariable], quantity: pulp.LpAffineExpression, most: float, factors: Sequence[float]
@@ -56,10 +61,18 @@ class LinearProgram:
     def minimise(self, objective: pulp.LpAffineExpression) -> bool:
         """Whether there is a proven optimum; the variables then hold its values. At these tolerances HiGHS' presolve now and then calls a
         feasible program infeasible. So "infeasible" counts only if a solve without presolve agrees."""
-        self.lp.setObjective(objective)
-        return any(self._solved(presolve) for presolve in ("on", "off"))
+        objective = objective + 0.0
+        self._count(objective)
+        return any(self._solved(objective, presolve) for presolve in ("on", "off"))
 
-    def _solved(self, presolve: str) -> bool:
-        exact = {"gapRel": 0.0, "gapAbs": 1e-9, "primal_feasibility_tolerance": 1e-8, "mip_feasibility_tolerance": 1e-8}
-        solver = pulp.HiGHS(msg=False, threads=1, random_seed=0, presolve=presolve, **exact)
-        return self.lp.solve(solver) == pulp.LpStatusOptimal
+    def _count(self, expression: pulp.LpAffineExpression) -> None:
+        self.columns.update((id(variable), variable) for variable, _ in expression.items())
+
+    def _solved(self, objective: pulp.LpAffineExpression, presolve: str) -> bool:
+        columns = sorted(self.columns.values(), key=lambda variable: variable.name)
+        found = least(columns, self.rows, objective, presolve)
+        if found is None:
+            return False
+        for variable, value in zip(columns, found, strict=True):
+            variable.varValue = value
+        return True
