@@ -35,13 +35,13 @@ from tests.cli import HANGS_S
 MIB = 2**20
 TINY = dataclasses.replace(
     QUICK,
-    total_s=1.0,
+    total_s=0.2,
     dram_s=0.01,
     cpu_s=0.02,
     gpu_s=0.01,
     write_s=1.0,
-    read_least_s=0.3,
-    sample_s=0.02,
+    read_least_s=0.1,
+    sample_s=0.01,
     arena_bytes=128 * MIB,
     scratch_bytes=8 * MIB,
     ssd_blocks=(MIB // 4, MIB),
