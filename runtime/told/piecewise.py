@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 BROKEN = "\ufffd"
 """What half a character is decoded as."""
+HELD = 32
+"""Tokens that are held back at most. A character has four bytes: so many without an end are bytes of none, or tokens without text."""
 
 
 class PieceByPiece:
@@ -26,7 +28,7 @@ class PieceByPiece:
         """What ``token`` adds. A character of several tokens comes with the last of them."""
         self._ids.append(token)
         new = self._new()
-        if not new or new.endswith(BROKEN):
+        if (not new or new.endswith(BROKEN)) and len(self._ids) - self._told < HELD:
             return ""
         self._from, self._told = self._told, len(self._ids)
         return new

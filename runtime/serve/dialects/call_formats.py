@@ -116,7 +116,7 @@ _ELEMENTS = CallFormat(
 )
 _LISTED = CallFormat(_template(open="[TOOL_CALLS]"), _listed, False, "[TOOL_CALLS]", _list)
 _WITH_ARGS = CallFormat(
-    _template(open_pattern=r"\[TOOL_CALLS\](?P<name>[\w.-]+)\[ARGS\]", close_pattern=r"(?=\[TOOL_CALLS\])", **_NAMED),
+    _template(open_pattern=r"\[TOOL_CALLS\](?P<name>[\w.-]{1,128})\[ARGS\]", close_pattern=r"(?=\[TOOL_CALLS\])", **_NAMED),
     _with_args,
     opens="[TOOL_CALLS]",
     behind=_args,
@@ -135,7 +135,7 @@ _CHANNELS = CallFormat(
                 **_ANY_TEXT,
             },
             "tool_calls": {
-                "open_pattern": r"(?:<\|channel\|>\w+)?\s+to=functions\.(?P<name>[\w.-]+)(?:<\|channel\|>\w+)?"
+                "open_pattern": r"(?:<\|channel\|>\w+)?\s+to=functions\.(?P<name>[\w.-]{1,128})(?:<\|channel\|>\w+)?"
                 r"(?:\s*<\|constrain\|>\s*\w+|\s+json)?<\|message\|>",
                 "close": ["<|call|>", "<|end|>", "<|return|>"],
                 "repeats": True,

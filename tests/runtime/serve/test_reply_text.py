@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from transformers.utils.chat_parsing import ResponseParser
 
+from penstock.runtime.serve.dialects.call_formats import find_calls
+from penstock.runtime.serve.dialects.reply_reader import ReplyReader, Said
 from penstock.runtime.serve.front.reply_text import ReplyText
 
 
@@ -46,3 +49,21 @@ def test_the_first_of_two_stop_strings_counts_and_of_two_at_one_place_the_longer
     assert told("abXYcZ", "Z", "XY")[1] == "XY"
     reply = ReplyText(lambda ids: "abXYZ" if ids else "", ["XY", "XYZ"])
     assert (reply.add([1]), reply.stop) == ("ab", "XYZ")
+
+
+@pytest.mark.parametrize("byte", [b"", b"\xf0"])
+def test_tokens_without_an_end_are_each_decoded_so_many_times_and_no_more(byte: bytes) -> None:
+    decoded = []
+    reply = ReplyText(lambda ids: (decoded.append(len(ids)), (byte * len(ids)).decode(errors="replace"))[1], [])
+    for token in range(4000):
+        reply.add([token])
+    assert max(decoded) < 100
+
+
+def test_text_that_opens_no_call_does_not_wait_for_the_reply_to_end() -> None:
+    form = find_calls("[TOOL_CALLS][ARGS]", None)
+    assert form is not None and form.read is not None
+    reader = ReplyReader(None, ResponseParser(dict(form.read), prefix="", tools=[]), several=True)
+    text = "[TOOL_CALLS]" + "abcd" * 100
+    told = "".join(part.text for start in range(0, len(text), 4) for part in reader.add(text[start : start + 4]) if isinstance(part, Said))
+    assert text.startswith(told) and len(told) > 200
