@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.planner.common.interrupt import uncollected
+from penstock.planner.contract.checkpoint.gguf_checkpoint import vocabulary_file
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.serve.front.callers import Keys
 from penstock.runtime.serve.front.listen_address import allow_files, bound
@@ -55,8 +56,9 @@ async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open,
 
 
 def _vocabulary(checkpoint: Path, plan: Plan) -> Vocabulary:
-    """Imports all that answers, for seconds."""
-    leave_torch_out()
+    """Imports all that answers, for seconds. A GGUF file's vocabulary is read by code of transformers that imports torch."""
+    if vocabulary_file(checkpoint) is None:
+        leave_torch_out()
     with uncollected():
         from penstock.runtime.asked.prompts import read_vocabulary
         from penstock.runtime.serve.routes import serving  # noqa: F401

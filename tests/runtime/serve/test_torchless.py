@@ -9,10 +9,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from penstock.runtime.serve import serve_process
 from tests.cli import HANGS_S, ROOT
 from tests.conftest import SHARED
+from tests.runtime.formats.gguf_made import COMMITTED
 
 TEXTS = ("Hello there,  world!\n\t12345", "Žluťoučký kůň 鯨 \U0001f469\u200d\U0001f680", "<s>[INST] <|im_start|>user</s>", " x", "")
 FAMILIES = {"llama": "LlamaTokenizerFast", "qwen2": "Qwen2Tokenizer", "gpt2": None}
@@ -60,3 +65,14 @@ def test_ids_templates_and_stop_tokens_are_those_that_transformers_reads_with_to
     assert modules
     without, modules = read("torchless", paths)
     assert modules == [] and without == with_torch
+
+
+def test_a_gguf_files_vocabulary_is_read_with_torch(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' reader imports it."""
+    left_out: list[Path] = []
+    plan: Any = SimpleNamespace(model=SimpleNamespace(vocab=512))
+    for path in (desk / "model", sorted(COMMITTED.glob("*.gguf"))[0]):
+        monkeypatch.setattr(serve_process, "leave_torch_out", lambda path=path: left_out.append(path))
+        words = serve_process._vocabulary(path, plan).tokenizer
+        assert words is not None and words("x = 1")["input_ids"]
+    assert left_out == [desk / "model"]
