@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.checkpoint.left_out import left_out
+from penstock.planner.contract.checkpoint.left_out import FURTHER, left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
 from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.speculating import Speculate
+from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson
@@ -32,8 +32,8 @@ from penstock.planner.solver.terms.problem import Question
 def make_plan(cfg: SolveConfig) -> Plan:
     """Solve for ``cfg``. Raises UserError for a value that cannot be, ``Infeasible`` when there is no plan."""
     asked = read_question(cfg)
-    drafter = drafter_asked(cfg.speculate, cfg.draft, asked.question.model)
-    told = (*cfg.notes, *left_out(asked.question.model.checkpoint, cfg.speculate is Speculate.mtp), *asked.notes)
+    drafter = drafter_asked(cfg.speculate, cfg.draft, asked.question.model, cfg.model.config)
+    told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
     if asked.question.ranks > 1:
         dealt = answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
         first = dealt.of_rank(0)
@@ -52,7 +52,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
         plan,
         notes=(
             *format_notes(model, cfg.model),
-            *plan.notes,
+            *(note for note in plan.notes if plan.decisions.speculation.drafter is not Drafter.mtp or not note.endswith(FURTHER)),
             *reuse_notes(plan, asked.question.force),
             *expert_notes(plan, asked.hits.source),
         ),

@@ -27,7 +27,8 @@ def heads_spec(target: ModelSpec) -> ModelSpec:
     where it has none, and where nothing says."""
     if target.checkpoint is None:
         raise UserError(
-            f"speculate=mtp: the heads of {target.name} are read from its checkpoint; set model.checkpoint to it, or speculate=lookup"
+            f"speculate=mtp: nothing says that {target.name} has heads that predict further tokens; set model.checkpoint to one that "
+            "has, or speculate=lookup"
         )
     if target.state_bytes:
         raise UserError(

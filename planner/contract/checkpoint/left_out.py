@@ -16,9 +16,8 @@ TOWERS = "towers of other modalities: it reads and writes text"
 FURTHER = "layers that predict further tokens at once"
 
 
-def left_out(checkpoint: str | None, drafting: bool = False) -> Iterator[str]:
-    """Sentences for the notes of a plan for the directory ``checkpoint``; none for what is no directory. Reads headers only. ``drafting``:
-    its further heads draft."""
+def left_out(checkpoint: str | None) -> Iterator[str]:
+    """Sentences for the notes of a plan for the directory ``checkpoint``; none for what is no directory. Reads headers only."""
     if checkpoint is None or not (Path(checkpoint) / CONFIG).is_file():
         return
     path = Path(checkpoint) / CONFIG
@@ -26,8 +25,6 @@ def left_out(checkpoint: str | None, drafting: bool = False) -> Iterator[str]:
     last = geometry.layers + geometry.extra_layers
     sizes, counts = _beside(stored_infos(Path(checkpoint)), range(geometry.layers, last))
     for what, nbytes in sizes.items():
-        if drafting and what == FURTHER:
-            continue
         yield f"left out of plan and run: {counts[what]} tensors ({show_bytes(nbytes)}) of {what}"
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, PACK_MANIFEST, parse_object, read_bytes, spec_from_checkpoint
+from penstock.planner.contract.checkpoint.further_heads import heads_config
 from penstock.planner.contract.checkpoint.known_types import refuse_unknown_type
 from penstock.planner.contract.checkpoint.tally import TensorInfo
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.published.config_spec import spec_from_config
 from penstock.planner.contract.published.hub_names import config_folder, hub_name
 
@@ -48,6 +50,20 @@ def spec_of_published(config: Mapping[str, Any], name: str, where: str) -> Model
         return found.tensors
 
     return spec_from_config(config, name, where, built)
+
+
+def further_heads_of(config: Mapping[str, Any], model: ModelSpec) -> ModelSpec | None:
+    """The heads of ``model`` that predict further tokens, as its published ``config`` says; None where it names none. Beside a layer they
+    have a projection of two hidden states to one."""
+    if not config.get("num_nextn_predict_layers") or model.state_bytes:
+        return None
+    layer = spec_of_published(heads_config(config), f"the further heads of {model.name}", f"model={model.name}")
+    more = 2 * model.hidden**2
+
+    def widened(unit: UnitSpec) -> UnitSpec:
+        return replace(unit, elements=unit.elements + more, stored_bytes=unit.stored_bytes + more * layer.compute_dtype.nbytes)
+
+    return replace(layer, units=tuple(widened(unit) if unit.kind is UnitKind.norm else unit for unit in layer.units))
 
 
 def _spec_of_config(path: Path, name: str) -> ModelSpec:

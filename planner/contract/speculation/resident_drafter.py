@@ -40,7 +40,7 @@ def resident(model: ModelSpec, drafted: Decisions, layers: int, gpu: bool) -> De
     headroom, cap = old.dram.hwm_layers - old.dram.cap_layers, 0 if gpu else here
     weights = WeightDecisions(
         policy=CachePolicy.pinned,
-        embedding=Tier.vram if gpu else Tier.dram,
+        embedding=Tier.vram if gpu and model.tied else Tier.dram,  # a step gathers a row of it: not worth its VRAM
         head_blocks=1,
         vram=VramWeights(ResidentUnits(here, here, 1) if gpu else ResidentUnits(0, 0, 0), old.vram.slots, old.vram.prefetch_distance),
         dram=DramWeights(cap, cap + headroom, cap + headroom, cap),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
@@ -24,6 +25,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import drafter_bytes, recorded_shapes, shapes_wanted
 from penstock.planner.contract.prices.sizes import recorded_bytes
+from penstock.planner.contract.published.model_source import further_heads_of
 
 Solve = Callable[[HardwareProfile], Plan]
 """The same question on another machine."""
@@ -31,15 +33,22 @@ COPY = "INT4-128"
 """Format of `runtime pack format=int4`."""
 
 
-def drafter_asked(asked: Speculate, draft: str | None, model: ModelSpec) -> Speculation | None:
+def drafter_asked(asked: Speculate, draft: str | None, model: ModelSpec, published: Mapping[str, Any] | None = None) -> Speculation | None:
     """The drafter with weights that ``speculate=asked draft=draft`` names for ``model``; None where none is named. ``self`` without a
-    directory is the copy that `runtime pack format=int4` would make. UserError where there is none, or where it cannot draft."""
+    directory is the copy that `runtime pack format=int4` would make; ``auto`` without one the model's own further heads, where it has some.
+    ``published`` is the config of a model without a checkpoint. UserError where there is none, or where it cannot draft."""
     if draft is not None:
         return modelled(Speculation(), asked, drafter_spec(draft, model), model)
+    if asked is Speculate.auto:
+        try:
+            return drafter_asked(Speculate.mtp, None, model, published)
+        except UserError:
+            return None
     if asked is Speculate.draft:
         raise UserError(f"speculate=draft: no model is given; set draft=DIR, a smaller model with the tokens of {model.name}")
     if asked is Speculate.mtp:
-        return Speculation(Drafter.mtp, 0, DEFAULT_ACCEPTANCE[Drafter.mtp], heads_spec(model))
+        known = None if model.checkpoint is not None else further_heads_of(published or {}, model)
+        return Speculation(Drafter.mtp, 0, DEFAULT_ACCEPTANCE[Drafter.mtp], known or heads_spec(model))
     if asked is not Speculate.self:
         return None
     if model.coded:

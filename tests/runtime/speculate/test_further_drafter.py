@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from copy import deepcopy
@@ -22,6 +23,7 @@ from penstock.planner.contract.checkpoint.further_heads import FURTHER_HEADS
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.memory_law import drafter_bytes
+from penstock.planner.contract.published.model_source import further_heads_of
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.engine.generate import Batch, generate
@@ -147,6 +149,10 @@ def test_a_run_drafts_by_the_checkpoints_own_head(
     heads = plan.decisions.speculation.model
     assert heads is not None
     assert heads.layers == 1
+    assert penstock.solve(hardware="cpu", speculate="auto", **keys).decisions.speculation.drafter in ("mtp", "lookup", "none")
+    published = further_heads_of(json.loads((checkpoint / "config.json").read_text()), plan.model)
+    assert published is not None
+    assert published.weight_bytes == pytest.approx(heads.weight_bytes, rel=0.01)
     taken = drafter_bytes(plan.hardware, plan.model, plan.workload, plan.decisions)
     assert taken[Tier.dram] > heads.weight_bytes
     assert not any("left out" in note for note in plan.notes)
@@ -168,7 +174,7 @@ def test_a_run_drafts_by_the_checkpoints_own_head(
     [
         ({}, "llama has no heads that predict further tokens"),
         ({"draft": "{llama}"}, "speculate=mtp drafts without a model"),
-        ({"model": "glm-4.5-air", "model.checkpoint": None}, "read from its checkpoint; set model.checkpoint"),
+        ({"model": "llama8b", "model.checkpoint": None}, "nothing says that llama8b has heads"),
     ],
 )
 def test_heads_that_are_not_there_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
