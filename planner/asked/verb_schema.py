@@ -93,6 +93,10 @@ class ProbeSettings:
     """Index of the GPU that plans will use."""
     force: bool = False
     """Keep the figures although an earlier profile of this name has better ones."""
+    peers: str | None = None
+    """HOST:PORT where `probe.serve` waits on another host: the network to it is measured, too. Several with blanks between."""
+    serve: str | None = None
+    """HOST:PORT of this host: wait there for the `probe.peers` of others, and measure nothing else. Both need PENSTOCK_SECRET."""
 
 
 @dataclass

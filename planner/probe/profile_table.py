@@ -27,7 +27,9 @@ def profile_table(config: HardwareConfig) -> Table:
 
 def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
     gpu = config.gpu
+    network = config.network
     rows = [
+        *([("network.gbps", f"{network.gbps:.3g} GB/s"), ("network.hop_s", show_seconds(network.hop_s))] if network.gbps else []),
         ("dram_bytes", show_bytes(config.dram_bytes)),
         ("dram.copy_gbps", f"{config.dram.copy_gbps:.1f} GB/s"),
         ("dram.bus_gbps", f"{config.dram.bus_gbps:.1f} GB/s"),

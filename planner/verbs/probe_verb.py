@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from dataclasses import replace
 from importlib import resources
 
 from omegaconf import OmegaConf
@@ -9,20 +11,32 @@ from rich.console import Console
 
 from penstock.planner.asked.verb_schema import ProbeConfig
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.outside.streams import tell
+from penstock.planner.common.peers.shared_secret import shared_secret
 from penstock.planner.contract.config.better_profile import read_earlier, worse_than
+from penstock.planner.contract.config.config_schema import HardwareConfig, NetworkConfig
 from penstock.planner.contract.config.profile_files import prepare_directory, profile_path, write_profile
+from penstock.planner.probe.between.peer_address import PeerAddress
+from penstock.planner.probe.between.peer_rates import NetworkRates, measure_peers
+from penstock.planner.probe.between.peer_server import serve_peers
 from penstock.planner.probe.measure import probe
 from penstock.planner.probe.profile_table import profile_table
 
 
 def probe_verb(cfg: ProbeConfig) -> None:
-    """Measure this machine. The name is refused before measuring: a preset's name would never be found."""
+    """Measure this machine, or wait for those that measure the network to it. The name is refused before measuring: a preset's name would
+    never be found."""
     settings = cfg.probe
+    if settings.serve is not None:
+        serve_peers(PeerAddress.of("probe.serve", settings.serve), shared_secret(), tell)
+        return
     if resources.files("penstock").joinpath("conf", "hardware", f"{settings.name}.yaml").is_file():
         raise UserError(f"probe.name={settings.name}: a preset has this name and would hide the profile; choose another name")
     prepare_directory(profile_path(settings.name))
+    peers = [PeerAddress.of("probe.peers", peer) for peer in (settings.peers or "").split()]
+    network = measure_peers(peers, shared_secret()) if peers else None
     probed, earlier = probe(settings), read_earlier(profile_path(settings.name))
-    config, console = probed.profile, Console(highlight=False)
+    config, console = _with_network(probed.profile, network, earlier), Console(highlight=False)
     console.print(profile_table(config))
     if probed.load.busy:
         console.print(f"warning: the machine is busy: {probed.load}; these figures are marked busy", style="yellow", soft_wrap=True)
@@ -39,3 +53,14 @@ def probe_verb(cfg: ProbeConfig) -> None:
     figures = OmegaConf.to_container(OmegaConf.structured(config))
     assert isinstance(figures, dict)
     cfg.close({"profile": str(path)} | {str(k): v for k, v in figures.items()})
+
+
+def _with_network(config: HardwareConfig, found: NetworkRates | None, earlier: HardwareConfig | None) -> HardwareConfig:
+    """``config`` with the network that was ``found``, else with that of the ``earlier`` profile, which a probe of one host leaves alone."""
+    if found is not None:
+        origin = found.origin(datetime.date.today().isoformat())
+        return replace(config, network=NetworkConfig(found.gbps, found.hop_s), origin=config.origin | origin)
+    if earlier is None:
+        return config
+    origin = {path: how for path, how in earlier.origin.items() if path.startswith("network.")}
+    return replace(config, network=earlier.network, origin=config.origin | origin)

@@ -84,7 +84,7 @@ class Sealed:
 
     def pour(self, nbytes: int, seconds: float) -> None:
         """``nbytes`` of zeros, which nobody proves: to time the way. BrokenWords where they do not leave within ``seconds``."""
-        zeros, until = memoryview(bytes(_CHUNK)), time.monotonic() + seconds
+        until, zeros = time.monotonic() + seconds, memoryview(bytes(min(_CHUNK, nbytes)))
         while nbytes:
             left = until - time.monotonic()
             if left <= 0:
@@ -97,9 +97,16 @@ class Sealed:
 
     def drain(self, nbytes: int, seconds: float) -> None:
         """Take what the other side pours."""
-        until = time.monotonic() + seconds
+        until, room = time.monotonic() + seconds, memoryview(bytearray(min(_CHUNK, nbytes)))
         while nbytes:
-            nbytes -= len(receive_exactly(self.sock, min(_CHUNK, nbytes), until))
+            self.sock.settimeout(max(1e-3, until - time.monotonic()))
+            try:
+                got = self.sock.recv_into(room[: min(_CHUNK, nbytes)])
+            except OSError as error:
+                raise BrokenWords(error.strerror or "nothing came in time") from error
+            if not got:
+                raise BrokenWords("the connection was closed")
+            nbytes -= got
 
 
 def gbps(nbytes: int, seconds: float) -> float:

@@ -1,0 +1,1 @@
+"""The network between two hosts: a server on one of them, started by hand, and what the other one times."""
