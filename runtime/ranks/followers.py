@@ -37,6 +37,8 @@ class Leading:
     def finish_loading(self) -> None:
         """Rehearsals are over."""
         self._tell("load")
+        if self._company.line is not None:
+            self._company.line.steady()
 
     def book(self, phase: str) -> None:
         """What was done since the last call belongs to ``phase``."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.company import host_line, meeting_hosts
 from penstock.runtime.company.company import Seat
 from penstock.runtime.company.host_claims import HostClaims, versions
 from penstock.runtime.company.host_line import HostLine
@@ -101,6 +102,19 @@ def test_a_host_that_is_gone_is_named_and_one_that_leaves_is_not():
     here._threads[0].join(20)
     assert not heart.told.is_set()
     here.leave()
+
+
+def test_a_host_that_says_nothing_any_more_is_lost(monkeypatch):
+    """No connection breaks where a cable does."""
+    monkeypatch.setattr(host_line, "LOADING_S", 0.2)
+    port = free_port()
+    here, silent = both(
+        lambda: meet(HERE, LOOPBACK, port, LOOPBACK, SECRET), lambda: meeting_hosts._call(THERE, LOOPBACK, LOOPBACK, port, SECRET, 20.0)
+    )
+    heart = FakeHeart()
+    here.attach(heart)
+    silent.way.tell({"steady": False})
+    assert heart.told.wait(20) and heart.line == "host b (ranks 2 to 3) was lost: nothing came in time; all ranks have ended"
 
 
 def test_two_hosts_without_a_named_network_are_refused(monkeypatch):
