@@ -22,7 +22,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan_ranks import check_ranks
-from penstock.planner.contract.prices.beside import host_rows_timed
+from penstock.planner.contract.prices.beside import host_rows_timed, no_split
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.explain.resources import AMOUNTS
 from penstock.planner.solver.program import Optimum, optimum
@@ -123,7 +123,8 @@ def _for_the_cpu(question: Question) -> Iterator[Offer]:
     """What lets a CPU compute more beside the card, where it may: DRAM of twice the rate, of which its products have their share, and
     twice the cores, whose products are no faster than the bus."""
     hardware, model = question.hardware, question.model
-    if hardware.host is None or not host_rows_timed(hardware, model) or not (can_record(hardware, model) and records_whole(model)):
+    dense = host_rows_timed(hardware, model) and can_record(hardware, model) and records_whole(model)
+    if hardware.host is None or (no_split(hardware, model) and not dense):
         return
     products, bus = hardware.host.peak_gbps, hardware.dram_bus_gbps
     if bus:

@@ -17,7 +17,7 @@ from penstock.planner.render.prediction_text import print_prediction
 from penstock.planner.render.rank_rows import print_ranks
 from penstock.planner.render.stage_names import stage_names
 from penstock.planner.render.tier_bars import print_tiers
-from penstock.planner.render.whereabouts import beside_card
+from penstock.planner.render.whereabouts import beside_bytes
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -65,8 +65,7 @@ def _print_stages(plan: Plan, console: Console) -> None:
     print_head(console, "Ceilings", ", each stage alone")
     titles = f"  {'':<11} {'prefill':>10} {'decode/token':>13} {'tokens/s':>10} {'bytes/token':>12} {'GB/s':>7}"
     print_line(console, Text(titles, style="dim"))
-    host_bytes = sum(map(plan.placement.unit_bytes, beside_card(plan)))
-    moved = {Resource.ssd: predicted.ssd_bytes_per_token, Resource.h2d: predicted.h2d_bytes_per_token, Resource.cpu: host_bytes}
+    moved = {Resource.ssd: predicted.ssd_bytes_per_token, Resource.h2d: predicted.h2d_bytes_per_token, Resource.cpu: beside_bytes(plan)}
     for stage, name in stage_names(plan).items():
         prefill, decode = predicted.prefill_stages[stage], predicted.decode_stages[stage]
         if not prefill and not decode:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource, computing_of
 from penstock.planner.render.stage_names import IN_TURN
-from penstock.planner.render.whereabouts import beside_card
+from penstock.planner.render.whereabouts import beside_bytes, beside_card
 
 ROUTERS, HOST = "routers", "host"
 """The lane of what cannot overlap: since it is known only after a router, or since one interpreter launches kernels and copies."""
@@ -61,7 +61,7 @@ def lanes(plan: Plan) -> tuple[Lane, ...]:
         Resource.ssd: [*ssd, ("KV and experts", "rest", p.ssd_bytes_per_token - sum(n for *_, n in ssd))],
         Resource.h2d: [*h2d, ("KV and experts", "rest", p.h2d_bytes_per_token - sum(n for *_, n in h2d))],
         Resource.d2h: [("KV", "rest", 1)],
-        **({Resource.cpu: cpu} if host else {}),
+        **({Resource.cpu: [*cpu, ("experts", "rest", beside_bytes(plan) - sum(n for *_, n in cpu))]} if plan.hardware.gpu else {}),
         computing_of(plan.hardware): [(f"layer {i}", "layer", 1) for i in range(plan.model.layers)],
     }
     found = [Lane(stage, _in_turn(work[stage], 0.0, p.decode_stages[stage])) for stage in work if p.decode_stages[stage] > 0]

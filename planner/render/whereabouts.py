@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.experts.expert_misses import misses
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.prefill import Moved
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,21 @@ class Lies:
 def beside_card(plan: Plan) -> tuple[Unit, ...]:
     """Units that the CPU computes in the workload's decode steps; none without a GPU."""
     return plan.placement.host_units if plan.decisions.weights.host.compute(plan.decisions.batch) else ()
+
+
+def experts_beside(plan: Plan) -> float:
+    """Routed experts that the CPU computes in a decode step beside the card, on average."""
+    experts, gpu = plan.decisions.experts, plan.hardware.gpu is not None
+    if plan.model.experts is None or experts is None or not gpu:
+        return 0.0
+    shared = 1 - Moved.of(plan.hardware, plan.model, plan.decisions).missed.copied
+    return shared * misses(plan.model, experts, plan.decisions.batch, gpu).from_dram
+
+
+def beside_bytes(plan: Plan) -> int:
+    """What the CPU multiplies by in a decode step beside the card: units, and missed experts on average."""
+    nbytes = plan.model.experts.expert_bytes if plan.model.experts else 0
+    return sum(map(plan.placement.unit_bytes, beside_card(plan))) + round(experts_beside(plan) * nbytes)
 
 
 def computed_by(plan: Plan) -> dict[str, int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.decisions import MissedExperts, Tier
 from penstock.planner.contract.decided.placement import head_blocks
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.beside import Beside, no_split
+from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import objective_weights, with_wait
 from penstock.planner.contract.prices.memory_law import Held, dram_items, vram_items
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
@@ -89,6 +89,6 @@ def _experts(problem: Problem, table: PriceTable, vram: int, dram: int) -> Price
     slots = (min(experts.units, nbytes // experts.expert_bytes) / len(experts.layers) for nbytes in (vram, vram + dram))
     copied, read = (len(experts.layers) * visit(experts, problem.batch).missed(kept) for kept in slots)
     nbytes = experts.expert_bytes
-    if not no_split(problem.hardware, problem.model):
+    if problem.force.expert_host is MissedExperts.split:
         copied = read  # the CPU may compute what DRAM holds
     return table.brought(nbytes, Tier.ssd, Place.host) * read + table.brought(nbytes, Tier.dram, Place.ring, nbytes) * copied

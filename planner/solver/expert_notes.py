@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.planner.common.measures import show_bytes, show_seconds
-from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts
 from penstock.planner.contract.experts.expert_hits import default_source
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.experts.policies.native import unbuilt
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.beside import no_split
+from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.foresight import DecodeStep
 
 
@@ -23,6 +26,7 @@ def expert_notes(plan: Plan, curve: str | None) -> Iterator[str]:
         return
     yield _hits(plan, d, experts, curve)
     yield _gain(plan, d, experts, d.experts)
+    yield from _beside(plan, d.experts)
     if said := unbuilt(d.experts.policy):
         yield said
 
@@ -34,6 +38,25 @@ def _hits(plan: Plan, d: Decisions, experts: Experts, curve: str | None) -> str:
     missed = plan.prediction.experts_missed_vram if plan.hardware.gpu else plan.prediction.experts_missed_dram
     source = f"({curve})" if curve else f"({default_source(d.experts.policy)}); moe.routings=FILE takes the model's own"
     return f"{tier} keeps {each:.3g} of {experts.count} experts a layer; predicted hits: {1 - missed:.1%} of those visited {source}"
+
+
+def _beside(plan: Plan, slots: ExpertSlots) -> Iterator[str]:
+    """Who computes what VRAM misses, and why. Nothing where there is no GPU, or no rate of a CPU beside it."""
+    if plan.hardware.gpu is None or plan.hardware.host is None or not plan.prediction.experts_missed_vram:
+        return
+    if why := no_split(plan.hardware, plan.model):
+        yield f"missed experts are copied: {why}"
+        return
+    took = {}
+    for way in MissedExperts:
+        other = replace(plan.decisions, experts=replace(slots, host=way))
+        took[way] = show_seconds(predict(plan.hardware, plan.model, plan.workload, other).decode_s_per_token)
+    what = (
+        "the CPU computes a part of the missed experts where DRAM holds them"
+        if slots.host is MissedExperts.split
+        else "missed experts are copied"
+    )
+    yield f"{what}: a step takes {took[MissedExperts.split]} with the CPU and {took[MissedExperts.copied]} without it (moe.host)"
 
 
 def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str:

@@ -7,11 +7,12 @@ from itertools import product
 
 import pulp
 
-from penstock.planner.contract.decided.decisions import CachePolicy, Decisions
+from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, MissedExperts
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
+from penstock.planner.contract.prices.beside import no_split
 from penstock.planner.contract.prices.cost import objective_weights, with_wait
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.ranks.rank_parts import parts_of
@@ -43,6 +44,9 @@ class Preferences:
     """Seconds of the links, also of those that nothing waits for."""
     beside: float = 1e-4
     """The CPU computing beside the card at all: worth as little as 1 % of the time."""
+    split: float = 0.01
+    """The CPU computing missed experts, as a share of the time: what it computes does not enter VRAM, which costs hits that the model does
+    not see."""
     passes: float = 1e-3
     """Passes of the prefill, or their parts: matrix rates fall with fewer tokens at once, which the model does not see."""
     parts: float = 0.02
@@ -135,21 +139,24 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
 
 
 def _problems(question: Question) -> list[Problem]:
-    """One for each batch, prompt tokens of a server's pass, and form of residents. Of several ranks those of the first, which has most.
-    UserError for what can be no plan whatever is given."""
+    """One for each batch, prompt tokens of a server's pass, way of missed experts, and form of residents. Of several ranks those of the
+    first, which has most. UserError for what can be no plan whatever is given."""
     q = question.of_rank(0)
     check_request(q.hardware, q.model, q.workload, q.force)
     policy = q.force.policy or CachePolicy.pinned
     forces = [q.force]
     if q.workload.is_served:
         forces = [q.force.but(prefill_chunk_tokens=chunk) for chunk in served_chunks(q.workload, q.force)]
+    if q.force.expert_host is None and not no_split(q.hardware, q.model):
+        forces = [force.but(expert_host=way) for force in forces for way in MissedExperts]
     menu = product(batch_menu(q.workload), forces, form_menu(q.hardware, q.model, q.force))
     return [Problem(q.hardware, q.model, q.workload, force, policy, batch, forms) for batch, force, forms in menu]
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
     """The fastest problem, trying those with the lowest bound first and stopping when no bound is below the best found. Residents that
-    stay decoded take more memory, so they must be faster by more than is given up for that; so must a server's prompts in more passes."""
+    stay decoded take more memory, so they must be faster by more than is given up for that; so must a server's prompts in more passes, and
+    missed experts on the CPU."""
     best, best_s, least_s = None, float("inf"), float("inf")
     for problem in sorted(problems, key=bound_s):
         if bound_s(problem) >= least_s:
@@ -165,7 +172,8 @@ def _handicap(problem: Problem) -> float:
     """Share of the time by which it must be faster than others."""
     work, chunk = problem.workload, problem.force.prefill_chunk_tokens
     parts = work.turn(problem.batch, chunk).parts if work.is_served and chunk else 1
-    return (PREFERENCES.slower_at_most if problem.forms.decoded else 0.0) + PREFERENCES.parts * (parts - 1)
+    split = PREFERENCES.split if problem.force.expert_host is MissedExperts.split else 0.0
+    return (PREFERENCES.slower_at_most if problem.forms.decoded else 0.0) + PREFERENCES.parts * (parts - 1) + split
 
 
 def _for_cold_prompts(problem: Problem) -> Problem:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import CPU
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.beside.host_ffn import HostFfn
@@ -70,18 +71,23 @@ class Experts:
         self._recorder = None if record is None else RoutingRecorder(record, layers)
 
     def _open_beside(self, room: ExpertRoom, layers: nn.ModuleList, device: CopyDevice, card: torch.device) -> BesideCard | None:
-        """The CPU beside the card, where the plan has it compute."""
+        """The CPU beside the card, where the plan has it compute and it can; a line says why it cannot."""
         share = room.share
         if share is None or room.experts is None:
             return None
-        units = {layer: ExpertUnits(module) for layer, module in layers_with_experts(layers)}
+        try:
+            units = {layer: ExpertUnits(module) for layer, module in layers_with_experts(layers)}
+            pool = pool_here(share.threads, share.tell)
+        except UserError as error:
+            share.tell(f"all missed experts are copied, and steps take longer than planned: {error}")
+            return None
         views = SlotViews({key: layout.tensors for key, layout in room.layouts.items()})
 
         def unit_of(layer: int, expert: int, slot: int, buffer: torch.Tensor) -> HostFfn:
             return units[layer].of(expert, views.of((layer, expert), slot, buffer))
 
         shape = share.rows, room.experts.top_k, share.hidden
-        return BesideCard(share.split, room.experts.expert_bytes, pool_here(share.threads, share.tell), unit_of, shape, device, card)
+        return BesideCard(share.split, room.experts.expert_bytes, pool, unit_of, shape, device, card)
 
     def fills(self) -> list[Fill]:
         """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""

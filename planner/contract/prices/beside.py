@@ -150,7 +150,9 @@ def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int) -> i
     return min(found, host_rows_timed(hardware, model))
 
 
-GATED = frozenset({"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
+GATED = frozenset(
+    {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}
+)
 """Model types whose experts compute down(act(gate(x)) * up(x)) without biases, as transformers v5 has them."""
 CLAMPED = "gpt_oss"
 """Has biases, and a gate of its own; as published its experts are coded."""
@@ -203,13 +205,15 @@ class Missed:
         missed = missed_beside_layers(gpu, hardware.vram_bytes, model, experts, visit(experts, batch))
         visited = max(1, round(visit(experts, batch).touched))
         odds = min(1.0, max(1e-6, missed / len(experts.layers) / visited))
+        rows = max(1, round(batch * experts.top_k / visited))
         shares = [
-            (math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n), n, len(split.on_host([1] * n))) for n in range(visited + 1)
+            (math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n), n, len(split.on_host([rows] * n))) for n in range(visited + 1)
         ]
         on_host = sum(chance * taken for chance, _, taken in shares) / (odds * visited)
-        waits_s = sum(chance * split.lasts([1] * taken, n - taken) for chance, n, taken in shares) / (odds * visited)
+        waits_s = sum(chance * split.lasts([rows] * taken, n - taken) for chance, n, taken in shares) / (odds * visited)
         link = Price({Resource.h2d: (1 - on_host) * copied.of(Resource.h2d)})
-        bill = link + Price({Resource.cpu: on_host * split.host_s[0]}) + passed(hardware, experts.expert_bytes)
+        computed_s = on_host * split.host_s[rows - 1] if on_host else 0.0
+        bill = link + Price({Resource.cpu: computed_s}) + passed(hardware, experts.expert_bytes)
         return cls(bill, waits_s, 1 - on_host)
 
 

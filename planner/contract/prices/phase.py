@@ -23,6 +23,7 @@ from penstock.planner.contract.prices.stages import (
     decode_compute_s,
     earlier_kv,
     kv_fill,
+    launched_meanwhile_s,
     lookup_s,
     mixed_compute_s,
     more_operations,
@@ -99,7 +100,7 @@ def decode_phase(
     records = can_record(hardware, model)
     compute_s = recorded_s(hardware, computed_by, context, batch) if records else launched_s
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
-    rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
+    rest = _rest(hardware, model, head_blocks, 1, compute_s, read) + Price(meanwhile=launched_meanwhile_s(hardware, model, batch))
     lookups = _lookups(hardware, model, batch, 1)
     coded = _coded(hardware, model, forms, 1, batch, issues=not records)
     issued_s = _issued_s(hardware, model, issue_s(hardware, model if records else computed_by, batch))

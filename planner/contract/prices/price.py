@@ -68,15 +68,18 @@ class Price:
     """Seconds in which the interpreter launches kernels, part of the card's: what copies to the card are queued beside."""
     behind: Amount = 0
     """Seconds of copies for which the card waits when all else is computed: those of the LM head."""
+    meanwhile: float = 0.0
+    """Seconds of the card's in which the host launches what comes behind missed experts, while the CPU computes these."""
 
     def __add__(self, other: Price) -> Price:
         seconds, nbytes = _sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes)
-        return Price(seconds, nbytes, self.issued + other.issued, self.behind + other.behind)
+        return Price(seconds, nbytes, self.issued + other.issued, self.behind + other.behind, self.meanwhile + other.meanwhile)
 
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
         seconds, nbytes = {r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()}
-        return Price(seconds, nbytes, self.issued * count if self.issues else 0, self.behind * count if self.waits else 0)
+        issued, behind = self.issued * count if self.issues else 0, self.behind * count if self.waits else 0
+        return Price(seconds, nbytes, issued, behind, self.meanwhile * count if self.meanwhile else 0.0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -100,7 +103,8 @@ class Price:
     def least(self) -> Iterator[Amount]:
         """Seconds that the work takes at least: those of each resource, and of its chains.
 
-        Resources work side by side. The card and the CPU follow each other, since each layer needs what the one before it computed.
+        Resources work side by side. The card and the CPU follow each other, since each layer needs what the one before it computed. What
+        the host launches meanwhile hides.
         Launching kernels and queueing copies share the interpreter. The LM head comes behind the last layer.
         """
         yield from (self.of(resource) for resource in Resource)
@@ -108,7 +112,7 @@ class Price:
         if self.waits:
             yield self.of(Resource.card) + self.behind
         if Resource.card in self.seconds and Resource.cpu in self.seconds:
-            yield self.of(Resource.card) + self.of(Resource.cpu)
+            yield self.of(Resource.card) - self.meanwhile + self.of(Resource.cpu)
 
     def lasts(self) -> float:
         """Seconds of the work, where its amounts are numbers: the longest of the least."""

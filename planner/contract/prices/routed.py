@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.experts.expert_misses import Misses, visit
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import missed_beside_layers
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.launches import issue_s, pieces_issue_s
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
-from penstock.planner.contract.prices.stages import weight_pass_s, weight_read_s
+from penstock.planner.contract.prices.stages import launched_meanwhile_s, weight_pass_s
 from penstock.planner.contract.ranks.rank_chain import turns
 
 PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -84,10 +82,7 @@ class Routed:
         computed_s = alone * (u - 1) / u * unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
         issued_s = exposed = copies_s = 0.0
         if hardware.gpu:
-            in_pieces = can_record(hardware, model)
-            issued_by_host_s = pieces_issue_s(hardware, model, batch) if in_pieces else issue_s(hardware, model, batch)
-            hidden_s = issued_by_host_s if in_pieces else max(0.0, issued_by_host_s - weight_read_s(hardware, model, batch))
-            issued_s = alone * hidden_s / (u * len(model.experts.layers))
+            issued_s = alone * launched_meanwhile_s(hardware, model, batch) / (u * len(model.experts.layers))
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * hardware.links.held_to
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
         count, apart = turns(model), alone / math.sqrt(u)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
@@ -105,6 +106,16 @@ def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more
 def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
     """Seconds to read every active weight of one pass once from where it is computed with, and to decode what is coded."""
     return model.multiplied_bytes(tokens) / hardware.weight_gbps / GB + beyond_stored_s(hardware, model, tokens)
+
+
+def launched_meanwhile_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Seconds of a pass over ``tokens`` tokens in which the host launches what comes behind a router, while experts that the layer misses
+    are on their way: all that a step recorded in pieces launches, else what takes longer than reading the weights. 0 for a dense model."""
+    if hardware.gpu is None or model.experts is None:
+        return 0.0
+    if can_record(hardware, model):
+        return pieces_issue_s(hardware, model, tokens)
+    return max(0.0, issue_s(hardware, model, tokens) - weight_read_s(hardware, model, tokens))
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
