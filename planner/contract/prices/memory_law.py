@@ -141,7 +141,10 @@ def shapes_wanted(hardware: HardwareProfile, model: ModelSpec, decisions: Decisi
     drafts, gpu = decisions.speculation.tokens, hardware.gpu is not None
     if not drafts or not is_recorded(hardware, place(model, decisions.weights, gpu), decisions.kv):
         return ()
-    return verify_shapes(decisions.batch, drafts)
+    shapes = verify_shapes(decisions.batch, drafts)
+    if decisions.speculation.drafter is Drafter.mtp:  # further heads read hidden states of rows that stand side by side
+        shapes = tuple(shape for shape in shapes if shape.rows == 1)
+    return shapes
 
 
 def _shapes_beside(
