@@ -165,7 +165,7 @@ class Session:
             self.launched = f"a decode step is launched kernel by kernel, not as one CUDA graph: {why}"
             self.plan = self.plan if self.rank is not None else launched_singly(self.plan)
         if self.drafter is not None and largest is not None:
-            self.drafter.load(replace(largest, chunk_tokens=self.drafter.plan.decisions.prefill_chunk_tokens))
+            self.drafter.load(replace(largest, chunk_tokens=self.drafter.plan.chunk_tokens(len(largest.prompts))))
             if self.chains is not None:
                 self.engine.stepper.watcher = self.chains.watcher
         self._mark("load")
@@ -344,7 +344,7 @@ def _open_drafter(plan: Plan, ground: Ground, options: EngineOptions) -> Abstrac
     assert plan.model.checkpoint is not None
     copier = ground.copier()
     beside = OpenCard(None if copier is None else copier.twin(), ground.device)
-    own = EngineOptions(graphs=options.graphs, cpu_product=options.cpu_product)
+    own = EngineOptions(graphs=options.graphs, cpu_product=options.cpu_product, row_tokens=options.row_tokens)
     return open_session(plan, Path(plan.model.checkpoint), beside, own)
 
 

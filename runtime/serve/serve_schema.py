@@ -36,6 +36,8 @@ class ServeConfig(Closing):
     """As in `planner solve`; a plan file holds its own rates."""
     speculate: Speculate | None = None
     """As in `planner solve` where no plan is named, as in `runtime run` where one is."""
+    draft: str | None = None
+    """Checkpoint or packed store of the model that drafts; as `speculate`."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to serve; null takes the plan's."""
     adapter: str | None = None

@@ -52,6 +52,7 @@ def serve_verb(cfg: ServeConfig) -> None:
             engine=asdict(cfg.engine),
             queue=cfg.limits.queue,
             speculate=_drafts_asked(cfg),
+            draft=cfg.draft if cfg.plan is not None else None,
         )
         served = Served(
             name=cfg.name or plan.model.name,
@@ -104,7 +105,9 @@ def _planned(cfg: ServeConfig) -> Iterator[tuple[Path, Plan]]:
     try:
         with bar_console().status("solving"):
             work, drafts = cfg.workload or WorkloadConfig(), cfg.speculate or Speculate.none
-            plan = solve(SolveConfig(cfg.hardware, cfg.model, work, cfg.force, calibration=cfg.calibration, speculate=drafts))
+            plan = solve(
+                SolveConfig(cfg.hardware, cfg.model, work, cfg.force, calibration=cfg.calibration, speculate=drafts, draft=cfg.draft)
+            )
     except NoPlan as none:
         raise UserError(none.whole) from none
     with tempfile.TemporaryDirectory(prefix="penstock-serve-") as scratch:
@@ -130,6 +133,7 @@ def _as_run(cfg: ServeConfig) -> RunConfig:
         kv=cfg.kv,
         engine=cfg.engine,
         speculate=_drafts_asked(cfg),
+        draft=cfg.draft if cfg.plan is not None else None,
     )
 
 

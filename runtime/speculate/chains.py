@@ -100,6 +100,10 @@ class Chains:
             self.lengths.of(len(drafts)).took(max(map(len, drafts)), seconds - self._read_s)
         self._read_s = 0.0
 
+    def rest(self, number: int) -> None:
+        """Sequence ``number`` waits."""
+        self._proposer.rest(number)
+
     def forget(self, number: int) -> None:
         """Sequence ``number`` has ended."""
         self._proposer.forget(number)

@@ -23,5 +23,8 @@ class Proposer(Protocol):
     def propose(self, rows: Sequence[KvSequence], most: Sequence[int]) -> Drafts:
         """For each of ``rows``, which were read, as many tokens as ``most`` says for it, or fewer; none where nothing suggests itself."""
 
+    def rest(self, number: int) -> None:
+        """Sequence ``number`` waits, and is asked of again later: others may have its memory meanwhile."""
+
     def forget(self, number: int) -> None:
         """Sequence ``number`` has ended."""

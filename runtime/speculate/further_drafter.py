@@ -114,6 +114,9 @@ class FurtherDrafter:
             self._rows[number].states = self._rows[number].states[:0]
         return [drafts[row.number] for row in rows]
 
+    def rest(self, number: int) -> None:
+        """Nothing: the model forgets it, and :meth:`ended` is told."""
+
     def forget(self, number: int) -> None:
         """Nothing: a sequence may go on in another batch. :meth:`ended` is told of its end."""
 

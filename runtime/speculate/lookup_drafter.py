@@ -48,6 +48,9 @@ class LookupDrafter:
                 return _repeated(tokens, at, most)
         return ()
 
+    def rest(self, number: int) -> None:
+        """What was read of it stays."""
+
     def forget(self, number: int) -> None:
         self._known.pop(number, None)
 

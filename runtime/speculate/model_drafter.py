@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -53,12 +54,13 @@ class ModelDrafter:
     """Greedy chains of a model that ``steps`` compute: all rows together, a pass for each place in the chain.
 
     Its K and V follow the sequences: drafts that were not kept are written over, and what was said while it rested is computed as prompts
-    are, ``chunk_tokens`` of a row in a pass. Tokens from ``vocab`` on one of the models does not know: rows that have some get no drafts,
-    as those for which there are no pages.
+    are, ``chunk_tokens`` of a row in a pass. Where rows come and go, it reads ``at_once`` tokens before a pass of the model that it drafts
+    for, so that no row waits for another's prompt; a row that is not read to its end gets no drafts yet. Tokens from ``vocab`` on one of
+    the models does not know: rows that have some get no drafts, as those for which there are no pages.
     """
 
-    def __init__(self, steps: Steps, vocab: int, chunk_tokens: int):
-        self._steps, self._vocab, self._chunk_tokens = steps, vocab, chunk_tokens
+    def __init__(self, steps: Steps, vocab: int, chunk_tokens: int, at_once: int | None = None):
+        self._steps, self._vocab, self._chunk_tokens, self._at_once = steps, vocab, chunk_tokens, at_once
         self._followed: dict[int, _Followed] = {}
         self._foreign: set[int] = set()
         """Rows with tokens that the model does not know."""
@@ -71,6 +73,12 @@ class ModelDrafter:
             if row.number not in self._foreign:
                 known.follow(row.tokens)
         late = [own for own in self._own(rows) if own.left > FEW and self._holds(own, len(own.tokens))]
+        if self._at_once is not None:
+            ends = accumulate((own.left - 1 for own in late), initial=0)
+            given = [(own, min(own.left - 1, self._at_once - before)) for own, before in zip(late, ends, strict=False)]
+            late = []
+            if rows_now := [own.row(count, RowKind.prompt, wanted=0) for own, count in given if count > 0]:
+                self._run(rows_now)
         while late:
             self._run([own.row(min(self._chunk_tokens, own.left - 1), RowKind.prompt, wanted=0) for own in late])
             late = [own for own in late if own.left > 1]
@@ -91,12 +99,16 @@ class ModelDrafter:
             going = [own for own in going if len(drafts[own.number]) < rooms[own.number]]
         return [drafts[row.number] for row in rows]
 
-    def forget(self, number: int) -> None:
-        known = self._followed.pop(number, None)
-        self._foreign.discard(number)
+    def rest(self, number: int) -> None:
+        known = self._followed.get(number)
         if known is not None:
             self._steps.forget(number)
             known.own.release(self._steps.pool.pages)
+
+    def forget(self, number: int) -> None:
+        self.rest(number)
+        self._followed.pop(number, None)
+        self._foreign.discard(number)
 
     def _own(self, rows: Sequence[KvSequence]) -> Iterator[KvSequence]:
         return (self._followed[row.number].own for row in rows if row.number not in self._foreign)

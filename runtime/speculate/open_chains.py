@@ -33,7 +33,8 @@ class DraftingModel:
         """What drafts for ``target``. Heads read its hidden states from now on: before steps are recorded."""
         chunk = self.plan.decisions.prefill_chunk_tokens
         if kind is not Drafter.mtp:
-            return ModelDrafter(self.steps, min(vocab, self.plan.model.vocab), chunk)
+            at_once = chunk if self.plan.workload.is_served else None
+            return ModelDrafter(self.steps, min(vocab, self.plan.model.vocab), chunk, at_once)
         few = self.plan.decisions.batch * (MOST_DRAFTS + 1)
         said, given, made = (HiddenRows(few, self.plan.model.hidden, target.dtype, device) for _ in range(3))
         said.follow(target)

@@ -18,6 +18,7 @@ class PlannedDrafts:
 
     def __init__(self, plan: Plan, limits: ServeLimits, prices: PassPrices):
         self._plan, self._limits, self._prices = plan, limits, prices
+        self._drafter = None if plan.drafter is None else PassPrices(plan.drafter)
         self._lengths: dict[int, int] = {}
 
     def most(self, rows: int) -> int:
@@ -25,10 +26,24 @@ class PlannedDrafts:
         return min(self._plan.decisions.speculation.tokens, self._limits.pass_tokens // max(1, rows) - 1)
 
     def pass_s(self, rows: int) -> Callable[[int], float]:
-        """Of a pass in which ``rows`` have so many drafts each, in the middle of their replies."""
+        """Of a pass in which ``rows`` have so many drafts each, in the middle of their replies; drafting counted."""
         work = self._plan.workload
         context = work.prompt_tokens + work.new_tokens / 2
-        return lambda drafts: self._prices.seconds(MixedPass(rows, context, 0, 0.0, drafted=rows * drafts))
+        return lambda drafts: self.seconds(MixedPass(rows, context, 0, 0.0, drafted=rows * drafts))
+
+    def seconds(self, mixed: MixedPass) -> float:
+        """Of any pass, and of drafting for it: a model that drafts takes a step for each place in the chains, which are taken as equal."""
+        places = -(-mixed.drafted // max(1, mixed.rows))
+        alone_s = self._drafter.decode_s(mixed.rows, mixed.context) if self._drafter is not None and places else 0.0
+        return self._prices.seconds(mixed) + places * alone_s
+
+    def reading_s(self, tokens: int) -> float:
+        """In which the drafter reads a prompt of so many ``tokens``, before the first drafts behind it."""
+        if self._drafter is None or not self._plan.decisions.speculation.tokens:
+            return 0.0
+        at_once = self._drafter.plan.decisions.prefill_chunk_tokens
+        chunks = [(at, min(at_once, tokens - at)) for at in range(0, tokens, at_once)]
+        return sum(self._drafter.seconds(MixedPass(0, 0.0, count, at + count / 2, at)) for at, count in chunks)
 
     def length(self, rows: int) -> int:
         """Drafts behind each of ``rows``: those that give the most tokens a second."""

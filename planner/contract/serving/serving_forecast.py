@@ -106,7 +106,9 @@ class _Playing:
     """A server's day without a server. The clock stands still but for passes, and for waiting until somebody asks."""
 
     def __init__(self, plan: Plan, arrivals: Arrivals, limits: ServeLimits, prices: PassPrices):
-        self._arrivals, self._prices, self._drafts = arrivals, prices, PlannedDrafts(plan, limits, prices)
+        self._arrivals, self._drafts = arrivals, PlannedDrafts(plan, limits, prices)
+        self._reading_s = 0.0
+        """Of prompts that a model that drafts has yet to read."""
         self._pages = CountedPages(limits.pages, limits.page_tokens, arrivals.lengths.shared_tokens)
         self._scheduler = Scheduler(limits, self._pages)
         self._chance = random.Random(f"lengths {arrivals.seed}")
@@ -155,7 +157,9 @@ class _Playing:
         found = self.found
         found.given_up += len(step.given_up)
         mixed = mixed_of(step)
-        seconds = self._prices.seconds(mixed)
+        seconds = self._drafts.seconds(mixed)
+        if mixed.drafted:
+            seconds, self._reading_s = seconds + self._reading_s, 0.0
         self.now_s += seconds
         found.pass_s.append(seconds)
         found.rows += mixed.rows
@@ -169,6 +173,7 @@ class _Playing:
                 self._token(self._asked[share.number])
             if share.kind == "prompt" and share.wanted:
                 self._pages.keep(share.number)
+                self._reading_s += self._drafts.reading_s(share.start + share.count)
         for number in self._scheduler.finished((), said):
             del self._asked[number]
             found.ended_s.append(self.now_s)

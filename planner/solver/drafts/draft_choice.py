@@ -73,11 +73,11 @@ def beside_drafter(plan: Plan, drafter: Speculation, solve: Solve) -> Plan:
 
 
 def with_room(plan: Plan, solve: Solve) -> Plan:
-    """``plan``, whose drafter takes no memory, solved again where VRAM has no room for all passes that it has recorded to verify. Itself
-    where the rest would hold no plan: those that have no room are launched kernel by kernel."""
+    """``plan``, solved again where VRAM has no room for all passes that it has recorded to verify. Itself where the rest would hold no
+    plan: those that have no room are launched kernel by kernel; and where a model drafts, which has left room for them."""
     asked = plan.hardware, plan.model, plan.workload, plan.decisions
     wanted = shapes_wanted(plan.hardware, plan.model, plan.decisions)
-    if recorded_shapes(*asked) == wanted:
+    if plan.decisions.speculation.model is not None or recorded_shapes(*asked) == wanted:
         return plan
     try:
         made = solve(replace(plan.hardware, vram_bytes=plan.hardware.vram_bytes - recorded_bytes(plan.model, wanted)))

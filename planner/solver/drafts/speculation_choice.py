@@ -23,21 +23,20 @@ def speculating(
         if tokens:
             raise UserError(f"force.speculate_tokens={tokens}: nobody drafts; set speculate=lookup, or leave it out")
         return plan
-    if plan.workload.is_served:
-        if drafter is not None and asked is not Speculate.auto:
-            raise UserError(f"speculate={asked}: a server drafts by lookup alone; set speculate=lookup, or choose another workload")
-        return with_room(served_with_drafts(plan, asked, tokens, seen), solve)
-    tried, notes, text = [], list(plan.notes), plan.workload.name
+    drafting, notes, text = [], list(plan.notes), plan.workload.name
     if asked in (Speculate.auto, Speculate.lookup):
         lookup = Speculation(Drafter.lookup, 0, DEFAULT_ACCEPTANCE[Drafter.lookup])
-        tried.append(longest_paying(plan, counting_on(lookup, seen, text), tokens))
+        drafting.append((plan, counting_on(lookup, seen, text)))
     if drafter is not None:
         try:
-            tried.append(longest_paying(beside_drafter(plan, drafter, solve), counting_on(drafter, seen, text), tokens))
+            drafting.append((beside_drafter(plan, drafter, solve), counting_on(drafter, seen, text)))
         except UserError as error:
             if asked is not Speculate.auto:
                 raise
             notes.append(str(error))
+    if plan.workload.is_served:
+        return with_room(served_with_drafts(replace(plan, notes=tuple(notes)), drafting, asked, tokens, seen), solve)
+    tried = [longest_paying(beside, known, tokens) for beside, known in drafting]
     best = max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
     if asked is Speculate.auto and best.prediction.decode_tokens_per_s <= plan.prediction.decode_tokens_per_s:
         counted = " or ".join(dict.fromkeys(stands_on(one.decisions.speculation, seen, text) for one in tried))

@@ -21,6 +21,7 @@ COUNTED: Mapping[str, str] = {
     "preempted": "preempted_rows",
     "drafted_tokens": "drafted_tokens",
     "accepted_tokens": "accepted_tokens",
+    "draft_s": "draft_seconds",
     "idle_s": "engine_idle_seconds",
     "busy_s": "engine_busy_seconds",
 }

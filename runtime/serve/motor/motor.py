@@ -104,6 +104,7 @@ def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
         kv=build(ReuseConfig, asked.kv, "kv"),
         engine=build(EngineConfig, asked.engine, "engine"),
         speculate=convert(Speculate | None, asked.speculate, "speculate"),
+        draft=asked.draft,
     )
     plan, checkpoint = check_fit(cfg, read_plan(Path(asked.plan).expanduser()))
     reuse = fitted(cfg.kv, plan)

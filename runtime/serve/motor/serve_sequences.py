@@ -10,6 +10,7 @@ from penstock.planner.contract.serving.serve_step import Share
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import Row, RowKind
+from penstock.runtime.speculate.chains import Chains
 
 
 class SharedPrefix(Protocol):
@@ -27,10 +28,10 @@ class SharedPrefix(Protocol):
 
 class ServeSequences:
     """The scheduler's ``ServePages`` over the pool of ``stepper``. ``prefix`` is None where nothing can be shared: a model whose sequences
-    keep a state beside K and V. ``ended`` hears the number of each that has gone."""
+    keep a state beside K and V. ``drafts`` hears of each that waits or has gone."""
 
-    def __init__(self, stepper: Stepper, prefix: SharedPrefix | None, ended: Callable[[int], None] = lambda number: None):
-        self._stepper, self._pool, self._prefix, self._ended = stepper, stepper.pool.pages, prefix, ended
+    def __init__(self, stepper: Stepper, prefix: SharedPrefix | None, drafts: Chains | None = None):
+        self._stepper, self._pool, self._prefix, self._drafts = stepper, stepper.pool.pages, prefix, drafts
         self._living: dict[int, KvSequence] = {}
         self._alone: set[int] = set()
         """Sequences that begin with nothing that others computed."""
@@ -49,7 +50,8 @@ class ServeSequences:
         """It has gone, and holds no pages."""
         self._living.pop(number)
         self._alone.discard(number)
-        self._ended(number)
+        if self._drafts is not None:
+            self._drafts.forget(number)
 
     def spoil(self, number: int) -> None:
         """What was computed of it is no good: none of its pages is kept."""
@@ -123,6 +125,8 @@ class ServeSequences:
             self._prefix.keep([sequence])
         self._unsure.discard(number)
         self._stepper.forget(number)
+        if self._drafts is not None:
+            self._drafts.rest(number)
         sequence.release(self._pool)
 
     def row(self, share: Share, done: int, count: int, wanted: int, draft: Sequence[int] = ()) -> Row:

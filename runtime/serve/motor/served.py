@@ -74,7 +74,8 @@ class Served:
             if self._asked.grammars and self._vocabulary.tokenizer is not None:
                 self._grammars = Grammars(self._vocabulary.tokenizer, session.plan.model.vocab, sorted(self._vocabulary.stop_ids))
                 stack.enter_context(closing(self._grammars))
-            self._vitals = Vitals(session, self._limits, PassPrices(session.plan).seconds)
+            self._planned = PlannedDrafts(session.plan, self._limits, PassPrices(session.plan))
+            self._vitals = Vitals(session, self._limits, self._planned.seconds)
             self._stack = stack.pop_all()
         return self
 
@@ -88,7 +89,7 @@ class Served:
         shares = session.prefix or (PoolPrefix(stepper.pool.pages) if stepper.goes_back else None)
         law = ServeLaw(plan.model.vocab, self.capacity_tokens, wanted_rows(plan, self._limits.pass_tokens), block_rows(plan))
         chains = self._chains(law.wanted_rows)
-        sequences = ServeSequences(stepper, shares, chains.forget if chains is not None else lambda number: None)
+        sequences = ServeSequences(stepper, shares, chains)
         scheduler = Scheduler(self._limits, sequences)
         generation, totals = self._vocabulary.generation, self._vitals.totals
         intake = Intake(scheduler, sequences, generation, self._grammars, law, stepper.put, inbox, totals)
@@ -102,7 +103,7 @@ class Served:
         """Drafts as the plan has them, by the rows that share a pass, within the logits that one may give."""
         chains, limits = self.session.chains, self._limits
         if chains is not None:
-            planned = PlannedDrafts(self.session.plan, limits, PassPrices(self.session.plan))
+            planned = self._planned
             spare = wanted_rows - limits.rows
             chains.lengths = ChainLengths(
                 lambda rows: min(planned.most(rows), spare // rows),
@@ -152,7 +153,8 @@ class Served:
         limits, most = self._limits, self.capacity_tokens
         context = min(most, limits.capacity_tokens / limits.rows)
         fullest = MixedPass(limits.rows, context, max(1, limits.pass_tokens - limits.rows), most, most)
-        return PassPrices(self.session.plan).seconds(fullest) * -(-limits.pass_tokens // wanted_rows(self._plan, limits.pass_tokens))
+        parts, drafts = -(-limits.pass_tokens // wanted_rows(self._plan, limits.pass_tokens)), self._planned.pass_s(limits.rows)
+        return self._planned.seconds(fullest) * parts + drafts(self._planned.most(limits.rows)) + self._planned.reading_s(most)
 
     @property
     def capacity_tokens(self) -> int:

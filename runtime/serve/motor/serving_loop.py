@@ -192,7 +192,8 @@ class ServingLoop:
         verified = [drafts.get(share.number, ())[: share.count - 1] for share in decoded]
         chains.book(verified, [[token or 0 for token in chosen[share.number]] for share in decoded], seconds)
         totals = self._vitals.totals
-        totals.drafted, totals.kept = chains.counts.drafted, chains.counts.kept
+        counts = chains.counts
+        totals.drafted, totals.kept, totals.draft_s = counts.drafted, counts.kept, counts.draft_s + counts.read_s
 
     def _logits(
         self, shares: Sequence[Share], drafts: Mapping[int, Sequence[int]], told: list[Message]

@@ -8,7 +8,7 @@ Keys of ``Vital.stats``; one that is not known is left out:
   ``idle_share``: of the seconds in which there was work, those between passes; ``busy``: stage -> share of the seconds; ``binds``: the
   stage that was busy longest;
 * since the start ``requests``, ``passes``, ``generated_tokens``, ``prompt_tokens_total`` (computed), ``restored_tokens``, ``preempted``
-  (rows), ``drafted_tokens``, ``accepted_tokens``, ``idle_s``, ``busy_s``;
+  (rows), ``drafted_tokens``, ``accepted_tokens``, ``draft_s`` (drafting, and reading for it: a part of ``busy_s``), ``idle_s``, ``busy_s``;
 * ``tiers``: tier -> ``capacity`` and bytes by item, as the plan has them.
 """
 
@@ -42,6 +42,8 @@ class Totals:
     """Tokens that passes verified."""
     kept: int = 0
     """Of these."""
+    draft_s: float = 0.0
+    """Of drafting, and of reading for it."""
     passes: int = 0
     pass_s: float = 0.0
     idle_s: float = 0.0
@@ -122,6 +124,7 @@ class Vitals:
             "preempted": totals.given_up,
             "drafted_tokens": totals.drafted,
             "accepted_tokens": totals.kept,
+            "draft_s": totals.draft_s,
             "idle_s": totals.idle_s,
             "busy_s": totals.pass_s,
             "tiers": self._tiers,

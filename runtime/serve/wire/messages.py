@@ -29,6 +29,8 @@ class Open:
     """Requests that wait at most, in place of the plan's."""
     speculate: str | None = None
     """Who drafts; None: as the plan has it."""
+    draft: str | None = None
+    """Checkpoint of the model that drafts; None: the plan's, where it has one."""
     grammars: bool = True
     """Whether ``Submit.grammar`` may come: the checkpoint's tokenizer is then read by the motor, too."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.speculation.chain_length import ChainLength
@@ -18,6 +19,7 @@ from penstock.runtime.serve.motor import served as serving
 from penstock.runtime.serve.wire.messages import Cancel, Sampled, Submit
 from penstock.runtime.speculate.chains import Chains
 from penstock.runtime.speculate.drafter import Drafts
+from penstock.runtime.speculate.model_drafter import ModelDrafter
 from tests.runtime.serve.motors import GREEDY, Heard, motor, serving_plan, submit
 from tests.runtime.serve.test_motor import prompt_of
 
@@ -45,12 +47,22 @@ class Knows:
                 return [token if self._chance.random() >= self._wrong else 1 + token % 250 for token in reply[said : said + most]]
         return [3] * self._chance.randint(0, most)
 
+    def rest(self, number: int) -> None:
+        assert number not in self.forgotten
+
     def forget(self, number: int) -> None:
         self.forgotten.add(number)
 
 
 def drafting(plan: Plan, tokens: int) -> Plan:
     return replace(plan, decisions=replace(plan.decisions, speculation=Speculation(Drafter.lookup, tokens, 0.3)))
+
+
+def with_model(plan: Plan, tokens: int, checkpoint: Path) -> Plan:
+    """For a server, with the model of ``checkpoint``."""
+    decided = Speculation(Drafter.draft, tokens, 0.6, spec_from_checkpoint(checkpoint))
+    work = replace(plan.workload, clients=plan.decisions.batch)
+    return replace(plan, decisions=replace(plan.decisions, speculation=decided), workload=work)
 
 
 def schema_of(a: str) -> str:
@@ -108,6 +120,37 @@ def test_drafts_change_no_reply_of_a_server(
             assert 0 < totals["kept"] <= totals["drafted"]
             assert len(who.forgotten) == 13, "a sequence is remembered for ever"
         assert pages > 9 or totals["given_up"] > 0
+
+
+def test_a_model_drafts_in_a_server(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its K and V follow rows that join, leave, are given up and come back; for greedy ones the model itself is right nearly always. It
+    reads prompts in parts."""
+    greedy = [submit(20 + k, prompt_of(20 + k, 12 + 7 * k), 26) for k in range(6)]
+    monkeypatch.setattr(ChainLength, "choose", lambda length: length.most)
+    monkeypatch.setattr(serving, "wanted_rows", lambda plan, pass_tokens: 24)
+    checkpoint = desk / "model"
+    plan = serving_plan(checkpoint, pages=7, chunk=32)
+    with motor(plan, checkpoint, grammars=True) as made:
+        said = made.front.answers(*greedy) + made.front.answers(*everything())
+        made.front.drain()
+    with motor(with_model(plan, 5, checkpoint), checkpoint, grammars=True) as made:
+        chains = made.served.session.chains
+        assert chains is not None
+        drafter = chains._proposer
+        assert isinstance(drafter, ModelDrafter) and drafter._at_once
+        found = made.front.answers(*greedy)
+        assert chains.counts.kept > 0.8 * sum(chains.counts.tried_at) > 40
+        found += made.front.answers(*everything())
+        made.front.say(submit(50, prompt_of(9, 30), 60))
+        late = made.front.requests[50]
+        made.front.hear(lambda: len(late.tokens.get(0, ())) > 3)
+        made.front.say(Cancel(50))
+        made.front.hear(lambda: bool(late.over))
+        totals = made.front.drain()["totals"]
+        pool = drafter._steps.pool.pages
+        assert not drafter._followed and pool.free == pool.slots, "memory of a sequence that has gone"
+    assert [plain_of(heard) for heard in found] == [plain_of(heard) for heard in said]
+    assert 0 < totals["draft_s"] < totals["pass_s"] and totals["given_up"] > 0
 
 
 def plain_of(heard: Heard) -> tuple[object, ...]:
