@@ -22,7 +22,7 @@ def served_with_drafts(
     have ``seen`` of drafts. A note says how many drafts rows have, and on which acceptance the plan counts."""
     text = plan.workload.name
     tried = [_longest(beside, known, tokens) for beside, known in drafting]
-    paying = [one for one in tried if one[1]] if asked is Speculate.auto else tried
+    paying = [one for one in tried if one[1] and _gains(one[0], plan)] if asked is Speculate.auto else tried
     if not paying:
         counted = " or ".join(dict.fromkeys(stands_on(known, seen, text) for _, known in drafting))
         return replace(plan, notes=(*plan.notes, f"no tokens are drafted: more rows cost more than they give, where a plan {counted}"))
@@ -33,6 +33,12 @@ def served_with_drafts(
         f"{stands_on(known, seen, text)}"
     )
     return replace(best, notes=(*plan.notes, note))
+
+
+def _gains(made: Plan, plain: Plan) -> bool:
+    """Whether ``made`` is worth what its drafter takes of ``plain``: nothing, where none has weights."""
+    weightless = made.decisions.speculation.model is None
+    return weightless or made.prediction.decode_tokens_per_s > plain.prediction.decode_tokens_per_s
 
 
 def _longest(plan: Plan, known: Speculation, tokens: int | None) -> tuple[Plan, int, int]:
