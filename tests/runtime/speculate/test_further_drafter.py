@@ -32,6 +32,7 @@ from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.further.further_layer import feed
 from penstock.runtime.model.further.hidden_rows import HiddenRows
+from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.model.skeleton import build_skeleton
 from penstock.runtime.speculate.chains import Chains
 from penstock.runtime.speculate.drafter import Drafts
@@ -85,14 +86,14 @@ class Compared(FurtherDrafter):
         drafts = super().propose(rows, most)
         for row, draft, room in zip(rows, drafts, most, strict=True):
             assert len(draft) == room
-            assert list(draft) == self._anew(row.tokens, room)
+            assert list(draft) == self._anew(row.tokens, self._rows[row.number].first, room)
         return drafts
 
-    def _anew(self, said: Sequence[int], room: int) -> list[int]:
-        further, tokens, drafted = self.other.further, list(said), []
-        states = self.other.alone.model(torch.tensor([said[:-1]])).last_hidden_state
+    def _anew(self, said: Sequence[int], first: int, room: int) -> list[int]:
+        further, tokens, drafted = self.other.further, list(said[first:]), []
+        states = self.other.alone.model(torch.tensor([said[:-1]])).last_hidden_state[:, first:]
         for _ in range(room):
-            places = torch.arange(1, len(tokens))[None]
+            places = torch.arange(1, len(tokens))[None] + first
             cache = MtpCache(config=self.other.alone.config.get_mtp_config())
             out = further.forward_layer(0, states, places, cache, input_ids=torch.tensor([tokens[1:]]))
             drafted.append(int(self.other.alone.lm_head(out[0, -1]).argmax()))
@@ -129,6 +130,33 @@ def test_heads_draft_what_transformers_drafts_and_the_text_stays(made: Made, dat
     drafted = generate(stepper, batch, Sampler(sampling, CPU), chains=Chains("mtp", proposer, length)).tokens
     assert drafted == generate(unstreamed(deepcopy(made.target)), batch, Sampler(sampling, CPU)).tokens
     assert steps.pool.pages.free == free
+
+
+@torch.inference_mode()
+def test_a_head_reads_on_behind_what_was_restored_and_back_where_a_turn_is_told_otherwise(made: Made) -> None:
+    proposer, stepper, _ = drafting(made, 64, 4)
+    row, tokens = KvSequence.of(0, range(1, 25)), stepper.pool.pages.page_tokens
+    row.hold(stepper.pool.pages, 48)
+
+    def compute(count: int) -> None:
+        stepper.run(Step((row.row(count, RowKind.prompt, wanted=0),)))
+        row.cached += count
+
+    stepper.watcher = None
+    compute(8)
+    stepper.watcher = proposer
+    for said in ([], [9] * 20):
+        row.tokens += said
+        compute(row.left)
+        row.tokens.append(40)
+        compute(1)
+        row.tokens.append(41)
+        proposer.read([row])
+        assert len(proposer.propose([row], [3])[0]) == 3
+        row.cached = tokens
+        row.tokens[tokens:] = [50, 51, 52]
+    proposer.ended(0)
+    assert not proposer._rows
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [("glm4_moe", GLM), ("deepseek_v3", DEEPSEEK)])
