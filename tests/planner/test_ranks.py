@@ -34,6 +34,7 @@ from penstock.planner.explain.purchases import offers, purchases
 from penstock.planner.render.plan_text import print_plan
 from penstock.planner.render.summary import summary
 from penstock.planner.render.whereabouts import experts_in, layers_in
+from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.program import optimum
 from penstock.planner.solver.ranks_choice import answer_dealt
@@ -258,6 +259,15 @@ def test_too_many_ranks_are_refused_in_one_line(count, change, says):
 def test_what_works_on_one_rank_alone_is_refused_in_one_line(of, asked, says):
     with pytest.raises(UserError, match=f"ranks=2: {says}"):
         check_ranks(host(), of, work(**asked), 2)
+
+
+def test_what_a_machine_lacks_for_several_ranks_is_said_of_the_machine():
+    question = Question(host(vram=0, dram=400 * MB), model(layers=8), work(), ranks=2)
+    with pytest.raises(Infeasible, match=r"allowed: hardware\.dram_bytes=0\.4\d\dGB\).* raise to hardware\.dram_bytes=") as refused:
+        answer_dealt(question)
+    needed = float(re.search(r"raise to hardware\.dram_bytes=([\d.]+)GB", str(refused.value))[1])
+    fits = replace(question, hardware=host(vram=0, dram=round(needed * GB)))
+    assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in answer_dealt(fits).each_rank)
 
 
 def test_a_plan_file_says_which_rank_is_wrong(tmp_path: Path):
