@@ -104,7 +104,8 @@ def fitted(cfg: ReuseConfig, plan: Plan) -> ReuseConfig:
     return replace(cfg, staging_bytes=max(0, min(USUAL_STAGING_BYTES, left_dram_bytes(plan))))
 
 
-def unplanned_dram_bytes(cfg: ReuseConfig, plan: Plan) -> int:
-    """DRAM of ``page_room`` that the plan's own arena has no place for."""
-    room = page_room(cfg, plan)
-    return max(0, room.dram_pages - plan.decisions.kv.reuse.dram_pages) * room.page_bytes
+def unplanned_dram_bytes(cfg: ReuseConfig, plan: Plan, rank: int = 0) -> int:
+    """DRAM of ``page_room`` that the plan's own arena, or that of one ``rank``, has no place for."""
+    own = plan.of_rank(rank)
+    room = page_room(reuse_of_rank(cfg, plan, rank), own)
+    return max(0, room.dram_pages - own.decisions.kv.reuse.dram_pages) * room.page_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from penstock.runtime.asked.page_room import unplanned_dram_bytes
 from penstock.runtime.company.company import Company
 from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.session import open_session
@@ -19,7 +20,8 @@ def follow_one(company: Company, words: dict[str, Any], checkpoint: Path | None)
     opening = accept(company, words, checkpoint)
     if opening is None:
         return
-    with Groundwork.of(opening.plan, company=company) as ground:
+    beside = 0 if opening.reuse is None else unplanned_dram_bytes(opening.reuse, opening.plan, company.rank)
+    with Groundwork.of(opening.plan, beside, company) as ground:
         ground.open_card()
         with open_session(opening.plan, opening.checkpoint, ground, EngineOptions(**opening.options), opening.reuse) as session:
             follow(company, LedSession(session))
