@@ -101,7 +101,7 @@ def chat(cfg: ChatConfig, plan: Plan, checkpoint: Path, ground: Groundwork) -> N
     """Talk until standard input ends. Takes the plan's memory meanwhile; ``ground`` is given back."""
     transformers.utils.logging.disable_progress_bar()
     device = ground.open_card()
-    refuse_if_short(Budget.of(plan), ground.free())
+    refuse_if_short(Budget.of(plan.of_rank(0)), ground.free())
     vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
     if vocabulary.tokenizer is None:
         raise UserError(f"{checkpoint}: the checkpoint has no tokenizer, so there is nothing to talk in; add its tokenizer.json")

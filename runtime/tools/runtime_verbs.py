@@ -18,7 +18,6 @@ from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.foreseen import for_requests, foreseen
 from penstock.runtime.asked.order import check_fit, read_order
@@ -77,7 +76,6 @@ def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
     """The plan of one conversation, as ``cfg`` names or describes it, and its checkpoint."""
     if cfg.plan is not None:
         plan = read_plan(Path(cfg.plan).expanduser())
-        check_alone(plan.ranks, cfg.plan, "`runtime chat`")
     else:
         assert cfg.hardware is not None and cfg.model is not None
         with bar_console().status("solving"), _told_whole():
