@@ -1,4 +1,4 @@
-"""Clients of an OpenAI-compatible server: so many at once, or arrivals at random, each with a connection of its own.
+"""Clients of an OpenAI-compatible server: so many at once, each on a connection that it keeps, or arrivals at random.
 
     python bench/clients.py url=http://127.0.0.1:8000 clients=8 requests=64 prompt_tokens=512 new_tokens=128   # closed loop
     python bench/clients.py url=http://127.0.0.1:8000 rate=1.5 requests=200 out=poisson.json                   # Poisson
@@ -8,7 +8,7 @@ Other keys: `path` (/v1/completions, or /v1/chat/completions with words for toke
 
 A reply's figures, as guidellm defines them (`bench/peers/guidellm_beside.py` holds both together):
 
-    TTFT = first event with text - before the connection was opened
+    TTFT = first event with text - before the request was sent, and the connection opened where there is none
     time between tokens = (last event - first event) / (tokens - 1)
     tokens/s = tokens of whole replies / (end of the last - begin of the first)
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of  # noqa: E402
-from bench.sse import Address, Reply, ask, fetch  # noqa: E402
+from bench.sse import Address, Kept, Reply, ask, fetch  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 
 KEYS = (
@@ -133,12 +133,14 @@ def body_of(path: str, prompt: object, new_tokens: int, model: str, **more: obje
 
 
 async def closed_loop(address: Address, path: str, bodies: Sequence[Body], clients: int) -> list[Reply]:
-    """``clients`` at once, each with its next request as soon as it has the reply to the last."""
+    """``clients`` at once, each with its next request as soon as it has the reply to the last, on the same connection."""
     todo, replies = iter(bodies), list[Reply]()
 
     async def one() -> None:
+        kept = Kept()
         for body in todo:
-            replies.append(await ask(address, path, body))
+            replies.append(await ask(address, path, body, kept=kept))
+        kept.close()
 
     await asyncio.gather(*(one() for _ in range(clients)))
     return replies

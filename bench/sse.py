@@ -32,9 +32,9 @@ class Address:
             raise UserError(f"url={url}: must be an address such as http://127.0.0.1:8000")
         return Address(parts.hostname, parts.port or 80, key)
 
-    def head(self, method: str, path: str, body: bytes) -> bytes:
+    def head(self, method: str, path: str, body: bytes, keep: bool = False) -> bytes:
         key = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
-        said = f"{method} {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{key}Connection: close\r\n"
+        said = f"{method} {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n{key}Connection: {'keep-alive' if keep else 'close'}\r\n"
         return (said + f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n").encode()
 
 
@@ -43,7 +43,7 @@ class Reply:
     """What came back of one request. Times are of ``time.perf_counter``."""
 
     begun_s: float
-    """Before the connection was opened."""
+    """Before the request was sent, and a connection opened where it needs one."""
     status: int = 0
     """0: the connection ended before there was one."""
     head: dict[str, str] = field(default_factory=dict)
@@ -125,22 +125,38 @@ async def events(body: AsyncIterator[bytes]) -> AsyncIterator[str]:
                 yield "\n".join(lines)
 
 
-async def ask(address: Address, path: str, body: Mapping[str, Any], method: str = "POST") -> Reply:
-    """Send ``body`` and read the reply to its end. What goes wrong with the connection is the reply's ``error``."""
+class Kept:
+    """A connection that is kept from one request of a client to its next."""
+
+    def __init__(self) -> None:
+        self._both: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def opened(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self._both = self._both or await asyncio.open_connection(address.host, address.port)
+        return self._both
+
+    def close(self) -> None:
+        if self._both is not None:
+            self._both[1].close()
+            self._both = None
+
+
+async def ask(address: Address, path: str, body: Mapping[str, Any], method: str = "POST", kept: Kept | None = None) -> Reply:
+    """Send ``body`` and read the reply to its end, on a connection of its own unless one is ``kept``. What goes wrong with it is the
+    reply's ``error``."""
     content = json.dumps(body).encode() if method == "POST" else b""
-    reply = Reply(time.perf_counter())
-    writer = None
+    reply, used = Reply(time.perf_counter()), kept or Kept()
     try:
-        reader, writer = await asyncio.open_connection(address.host, address.port)
-        writer.write(address.head(method, path, content) + content)
+        reader, writer = await used.opened(address)
+        writer.write(address.head(method, path, content, kept is not None) + content)
         await writer.drain()
         await receive(reader, reply)
     except (OSError, asyncio.IncompleteReadError) as error:
         reply.error = reply.error or f"{type(error).__name__}: {error}"
     finally:
         reply.ended_s = time.perf_counter()
-        if writer is not None:
-            writer.close()
+        if kept is None or not reply.whole or reply.head.get("connection", "").lower() == "close":
+            used.close()
     reply.tokens = reply.tokens or len(reply.times_s)
     return reply
 
