@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -21,11 +22,11 @@ from bench.sse import ask
 CLIENTS = 8
 GONE_S = 5.0
 """Within which an engine ends whose front has gone."""
-HANG_S = 5.0
+HANG_S, DRAIN_S = 5.0, 2.0
 
 
 class Kills:
-    """Cases `engine`, `hang` and `front`."""
+    """Cases `engine`, `hang`, `front` and `drain`."""
 
     def __init__(self, rig: FaultRig):
         self.rig = rig
@@ -94,6 +95,35 @@ class Kills:
             wrong += self.rig.judged(server, name, known)
         yield self.rig.row("the front is killed", f"right afterwards, kv.dir: {restored} restored", wrong, times)
         yield self.rig.row("the front is killed", f"the engine ends within {GONE_S:g} s", lingered, times)
+
+    def drain(self) -> Iterator[Row]:
+        """Clients ask on while the server drains. What it took is answered or ends in words; it ends by itself, with status 0."""
+        times, wrong, ended = int(self.rig.given.get("drain", "5")), list[str](), Counter[str]()
+        for _ in range(times):
+            with self.rig.server("drain", f"drain_s={DRAIN_S:g}", warm=True) as server:
+                name, known = self.rig.known(server, CLIENTS)
+                asyncio.run(self._drained(server, name, known, wrong, ended))
+                if status := server.stop():
+                    wrong.append(f"its status is {status}")
+        said = ", ".join(f"{count} {what}" for what, count in ended.most_common())
+        yield self.rig.row("SIGTERM under load", f"{times} times, drain_s={DRAIN_S:g}; {said}", wrong, sum(ended.values()))
+
+    async def _drained(self, server: Server, name: str, known: Sequence[Known], wrong: list[str], ended: Counter[str]) -> None:
+        async def client(one: Known) -> None:
+            while True:
+                stream = self.rig.draw.random() < 0.7
+                reply = await ask(server.address, COMPLETIONS, one.body(name, stream=stream, max_tokens=one.tokens if stream else 64))
+                what = "answered" if reply.answered else "not taken" if not reply.status else f"ended with {reply.status}"
+                ended[what] += 1
+                if reply.status and (said := None if reply.answered and not stream else one.wrong(reply)):
+                    wrong.append(said)
+                if not reply.answered:
+                    return
+
+        clients = [asyncio.create_task(client(one)) for one in known]
+        await asyncio.sleep(0.5 + self.rig.draw.random())
+        os.kill(server.pid, signal.SIGTERM)
+        await asyncio.wait_for(asyncio.gather(*clients), 120)
 
     async def _killed_front(self, server: Server, name: str, known: Sequence[Known]) -> None:
         asking = [asyncio.create_task(ask(server.address, COMPLETIONS, one.body(name, stream=True))) for one in known[:CLIENTS]]
