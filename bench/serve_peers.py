@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import Row
-from bench.clients import COMPLETIONS, Figures, closed_loop
+from bench.clients import COMPLETIONS, closed_loop
 from bench.serve_plans import ServePlans, settled, whole
 from bench.sse import Address, fetch
 from penstock.planner.common.measures import parse_bytes
@@ -89,8 +89,8 @@ class Peers:
                 replies = asyncio.run(closed_loop(address, COMPLETIONS, bodies, CLIENTS))
             finally:
                 process.kill()
-        if failed := Figures.of(replies).errors:
-            raise SystemExit(f"{name}: {failed[0]}")
+        if failed := [reply.error or f"status {reply.status}" for reply in replies if reply.error or reply.status != 200]:
+            raise SystemExit(f"{name}: {failed[0]}")  # transformers ends a stream without [DONE], so that none of its replies is whole
         if short := [reply.tokens for reply in replies if reply.tokens != self.rig.new]:
             raise SystemExit(f"{name}: {len(short)} of {len(replies)} replies have {short[0]} tokens or so, not {self.rig.new}")
         return settled(replies)
