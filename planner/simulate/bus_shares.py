@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from penstock.planner.common.measures import GB
 from penstock.planner.common.timeline.spans import CPU, D2H, H2D, SSD
-from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 
 
-def bus_shares(plan: Plan) -> dict[str, float]:
+def bus_shares(hardware: HardwareProfile, decisions: Decisions) -> dict[str, float]:
     """Link -> the share of the host's memory bus that it takes at full speed.
 
     Without a GPU the CPU's own reads are left out: a prompt's products read little, and the rate of a decode step's was measured on the
     same bus.
     """
-    hardware, weights = plan.hardware, plan.decisions.weights
+    weights = decisions.weights
     rates = {SSD: ssd_gbps(hardware, weights.ssd.block_bytes, weights.ssd.queue_depth)}
     if gpu := hardware.gpu:
         rates |= {H2D: h2d_gbps(gpu, weights.h2d.chunk_bytes, weights.h2d.chunk_bytes), D2H: gpu.d2h.peak}
     if hardware.host:
-        rates[CPU] = hardware.host.attention_gbps if plan.decisions.kv.host_layers else hardware.host.peak_gbps
+        rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else hardware.host.peak_gbps
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 
 
-def beside_shares(plan: Plan) -> dict[str, float]:
+def beside_shares(hardware: HardwareProfile) -> dict[str, float]:
     """Link -> the share of its speed that is left while copies and the CPU's products go on together."""
-    host = plan.hardware.host
+    host = hardware.host
     return {CPU: host.beside_h2d, H2D: host.h2d_beside} if host else {}

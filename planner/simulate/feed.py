@@ -56,28 +56,29 @@ class CardFeed:
         self._ring = ring
         self._reads_back = reads_back
         self._streamed = frozenset(ring.units)
-        self._next = 0
+        self._entered = self._left = 0
         self._end = 0
 
     def begin_pass(self) -> None:
         self._ring.begin_pass()
-        self._end = self._next + (0 if self._reads_back else len(self._ring.units))
+        self._end = self._entered + (0 if self._reads_back else len(self._ring.units))
 
     def ask(self, unit: Unit) -> None:
         """The host has asked as soon as it could."""
         if self._reads_back and unit in self._streamed:
-            self._end = self._next + 1
+            self._end = self._entered + 1
 
     def ready(self, unit: Unit) -> bool:
-        return unit not in self._streamed or self._ring.copied(self._next)
+        return unit not in self._streamed or self._ring.copied(self._entered)
 
     def enter(self, unit: Unit) -> None:
         """Kernels were issued before."""
+        self._entered += unit in self._streamed
 
     def leave(self, unit: Unit) -> None:
         if unit in self._streamed:
-            self._ring.free(self._next)
-            self._next += 1
+            self._ring.free(self._left)
+            self._left += 1
 
     def go_on(self) -> bool:
         """The host issues kernels of this pass behind every copy that is queued, while the copier goes on."""

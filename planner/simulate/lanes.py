@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from penstock.planner.common.timeline.spans import COMPUTE, CPU, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, D2H, EXPERTS, H2D, HOP, KV, LAUNCH, SSD, SSD_WRITE
 
 WHOLE = 1 << 20
 """The speed of a lane that has its link for itself. Work is nanoseconds times this."""
@@ -15,7 +15,7 @@ FOREVER = 1 << 80
 NS = 10**9
 """Of a second. Times are whole nanoseconds: sums are exact, so a state that comes again is the same one."""
 
-LINKS = {SSD: SSD, SSD_WRITE: SSD, H2D: H2D, KV: H2D, EXPERTS: H2D, D2H: D2H, COMPUTE: COMPUTE, CPU: CPU}
+LINKS = {SSD: SSD, SSD_WRITE: SSD, H2D: H2D, KV: H2D, EXPERTS: H2D, D2H: D2H, COMPUTE: COMPUTE, CPU: CPU, HOP: HOP, LAUNCH: LAUNCH}
 """Track -> the link that it shares with others."""
 
 
@@ -60,20 +60,105 @@ Booked = Callable[[str, str, int, int, int], None]
 """Called with (track, name, begin, end, bytes) of work that is over, in nanoseconds."""
 
 
+class Clock:
+    """The time, and the lanes of all ranks. ``links``: cards -> the share of a card's link that is left while those of so many carry."""
+
+    def __init__(self, links: Callable[[int], float] = lambda cards: 1.0):
+        self.now = 0
+        self._links = links
+        self._all: list[tuple[Lanes, Lane]] = []
+        self._speeds: dict[int, list[tuple[Lanes, Lane, int]]] = {}
+
+    def take(self, lanes: Lanes) -> None:
+        """A rank more."""
+        self._all += [(lanes, lane) for lane in lanes.of.values()]
+
+    def step(self) -> bool:
+        """Go on to the next end of anything; False when nothing is in flight."""
+        mask = 0
+        for i, (_, lane) in enumerate(self._all):
+            if lane.moving:
+                mask |= 1 << i
+        if not mask:
+            return False
+        speeds = self._speeds.get(mask)
+        if speeds is None:
+            speeds = self._speeds[mask] = self._share([one for i, one in enumerate(self._all) if mask >> i & 1])
+        after = FOREVER
+        for _, lane, speed in speeds:
+            moving = lane.moving
+            for each in moving:
+                needs = -(-each.left * len(moving) // speed)
+                if needs < after:
+                    after = needs
+        self.now += after
+        over = []
+        for lanes, lane, speed in speeds:
+            moving = lane.moving
+            passed = -(-after * speed // len(moving))
+            lane.busy_ns += after
+            for each in moving:
+                each.left -= passed
+                if each.left <= 0:
+                    over.append((lanes, lane, each))
+        for lanes, lane, each in over:
+            lanes.end(lane, each)
+        return True
+
+    def rebase(self) -> int:
+        """Begin to count time anew; the time until now."""
+        passed, self.now = self.now, 0
+        for _, lane in self._all:
+            lane.idle_since -= passed
+            for each in lane.moving:
+                each.begun -= passed
+        return passed
+
+    def _share(self, active: list[tuple[Lanes, Lane]]) -> list[tuple[Lanes, Lane, int]]:
+        """Ranks of one host share its bus, its drive and what its links carry at once."""
+        at_work: dict[Lanes, set[str]] = {}
+        for lanes, lane in active:
+            at_work.setdefault(lanes, set()).add(lane.link)
+        alone: dict[tuple[Lanes, str], float] = {}
+        asked: dict[int, float] = {}
+        for lanes, links in at_work.items():
+            beside = lanes.beside if lanes.beside and lanes.beside.keys() <= links else {}
+            here = [others for other, others in at_work.items() if other.host == lanes.host]
+            for link in links:
+                ranks = sum(link in others for others in here)
+                carried = self._links(ranks) if link == H2D else 1 / ranks if link == SSD else 1.0
+                alone[lanes, link] = beside.get(link, 1.0) * carried
+                asked[lanes.host] = asked.get(lanes.host, 0.0) + lanes.bus.get(link, 0.0) * alone[lanes, link]
+
+        def speed(lanes: Lanes, lane: Lane) -> float:
+            shared = sum(other.link == lane.link for whose, other in active if whose is lanes)
+            slower = max(1.0, asked[lanes.host]) if lane.link in lanes.bus else 1.0
+            return WHOLE * alone[lanes, lane.link] / slower / shared
+
+        return [(lanes, lane, max(1, round(speed(lanes, lane)))) for lanes, lane in active]
+
+
 class Lanes:
-    """All lanes and the time. Lanes of one link have equal shares of it.
+    """All lanes of a rank, or of a process that has none beside it. Lanes of one link have equal shares of it.
 
     ``bus``: link -> the share of the host's memory bus that it takes at full speed. Where those at work ask for more than all of it, each
-    goes on slower by as much. ``beside``: link -> the share of its speed that is left while all of these are at work.
+    goes on slower by as much. ``beside``: link -> the share of its speed that is left while all of these are at work. ``host``: which one
+    of several this rank is on.
     """
 
-    def __init__(self, bus: Mapping[str, float], beside: Mapping[str, float], booked: Booked | None = None):
-        self.now = 0
+    def __init__(
+        self, bus: Mapping[str, float], beside: Mapping[str, float], booked: Booked | None = None, clock: Clock | None = None, host: int = 0
+    ):
         self.of = {track: Lane(track) for track in LINKS}
         self.booked = booked
-        self._bus, self._beside = bus, beside
-        self._lanes = tuple(self.of.values())
-        self._speeds: dict[int, list[tuple[Lane, int]]] = {}
+        self.bus, self.beside, self.host = bus, beside, host
+        self._clock = clock or Clock()
+        self._clock.take(self)
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds on the clock."""
+        return self._clock.now
 
     def add(self, track: str, work: Work, length_ns: int) -> None:
         """Queue ``work`` that takes so long if nothing else is in flight."""
@@ -85,35 +170,7 @@ class Lanes:
 
     def step(self) -> bool:
         """Go on to the next end of anything; False when nothing is in flight."""
-        mask = 0
-        for i, lane in enumerate(self._lanes):
-            if lane.moving:
-                mask |= 1 << i
-        if not mask:
-            return False
-        speeds = self._speeds.get(mask)
-        if speeds is None:
-            speeds = self._speeds[mask] = self._share([lane for i, lane in enumerate(self._lanes) if mask >> i & 1])
-        after = FOREVER
-        for lane, speed in speeds:
-            moving = lane.moving
-            for each in moving:
-                needs = -(-each.left * len(moving) // speed)
-                if needs < after:
-                    after = needs
-        self.now += after
-        over = []
-        for lane, speed in speeds:
-            moving = lane.moving
-            passed = -(-after * speed // len(moving))
-            lane.busy_ns += after
-            for each in moving:
-                each.left -= passed
-                if each.left <= 0:
-                    over.append((lane, each))
-        for lane, each in over:
-            self._end(lane, each)
-        return True
+        return self._clock.step()
 
     def clear(self, *tracks: str) -> None:
         """Forget what is queued on ``tracks``."""
@@ -123,21 +180,17 @@ class Lanes:
 
     def rebase(self) -> int:
         """Begin to count time anew; the time until now."""
-        passed, self.now = self.now, 0
-        for lane in self._lanes:
-            lane.idle_since -= passed
-            for each in lane.moving:
-                each.begun -= passed
-        return passed
+        return self._clock.rebase()
 
     def state(self) -> tuple[object, ...]:
         """What is in flight and queued."""
         return tuple(
             (tuple((each.work.tag, each.left) for each in lane.moving), tuple((work.tag, length) for work, length in lane.queue))
-            for lane in self._lanes
+            for lane in self.of.values()
         )
 
-    def _end(self, lane: Lane, over: Moving) -> None:
+    def end(self, lane: Lane, over: Moving) -> None:
+        """``over`` is done, the next work of its ``lane`` begins."""
         lane.moving.remove(over)
         work, begun = over.work, max(over.begun, lane.idle_since)  # one span after the other, also of what moved at the same time
         lane.idle_since = self.now
@@ -147,14 +200,3 @@ class Lanes:
         if self.booked is not None:
             self.booked(lane.track, work.name, begun, self.now, work.nbytes)
         work.done()
-
-    def _share(self, active: list[Lane]) -> list[tuple[Lane, int]]:
-        links = {lane.link for lane in active}
-        left = self._beside if self._beside and self._beside.keys() <= links else {}
-        asked = max(1.0, sum(self._bus.get(link, 0.0) * left.get(link, 1.0) for link in links))
-
-        def speed(lane: Lane) -> float:
-            shared = sum(other.link == lane.link for other in active)
-            return WHOLE * left.get(lane.link, 1.0) / (asked if lane.link in self._bus else 1.0) / shared
-
-        return [(lane, max(1, round(speed(lane)))) for lane in active]

@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, H2D, KV, SSD, Timeline
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, H2D, HOP, KV, SSD, Timeline
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.act import Acted
@@ -22,6 +22,7 @@ WAITERS = (
     (COMPUTE, SSD),
     (COMPUTE, KV),
     (COMPUTE, EXPERTS),
+    (COMPUTE, HOP),
     (H2D, SSD),
     (H2D, COMPUTE),
     (KV, SSD),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.planner.common.measures import show_bytes, show_seconds
-from penstock.planner.common.timeline.spans import COMPUTE, CPU, D2H, EXPERTS, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, D2H, EXPERTS, H2D, HOP, KV, LAUNCH, SSD, SSD_WRITE
 from penstock.planner.simulate.outcome import FIGURES, PHASES, Told
 
 _NAMES = {
@@ -17,7 +17,7 @@ _NAMES = {
 }  # fmt: skip
 _TRACKS = {
     COMPUTE: "compute", CPU: "CPU", H2D: "H2D", KV: "H2D of KV", EXPERTS: "H2D of experts",
-    D2H: "D2H of KV", SSD: "SSD read", SSD_WRITE: "SSD write",
+    D2H: "D2H of KV", SSD: "SSD read", SSD_WRITE: "SSD write", HOP: "hops", LAUNCH: "launching",
 }  # fmt: skip
 
 

@@ -44,6 +44,8 @@ class Pass:
     """Tokens whose KV a layer outside the device brings in."""
     kv_new: float
     """Tokens whose KV goes out."""
+    launch_ns: int = 0
+    """Of a rank beside a card: what launching its own layers takes at least, while it waits for those of others."""
     idle_ns: int = 0
     """After it: launching kernels and queueing copies have held each other up for so long."""
 
@@ -64,7 +66,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     the same.
     """
     model, work, made = plan.model, plan.workload, plan.decisions
-    far, shares = table_is_far(plan.hardware, made), _Shares(plan, units, batch)
+    far, shares = table_is_far(plan.hardware, made) and model.computes_embedding, _Shares(plan, units, batch)
+    waits = model.dealt is not None and plan.hardware.gpu is not None
     stay = model.decoded(made.weights.forms.decoded)
     machines = plan.hardware, replace(plan.hardware, layer_launch_s=0.0)
     routed = len(model.experts.layers) if model.experts else 1
@@ -82,8 +85,10 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first) for h in machines)
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
-        dealt = shares.cut(device_s, seconds - device_s, (last + first) / 2, batch * (last - first))
-        found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first, idle[True])))
+        issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
+        dealt = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first))
+        over = ns(launched_s), idle[True]
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first, *over)))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
     rows, stepping, done = batch * each, _Shares(plan, units, batch * each), 0
@@ -98,9 +103,11 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
             seconds, device_s = (step_compute_s(h, stay, context, rows) for h in machines)
         before_s = (lookup_s(model, rows, 1) if far else 0.0) + drafts.before_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
-        dealt = stepping.cut(max(0.0, device_s - spared_s), seconds - device_s, context, rows, attended, recorded)
+        issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
+        dealt = stepping.cut(max(0.0, device_s - spared_s), issued_s, context, rows, attended, recorded)
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
-        passed = Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), kv_read, each, idle[False])
+        over = ns(launched_s), idle[False]
+        passed = Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), kv_read, each, *over)
         found += [Passes(count, passed)] if count else []
         first, done = last, done + count
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,40 @@ class Sums:
         for items, since in zip(_lists(record, stats), self.lengths, strict=True):
             items += items[since:] * times
         record.offset_ns += times * (now.offset_ns - self.offset_ns)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where something stands between two passes: ``state`` is all that what comes depends on."""
+
+    state: object
+    passes: int
+    """That are over."""
+    sums: Sums
+    skip: Callable[[Sums, int, int], None]
+    """Called with the sums of an earlier moment, the passes since then, and how often they come again."""
+
+
+def acted_out(count: int, ahead: int, act: Callable[[], None], stand: Callable[[], Stand | Sequence[Stand] | None]) -> None:
+    """``act`` so many times. Once a state comes again, whole periods are added up, but for the last ``ahead`` times. ``stand`` is asked
+    before each; of several that go on together it says all."""
+    seen: dict[object, tuple[int, Sequence[Stand]]] | None = {}
+    done = 0
+    while done < count:
+        now = stand() if seen is not None else None
+        if seen is not None and now is not None:
+            stands = [now] if isinstance(now, Stand) else now
+            state = tuple(each.state for each in stands)
+            if state in seen:
+                before, then = seen[state]
+                times = max(0, count - done - ahead) // (done - before)
+                for each, was in zip(stands, then, strict=True):
+                    each.skip(was.sums, each.passes - was.passes, times)
+                done, seen = done + times * (done - before), None
+                continue
+            seen[state] = done, stands
+        act()
+        done += 1
 
 
 def _lists(record: Record, stats: CacheStats) -> Sequence[list[Any]]:

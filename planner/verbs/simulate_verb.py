@@ -21,12 +21,13 @@ from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_alone
-from penstock.planner.contract.plan.planfile import read_plan
+from penstock.planner.contract.plan.planfile import broken_in, read_plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.simulate.act import Options, Progress, Simulation
 from penstock.planner.simulate.bend import check_bent
 from penstock.planner.simulate.outcome import Told
+from penstock.planner.simulate.ranks.dealt_told import DealtTold
+from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.simulate.routers import DrawnRouters, RecordedRouters, Routers
 from penstock.planner.simulate.simulate_table import print_told
 from penstock.planner.verbs.play_serving import is_played, play_serving
@@ -39,7 +40,7 @@ def simulate_verb(cfg: SimulateConfig) -> None:
     if cfg.trace is not None:
         check_form(Path(cfg.trace))
     plan, force = _asked(cfg)
-    check_alone(plan.ranks, cfg.plan or "", "`planner simulate`")
+    _check_dealt(cfg, plan, force)
     changed = _forced(plan, force, cfg.rules)
     if is_played(cfg.serve, plan):
         play_serving(cfg, changed)
@@ -60,7 +61,7 @@ def simulate_verb(cfg: SimulateConfig) -> None:
     console = make_console()
     if cfg.demo is not None:
         console.print(f"{cfg.demo.about}\n", soft_wrap=True)
-    for rule in broken_rules(changed.hardware, changed.model, changed.workload, changed.decisions):
+    for rule in broken_in(changed):
         console.print(f"warning: the plan breaks a rule ({rule.name}): {rule.message}", style="yellow", soft_wrap=True)
     print_told(told, before, console)
     document = {"plan": _name(cfg), **told.document()}
@@ -90,7 +91,7 @@ def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
     """``plan`` with what is forced; itself where nothing changes. UserError where a rule is broken that is not to be."""
     decisions = force.apply(plan.decisions, plan.model.layers) if force.given else plan.decisions
     changed = plan if decisions == plan.decisions else replace(plan, decisions=decisions)
-    broken = broken_rules(changed.hardware, changed.model, changed.workload, decisions)
+    broken = broken_in(changed)
     if broken and rules is RuleBreaks.refuse:
         raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}; or simulate it all the same with rules=warn")
     if broken:
@@ -99,12 +100,27 @@ def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
     return changed if changed is plan else replace(changed, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 
+def _check_dealt(cfg: SimulateConfig, plan: Plan, force: Force) -> None:
+    """UserError where ``plan`` is of several ranks, and something is asked that is of one alone."""
+    if plan.ranks.count == 1:
+        return
+    asked = {"force": force.given, "trace": cfg.trace, "serve": is_played(cfg.serve, plan), "routings": cfg.routings}
+    for name, given in asked.items():
+        if given:
+            check_alone(plan.ranks, cfg.plan or "", f"`planner simulate` with {name}")
+    if plan.model.experts is not None:
+        check_alone(plan.ranks, cfg.plan or "", "`planner simulate` of routed experts")
+
+
 def _broken(plan: Plan) -> tuple[str, ...]:
-    return tuple(rule.name for rule in broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions))
+    return tuple(rule.name for rule in broken_in(plan))
 
 
 def _told(plan: Plan, options: Options, progress: Progress, routers: Routers | None) -> Told:
-    return Told(Simulation(plan, options, progress, routers).run(), _broken(plan))
+    if plan.ranks.count == 1:
+        return Told(Simulation(plan, options, progress, routers).run(), _broken(plan))
+    first, *others = RanksSimulation(plan, options, progress).run()
+    return DealtTold(first, _broken(plan), plan, tuple(Told(one) for one in others))
 
 
 def _routers(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routers | None]:

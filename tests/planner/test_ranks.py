@@ -327,6 +327,6 @@ def test_all_cards_are_used_where_that_is_faster_unless_one_is_named(tmp_path: P
 
 def test_verbs_of_one_rank_refuse_a_plan_of_several(tmp_path: Path):
     write_plan(answer_dealt(Question(host(), model(), work(), ranks=2)), tmp_path / "two.yaml")
-    for program, *words in (("planner", "simulate"), ("planner", "export", "to=accelerate"), ("runtime", "serve")):
+    for program, *words in (("planner", "export", "to=accelerate"), ("runtime", "serve")):
         said = refusal(program, *words, "plan=two.yaml", cwd=tmp_path)
         assert f"is for 2 ranks, and `{program} {words[0]}` works on one alone yet; solve again with ranks=1" in said

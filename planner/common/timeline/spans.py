@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 PASS, COMPUTE, CPU, H2D, SSD = "pass", "compute", "cpu", "h2d", "ssd"
 KV, EXPERTS, D2H, SSD_WRITE = "h2d.kv", "h2d.experts", "d2h", "ssd_write"
+HOP, LAUNCH = "hop", "launch"
 TITLES = {
     PASS: "passes", COMPUTE: "compute", CPU: "CPU beside the card", H2D: "H2D copies", KV: "H2D copies of KV",
     EXPERTS: "H2D copies of experts", D2H: "D2H copies of KV", SSD_WRITE: "SSD writes of KV", SSD: "SSD reads, whole",
+    HOP: "hops to the next rank", LAUNCH: "launching",
 }  # fmt: skip
 """Tracks in the order in which they are shown. A track ``ssd.3`` is the third reader's own."""
 

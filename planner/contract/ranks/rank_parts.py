@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.planner.contract.given.model import ModelSpec
 
-PARTS = (1, 2, 4, 8)
-"""Parts that are tried, in multiples of the ranks: a layer waits for ranks - 1 of them."""
+MOST_PARTS = 8
+"""Of a pass for each rank, at most: the last rank waits for ranks - 1 parts of all of them."""
 LEAST_TOKENS = 128
 """Of a part, where a pass has as many: a smaller one takes as long, since a card's matrix products read their weights for it."""
 
@@ -23,8 +23,8 @@ def part_sizes(model: ModelSpec, rows: int) -> list[int]:
     """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole."""
     if never_in_parts(model) or model.dealt is None:
         return []
-    sizes = [-(-rows // (times * model.dealt.count)) for times in PARTS]
-    return [size for size in dict.fromkeys(sizes) if LEAST_TOKENS <= size < rows]
+    halved = (-(-rows // 2**times) for times in range(1, (MOST_PARTS * model.dealt.count).bit_length()))
+    return [size for size in halved if size >= LEAST_TOKENS]
 
 
 def parts_of(rows: int, part_tokens: int) -> int:

@@ -1,0 +1,127 @@
+"""One rank of a plan that is acted out: its layers, part by part, each when it has come from the rank before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from penstock.planner.common.timeline.spans import COMPUTE, HOP, LAUNCH
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_parts import parts_of
+from penstock.planner.simulate.act import Among, Options, Simulation, Wait
+from penstock.planner.simulate.lanes import Clock, Work, ns
+from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
+
+LAST, LOGITS = "last", "logits"
+"""Hidden states behind all layers, and a rank's rows of logits."""
+
+
+@dataclass(frozen=True)
+class PartedPass:
+    """One pass, whose parts go through each layer one behind the other."""
+
+    parts: tuple[Pass, ...]
+
+
+class RankPlay:
+    """Rank ``number`` of ``plan``, on ``clock``. It shares bus, drive and links with those of its host. ``here`` is what has come to any
+    rank in the pass in progress."""
+
+    def __init__(self, plan: Plan, number: int, clock: Clock, options: Options, here: set[tuple[object, int]]):
+        self.plan, self.number = plan.of_rank(number), number
+        self._whole, self._here = plan, here
+        self._dealing = Dealing(plan.ranks.count, plan.model.layers)
+        ranks_a_host = plan.ranks.count // plan.hardware.hosts
+        among = Among(clock, number // ranks_a_host, _unshared(self.plan.hardware, plan.hardware))
+        self.sim = Simulation(self.plan, options, among=among)
+
+    def passes(self, batch: int) -> list[tuple[int, PartedPass]]:
+        """So many equal ones at a time, for ``batch`` sequences."""
+        work, decided = self.plan.workload, self.plan.decisions
+        chunk = min(decided.prefill_chunk_tokens, work.prompt_tokens)
+        parts = parts_of(batch * chunk, decided.prefill_part_tokens)
+        cut = replace(decided, prefill_chunk_tokens=-(-chunk // parts), prefill_part_tokens=0)
+        runs = passes_of(replace(self.plan, decisions=cut), self.sim.units, batch)
+        idle = passes_of(self.plan, self.sim.units, batch)[0].each.idle_ns
+        prompt = [replace(run.each, idle_ns=idle) for run in runs if run.each.prefill]
+        found = [(1, PartedPass(tuple(prompt[at : at + parts]))) for at in range(0, len(prompt), parts)]
+        return found + [(run.count, PartedPass((run.each,))) for run in runs if not run.each.prefill]
+
+    def begin_batch(self, batch: int, passes: Sequence[tuple[int, PartedPass]]) -> None:
+        """``passes`` of so many sequences come next."""
+        self.sim.begin_batch(batch, [Passes(count, one.parts[0]) for count, one in passes])
+
+    def passing(self, asked: PartedPass) -> Iterator[Wait]:
+        """This rank's part of one pass, in steps between which something is waited for."""
+        sim, parts, last_layer = self.sim, asked.parts, self._dealing.layers - 1
+        before = sim.begin_pass(parts[0])
+        launching = sim.lanes.of[LAUNCH]
+        if launch_ns := sum(part.launch_ns for part in parts):
+            sim.lanes.add(LAUNCH, Work(("launch",), "launching", 0, lambda: None), launch_ns)
+        if before_ns := sum(part.before_ns for part in parts):
+            yield sim.compute(Work(("embedding",), "embedding", 0, lambda: None), before_ns)
+        layers = [(at, unit) for at, unit in enumerate(sim.units) if unit.kind != "head"]
+        for layer in self._dealing.of(self.number):
+            own = [(at, unit) for at, unit in layers if unit.layer == self._dealing.local(layer)]
+            for number, part in enumerate(parts):
+                if layer:
+                    yield from self._arrival(layer, number)
+                for at, unit in own:
+                    yield from sim.visit(part, unit, part.unit_ns[at], number == 0, number == len(parts) - 1)
+                if layer < last_layer:
+                    self._send(layer + 1, number, part)
+        yield from self._logits(parts[-1], self._dealing.owner(last_layer))
+        yield Wait(lambda: not launching.moving, "launching")
+        sim.end_pass(parts[0], before)
+
+    def _logits(self, part: Pass, owner: int) -> Iterator[Wait]:
+        """The last hidden states go to all ranks, each multiplies by its rows of the LM head, and the first one has all logits."""
+        sim, count = self.sim, self._dealing.count
+        if self.number == owner:
+            self._hop(LAST, 0, self._behind_s)
+        else:
+            yield from self._arrival(LAST, 0)
+        for at, unit in enumerate(sim.units):
+            if unit.kind == "head":
+                yield from sim.visit(part, unit, part.unit_ns[at])
+        if self.number:
+            self._hop(LOGITS, self.number, self._behind_s)
+            return
+        for other in range(1, count):
+            yield from self._arrival(LOGITS, other)
+
+    def _arrival(self, what: object, number: int) -> Iterator[Wait]:
+        since = self.sim.lanes.now
+        yield Wait(lambda: (what, number) in self._here, f"{what}, part {number}")
+        self.sim.record.waited(COMPUTE, HOP, f"{what}.{number}", since, self.sim.lanes.now)
+
+    def _send(self, layer: int, number: int, part: Pass) -> None:
+        nbytes = round(part.kv_new) * self.plan.decisions.batch * self.plan.model.hidden * self.plan.model.compute_dtype.nbytes
+        hardware, ranks_a_host = self._whole.hardware, self._dealing.count // self._whole.hardware.hosts
+        far = self.number // ranks_a_host != self._dealing.owner(layer) // ranks_a_host
+        way = hardware.network if far and hardware.network is not None else hardware.links
+        self._hop(layer, number, way.hop_of(nbytes), nbytes)
+
+    @property
+    def _behind_s(self) -> float:
+        hardware = self._whole.hardware
+        return hardware.links.hop_s if hardware.hosts == 1 or hardware.network is None else hardware.network.hop_s
+
+    def _hop(self, what: object, number: int, seconds: float, nbytes: int = 0) -> None:
+        done = partial(self._here.add, (what, number))
+        self.sim.lanes.add(HOP, Work((what, number), f"{what}.{number}", nbytes, done), ns(seconds))
+
+
+def _unshared(share: HardwareProfile, whole: HardwareProfile) -> HardwareProfile:
+    """A rank's ``share`` of the machine ``whole``, with what the ranks of a host divide as they go: drive, links, bus."""
+    return replace(
+        share,
+        ssd_read=whole.ssd_read,
+        ssd_write_gbps=whole.ssd_write_gbps,
+        ssd_long_gbps=whole.ssd_long_gbps,
+        dram_bus_gbps=whole.dram_bus_gbps,
+        gpu=whole.gpu,
+    )

@@ -1,0 +1,79 @@
+"""Plans of several ranks, acted out on one clock: what they promise is what their lanes and hops take, also of eight cards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.planner.common.timeline.spans import COMPUTE, H2D, SSD
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.links import Links
+from penstock.planner.contract.given.network import Network
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.simulate.act import Options
+from penstock.planner.simulate.lanes import Clock, Lanes, Work
+from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
+from penstock.planner.solver.ranks_choice import answer_dealt
+from penstock.planner.solver.terms.problem import Question
+from tests.cli import command, refusal
+from tests.planner.small import GB, MB, model, work
+from tests.planner.test_ranks import host
+
+LINKS = Links(Curve(((1, 55.0), (2, 107.0), (4, 174.0), (8, 340.0))), 7e-5, 392.0)
+CARDS = {"cards": 8, "links": LINKS, "dram_bus_gbps": 400.0}
+CASES = {
+    "eight links": (8, host(vram=700 * MB, **CARDS), model(layers=24), work(requests=3)),
+    "eight cards, prompts in parts": (8, host(vram=2 * GB, **CARDS), model(layers=27), work(prompt_tokens=8192)),
+    "all resident": (3, host(vram=40 * GB, **CARDS), model(layers=25), work(prompt_tokens=8192, new_tokens=8)),
+    "no cards": (2, host(vram=0), model(layers=24), work(prompt_tokens=512)),
+    "two hosts": (4, host(vram=2 * GB, **CARDS | {"cards": 2, "hosts": 2, "network": Network(1.25, 1e-4)}), model(), work(requests=3)),
+}
+
+
+@pytest.mark.parametrize(("count", "hardware", "whole", "asked"), CASES.values(), ids=CASES)
+def test_a_plan_of_ranks_takes_as_long_as_its_lanes_and_hops(count, hardware, whole, asked) -> None:
+    plan = answer_dealt(Question(hardware, whole, asked, ranks=count))
+    acted = RanksSimulation(plan, Options()).run()
+    record, promised = acted[0].record, plan.prediction
+    assert len(acted) == count and sum(one.plan.model.layers for one in acted) == whole.layers
+    assert fmean(record.prefill_ns) / 1e9 == pytest.approx(promised.ttft_s, rel=0.04)
+    assert fmean(record.step_ns) / 1e9 == pytest.approx(promised.decode_s_per_token, rel=0.02)
+    steps = len(record.step_ns)
+    copied = sum(one.record.counts[f"decode {H2D} bytes"] for one in acted) / steps
+    assert copied == pytest.approx(promised.h2d_bytes_per_token, rel=0.02)
+    every = RanksSimulation(plan, Options(skip=False)).run() if count < 4 else acted
+    assert [one.total_ns for one in every] == [one.total_ns for one in acted], "passes that come again are counted as they are"
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_ranks_of_a_host_share_what_it_has_and_those_of_others_do_not(here: int, there: int, drive: bool) -> None:
+    together = {1: 1.0, 2: 0.9, 3: 0.7, 4: 0.6}
+    clock, ends = Clock(together.__getitem__), []
+    track = SSD if drive else H2D
+    for number, count in enumerate((here, there)):
+        for _ in range(count):
+            lanes = Lanes({}, {}, None, clock, number)
+            lanes.add(track, Work((), "", 1, lambda: ends.append(clock.now)), 1000)
+            lanes.add(COMPUTE, Work((), "", 1, lambda: None), 10**6)
+    while clock.step():
+        pass
+    each = [1000 * count if drive else 1000 / together[count] for count in (here, there) for _ in range(count)]
+    assert sorted(ends) == pytest.approx(sorted(each), rel=1e-2) and clock.now == 10**6
+
+
+def test_simulate_tells_of_each_rank(tmp_path: Path) -> None:
+    plan = answer_dealt(Question(host(vram=700 * MB), model(layers=23), work(), ranks=2))
+    write_plan(plan, tmp_path / "two.yaml")
+    done = command("planner", "simulate", "plan=two.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["ratio"]["decode_s_per_token"] == pytest.approx(1, abs=0.02)
+    assert [row["rank"] for row in told["ranks"]] == [0, 1] and all(row["busy"]["decode"][H2D] > 0.9 for row in told["ranks"])
+    assert told["simulated"]["h2d_bytes_per_token"] == pytest.approx(plan.prediction.h2d_bytes_per_token, rel=0.02)
+    said = refusal("planner", "simulate", "plan=two.yaml", "force.vram_slots=6", cwd=tmp_path)
+    assert "is for 2 ranks, and `planner simulate` with force works on one alone yet" in said
