@@ -1,14 +1,16 @@
 """gpt-oss in MXFP4 beyond the card's memory: each case beside what its own process says that it must take.
 
-    python bench/gpt_oss.py work=/data/penstock out=gpt-oss.json [cases=resident,dram,half]
-        [model=gpt-oss-120b] [layers=20] [vram=8GiB] [new_tokens=96] [hidden=N] [experts=N] [vocab=N]
+    python bench/gpt_oss.py work=/data/penstock out=gpt-oss.json [cases=resident,dram,half,peer]
+        [model=gpt-oss-120b] [layers=20] [vram=8GiB] [peer_vram=16GiB] [new_tokens=96] [hidden=N] [experts=N] [vocab=N]
     python bench/gpt_oss.py work=bench-work out=gpt-oss.json cases=cpu layers=8 hidden=512 experts=32 vocab=4000
 
 Random weights route at random, which nobody can read ahead: an expert that is missed is fetched when its router has spoken. So the limit of
 a step is the sum over layers of (missed bytes / rate of the link or the SSD + the layer's own time with its experts resident), all of them
 measured by the process that ran. `dram`: all experts in DRAM. `half`: half of them, the rest on the SSD. `cpu`: the same without a card.
-`resident`: as many layers as fit in VRAM with all their experts, which nothing is fetched for: what a layer costs the host. Tokens are
-sampled, since the greedy ones of random weights repeat; means over steps, which differ by what they miss.
+`resident`: as many layers as fit in VRAM with all their experts, which nothing is fetched for: what a layer costs the host. `peer`:
+accelerate behind `dram`, all in DRAM. Without the `kernels` package transformers decodes MXFP4 to BF16 when it loads. A layer is then
+6.4 GB, four times ours, and does not pass through the budget of the other cases; so accelerate has `peer_vram`. Tokens are sampled,
+since the greedy ones of random weights repeat; means over steps, which differ by what they miss.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, bound_row, limit_of, machine  # noqa: E402
 from bench.moe import mean_s, one_after_the_other  # noqa: E402
+from bench.peers.run import Request, compare  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.common.measures import parse_bytes  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
@@ -34,6 +37,8 @@ from penstock.planner.contract.given.model import ModelSpec  # noqa: E402
 from penstock.planner.contract.published.config_spec import spec_from_config  # noqa: E402
 
 PROMPT = 128
+PEER_S = 150
+"""Longest life of accelerate's process."""
 HOST_US = 300
 """What a MoE layer may take of the host."""
 
@@ -43,7 +48,8 @@ class Cases:
 
     def __init__(self, bench: Bench, given: Mapping[str, str]):
         self._bench, self._given = bench, {"layers": "20", **given}
-        self._vram = given.get("vram", "8GiB")
+        self._vram, self._peer_vram = given.get("vram", "8GiB"), given.get("peer_vram", "16GiB")
+        self._reports: dict[str, dict] = {}
 
     def resident(self) -> Iterator[Row]:
         """Layers for three quarters of the budget: the rest is for the head, the KV and the card's own."""
@@ -62,6 +68,20 @@ class Cases:
     def half(self) -> Iterator[Row]:
         yield from self._streamed("half", "half of the experts in DRAM", 2, f"hardware.vram_bytes={self._vram}")
 
+    def peer(self) -> Iterator[Row]:
+        """accelerate's decode step in units of ours, and the most VRAM that it took."""
+        ours = mean_s(self._reports["dram" if "dram" in self._reports else "cpu"])
+        keys = {"checkpoint": self.checkpoint({}), "vram_bytes": self._peer_vram, "prompt_tokens": PROMPT, "new_tokens": 3}
+        places = {"out": self._bench.work / "gpt-oss-peer.json", "work": self._bench.work / "peers"}
+        asked = [f"{key}={value}" for key, value in (keys | places | {"systems": "accelerate_dram", "limit_s": PEER_S}).items()]
+        (theirs,) = compare(Request.read(asked))["rows"]
+        if theirs["message"]:
+            print(f"accelerate: {theirs['message']}", flush=True)
+            return
+        seconds, vram_gb, dram_gb = theirs["decode_s"], theirs["vram_bytes"] / 1e9, theirs["dram_bytes"] / 1e9
+        what = f"all in DRAM, VRAM {self._peer_vram}, ours {self._vram}"
+        yield Row("accelerate's step over ours", what, seconds, ours, "s", seconds / ours, "", None, vram_gb, dram_gb)
+
     def cpu(self) -> Iterator[Row]:
         yield from self._streamed("cpu", "half of the experts in DRAM", 2, "hardware.vram_bytes=0")
 
@@ -69,7 +89,7 @@ class Cases:
         spec = spec_from_checkpoint(self.checkpoint({}))
         experts = spec.experts
         assert experts is not None
-        report = self._run(name, {}, f"force.expert_dram_slots={experts.units // share}", *solve)
+        report = self._reports[name] = self._run(name, {}, f"force.expert_dram_slots={experts.units // share}", *solve)
         yield self._limited(what, report, spec)
         yield bound_row("  of the slowest stage", what, report, "decode_s_per_token", "", step=mean_s)
         if report["experts"]["vram"]:
@@ -107,13 +127,13 @@ class Cases:
 
 def main() -> None:
     try:
-        given = given_of(sys.argv[1:], ("work", "out", "cases", "vram", "new_tokens", "quick", *KEYS))
+        given = given_of(sys.argv[1:], ("work", "out", "cases", "vram", "peer_vram", "new_tokens", "quick", *KEYS))
     except UserError as error:
         raise SystemExit(str(error)) from None
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     where = machine(profile_of(bench, given.get("quick", "true")))
     cases = Cases(bench, given)
-    known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (cases.resident, cases.dram, cases.half, cases.cpu)}
+    known: dict[str, Callable[[], Iterator[Row]]] = {f.__name__: f for f in (cases.resident, cases.dram, cases.half, cases.cpu, cases.peer)}
     run_cases(chosen(given.get("cases", "resident,dram,half"), known), where, Path(given["out"]) if "out" in given else None)
 
 

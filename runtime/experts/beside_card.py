@@ -152,7 +152,8 @@ class BesideCard:
         if routing.prompt or len(routing.chosen) > len(self._x):
             return ()
         experts = [*places]
-        tokens = [np.flatnonzero((routing.chosen == expert).any(1)).tolist() for expert in experts]
+        one = len(routing.chosen) == 1
+        tokens = [[0] if one else np.flatnonzero((routing.chosen == expert).any(1)).tolist() for expert in experts]
         queue_s = queued_bytes / self._copy_bytes * self._split.copy_s
         taken = self._split.on_host([len(rows) for rows in tokens], queue_s)
         if not taken:
@@ -162,7 +163,7 @@ class BesideCard:
         self._tickets, asked, at = [], [], 0
         for number in taken:
             expert, rows = experts[number], slice(at, at + len(tokens[number]))
-            x = self._x[:1] if len(routing.chosen) == 1 else self._x[tokens[number]]
+            x = self._x[:1] if one else self._x[tokens[number]]
             flag = self._flag.data_ptr() if number == taken[-1] else None
             ticket = self._pool.start(self._unit_of(layer, expert, *places[expert]), x, self._y[rows], flag, self._visits)
             self._tickets.append(ticket)

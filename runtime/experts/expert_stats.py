@@ -21,7 +21,7 @@ class TierStats:
     wait_s: float = 0.0
     visits: int = 0
     decide_s: float = 0.0
-    """Processor time that the policy and the bookkeeping of slots took."""
+    """Seconds that the policy and the bookkeeping of slots took."""
     policy_s: float = 0.0
     """Of it what the policy took to learn and to judge what stays and what comes."""
 
@@ -56,24 +56,25 @@ class IssueTime:
 
 
 class Deciding:
-    """Inside, a tier decides what it holds; one thread at a time. A generator's context would take longer than some decisions."""
+    """Inside, a tier decides what it holds; one thread at a time. A generator's context would take longer than some decisions. So does a
+    thread's own clock on some hosts: 3 µs a reading, ten of which a visit takes."""
 
     def __init__(self, stats: TierStats):
         self._stats = stats
         self._begun_s = 0.0
 
     def __enter__(self) -> None:
-        self._begun_s = time.thread_time()
+        self._begun_s = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._stats.decide_s += time.thread_time() - self._begun_s
+        self._stats.decide_s += time.perf_counter() - self._begun_s
 
 
 class Judging(Deciding):
     """Inside, it is the tier's policy that thinks."""
 
     def __exit__(self, *_: object) -> None:
-        took_s = time.thread_time() - self._begun_s
+        took_s = time.perf_counter() - self._begun_s
         self._stats.decide_s += took_s
         self._stats.policy_s += took_s
 
