@@ -12,9 +12,15 @@ import penstock
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.memory_law import drafter_bytes, recorded_shapes, shapes_wanted, used_bytes, vram_use
+from penstock.planner.contract.prices.memory_law import drafter_bytes, dram_use, recorded_shapes, shapes_wanted, used_bytes, vram_use
 from penstock.planner.contract.prices.sizes import OVERHEADS, recorded_bytes
+from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.serving.arrivals import Arrivals
+from penstock.planner.contract.serving.pass_prices import PassPrices
+from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
+from penstock.planner.contract.serving.serve_limits import ServeLimits
+from penstock.planner.contract.serving.serving_forecast import simulate_serving
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from tests.support import save_tiny
 
@@ -75,6 +81,25 @@ def test_residents_or_a_drafter_is_what_gives_more_tokens(tmp_path: Path) -> Non
         for who in ("none", "lookup", "draft", "auto")
     }
     assert rates["auto"] == max(rates.values())
+
+
+def test_a_server_pays_for_each_step_of_its_drafter_and_for_what_it_reads(tmp_path: Path) -> None:
+    small, large = save_tiny(tmp_path / "small", layers=1), save_tiny(tmp_path / "large", layers=4)
+    keys = {"hardware": "cpu", "model.checkpoint": str(large), "workload": "serve", "workload.clients": 4, "workload.batch": 4, **SMALL}
+    plan = penstock.solve(speculate="draft", draft=str(small), **{"force.speculate_tokens": 3}, **keys)
+    assert plan.workload.is_served and plan.drafter is not None and plan.decisions.speculation.tokens == 3
+    assert dram_use(plan.hardware, plan.model, plan.workload, plan.decisions)["drafter"] > plan.drafter.model.weight_bytes
+    prices, own = PassPrices(plan), PassPrices(plan.drafter)
+    planned = PlannedDrafts(plan, ServeLimits.of(plan), prices)
+    for rows, drafts in ((1, 0), (1, 3), (4, 2)):
+        verified = MixedPass(rows, 100.0, 0, 0.0, drafted=rows * drafts)
+        assert planned.seconds(verified) == pytest.approx(prices.seconds(verified) + drafts * own.decode_s(rows, 100.0))
+    assert planned.reading_s(600) > planned.reading_s(60) > own.decode_s(1, 60)
+    played = simulate_serving(plan, Arrivals.of(plan.workload, 40))
+    assert played.requests == 40 and 0 <= played.kept <= played.drafted
+    auto = penstock.solve(speculate="auto", draft=str(small), **keys)
+    if auto.drafter is not None:
+        assert auto.prediction.decode_tokens_per_s > penstock.solve(**keys).prediction.decode_tokens_per_s
 
 
 @pytest.mark.parametrize(
