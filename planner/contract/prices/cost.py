@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.experts.expert_misses import misses, visit
@@ -15,7 +16,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.head_start import first_pass_bytes, head_start
-from penstock.planner.contract.prices.memory_law import dram_items, dram_use, held_by, ssd_items, used_bytes, vram_items
+from penstock.planner.contract.prices.memory_law import dram_items, dram_use, held_by, shapes_wanted, ssd_items, used_bytes, vram_items
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Price, Resource, computing_of
 from penstock.planner.contract.prices.reuse import expected
@@ -181,9 +182,15 @@ def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have. Drafting is
     counted: a model that drafts takes a step for each token of the chain.
 
-    Priced as a step of so many rows: :func:`verified`.
+    Priced as a step of so many rows: :func:`verified`. Where no pass of all sequences and so many tokens is recorded, it is launched kernel
+    by kernel.
     """
-    verified_s = _undrafted(hardware, model, *verified(workload, decisions)).decode_s_per_token
+    drafts, machine, priced = decisions.speculation.tokens, hardware, decisions
+    shapes = shapes_wanted(hardware, model, decisions)
+    if drafts and not any(shape.rows >= decisions.batch and shape.tokens > drafts for shape in shapes):
+        machine = replace(hardware, gpu=hardware.gpu and replace(hardware.gpu, layer_kernels_s=0.0))
+        priced = replace(decisions, weights=replace(decisions.weights, host=HostUnits()))
+    verified_s = _undrafted(machine, model, *verified(workload, priced)).decode_s_per_token
     alone = _drafter_alone(hardware, model, workload, decisions)
     return verified_s + (decisions.speculation.tokens * alone.decode_s_per_token if alone else 0.0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import is_recorded
+from penstock.planner.contract.decided.recording import is_recorded, records_whole
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -139,7 +139,7 @@ def recorded_shapes(hardware: HardwareProfile, model: ModelSpec, workload: Workl
 def shapes_wanted(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> tuple[VerifyShape, ...]:
     """Passes that verify the drafts of ``decisions`` and can be recorded."""
     drafts, gpu = decisions.speculation.tokens, hardware.gpu is not None
-    if not drafts or not is_recorded(hardware, place(model, decisions.weights, gpu), decisions.kv):
+    if not drafts or not records_whole(model) or not is_recorded(hardware, place(model, decisions.weights, gpu), decisions.kv):
         return ()
     shapes = verify_shapes(decisions.batch, drafts)
     if decisions.speculation.drafter is Drafter.mtp:  # further heads read hidden states of rows that stand side by side
