@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
+from penstock.planner.contract.checkpoint.draft_checkpoint import heads_spec
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.speculation.chain_length import ChainLength
@@ -22,6 +23,8 @@ from penstock.runtime.speculate.drafter import Drafts
 from penstock.runtime.speculate.model_drafter import ModelDrafter
 from tests.runtime.serve.motors import GREEDY, Heard, motor, serving_plan, submit
 from tests.runtime.serve.test_motor import prompt_of
+from tests.runtime.speculate.test_further_drafter import GLM, GROUPS
+from tests.support import add_further_head, save_tiny
 
 WARM = Sampled(temperature=0.9, top_k=20, seed=5)
 PENALISED = replace(GREEDY, repetition_penalty=1.3, frequency_penalty=0.4, logit_bias={7: 2.0})
@@ -151,6 +154,22 @@ def test_a_model_drafts_in_a_server(desk: Path, monkeypatch: pytest.MonkeyPatch)
         assert not drafter._followed and pool.free == pool.slots, "memory of a sequence that has gone"
     assert [plain_of(heard) for heard in found] == [plain_of(heard) for heard in said]
     assert 0 < totals["draft_s"] < totals["pass_s"] and totals["given_up"] > 0
+
+
+def test_further_heads_draft_in_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that knows what follows each token is always right, also of rows that were given up and came back."""
+    monkeypatch.setattr(ChainLength, "choose", lambda length: length.most)
+    checkpoint = add_further_head(save_tiny(tmp_path / "glm", "glm4_moe", layers=2, **GLM, **GROUPS), still=True)
+    greedy = [submit(k, prompt_of(20 + k, 12 + 7 * k), 26) for k in range(6)]
+    plan = serving_plan(checkpoint, pages=7, chunk=32)
+    heads = Speculation(Drafter.mtp, 3, 0.7, heads_spec(spec_from_checkpoint(checkpoint)))
+    said, totals = [], {}
+    for one in (plan, replace(plan, decisions=replace(plan.decisions, speculation=heads))):
+        with motor(one, checkpoint) as made:
+            said.append([plain_of(heard) for heard in made.front.answers(*greedy)])
+            totals = made.front.drain()["totals"]
+    assert said[0] == said[1]
+    assert totals["kept"] == totals["drafted"] > 60 and totals["given_up"] > 0
 
 
 def plain_of(heard: Heard) -> tuple[object, ...]:
