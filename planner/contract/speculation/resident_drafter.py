@@ -27,9 +27,9 @@ STATES_WAITING = 64 + MOST_DRAFTS + 1
 def states_bytes(model: ModelSpec, workload: Workload, drafted: Decisions) -> int:
     """Hidden states that further heads of ``model`` read: those of its longest pass, as computed, cut by rows, and put together; those
     that rows have waiting; three buffers of chains."""
-    longest = min(drafted.prefill_chunk_tokens, workload.prompt_tokens)
-    each = 3 * longest + STATES_WAITING + 3 * (MOST_DRAFTS + 1)
-    return drafted.batch * each * model.hidden * model.compute_dtype.nbytes
+    rows, chunk = drafted.batch, drafted.prefill_chunk_tokens
+    longest = rows + chunk if workload.is_served else rows * min(chunk, workload.prompt_tokens)
+    return (3 * longest + rows * (STATES_WAITING + 3 * (MOST_DRAFTS + 1))) * model.hidden * model.compute_dtype.nbytes
 
 
 def resident(model: ModelSpec, drafted: Decisions, layers: int, gpu: bool) -> Decisions:

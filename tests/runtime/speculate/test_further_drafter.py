@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 import penstock
+from penstock.planner.contract.checkpoint.draft_checkpoint import heads_spec
 from penstock.planner.contract.checkpoint.further_heads import FURTHER_HEADS
 from penstock.planner.contract.decided.decisions import Tier
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.memory_law import drafter_bytes
 from penstock.planner.contract.published.model_source import further_heads_of
@@ -37,6 +39,8 @@ from penstock.runtime.model.skeleton import build_skeleton
 from penstock.runtime.speculate.chains import Chains
 from penstock.runtime.speculate.drafter import Drafts
 from penstock.runtime.speculate.further_drafter import FurtherDrafter
+from tests.runtime.serve.motors import motor, serving_plan, submit
+from tests.runtime.serve.test_motor import prompt_of
 from tests.runtime.speculate.test_model_drafter import Anyhow
 from tests.runtime.steppers import CPU, unstreamed
 from tests.support import add_further_head, save_tiny
@@ -177,7 +181,6 @@ def test_a_run_drafts_by_the_checkpoints_own_head(
     heads = plan.decisions.speculation.model
     assert heads is not None
     assert heads.layers == 1
-    assert penstock.solve(hardware="cpu", speculate="auto", **keys).decisions.speculation.drafter in ("mtp", "lookup", "none")
     published = further_heads_of(json.loads((checkpoint / "config.json").read_text()), plan.model)
     assert published is not None
     assert published.weight_bytes == pytest.approx(heads.weight_bytes, rel=0.01)
@@ -195,6 +198,25 @@ def test_a_run_drafts_by_the_checkpoints_own_head(
     assert chains is not None
     assert chains.counts.kept == chains.counts.drafted > 0
     assert chains.counts.passes == 4
+
+
+def test_heads_draft_in_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For rows that join, leave, are given up and come back: where the head is always right, all is kept."""
+    monkeypatch.setattr(ChainLength, "choose", lambda length: length.most)
+    checkpoint = add_further_head(save_tiny(tmp_path / "target", "glm4_moe", layers=2, **GLM, **GROUPS), still=True)
+    plain = serving_plan(checkpoint, pages=7)
+    speculation = Speculation(Drafter.mtp, 4, 0.9, heads_spec(plain.model))
+    asked, said = [submit(k, prompt_of(k, 12 + 9 * k), 18) for k in range(5)], []
+    for plan in (plain, replace(plain, decisions=replace(plain.decisions, speculation=speculation))):
+        with motor(plan, checkpoint) as made:
+            said.append([heard.tokens for heard in made.front.answers(*asked)])
+            totals, chains = made.front.drain()["totals"], made.served.session.chains
+    assert said[0] == said[1]
+    assert totals["kept"] == totals["drafted"] > 30
+    assert totals["given_up"] > 0
+    assert isinstance(chains, Chains)
+    assert isinstance(chains._proposer, FurtherDrafter)
+    assert not chains._proposer._rows
 
 
 @pytest.mark.parametrize(
