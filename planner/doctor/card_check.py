@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from penstock.planner.common.cgroup import read_text
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.outside.installed import installed_version
 from penstock.planner.doctor.finding import Finding, Verdict
 from penstock.planner.probe.driver import Driver, NvmlGpu, nvml_driver, nvml_gpus
 from penstock.planner.probe.findings import CannotMeasure
@@ -43,7 +43,7 @@ def look() -> Card:
 
 def card_findings(card: Card, root: Path = Path("/")) -> Iterator[Finding]:
     """Libraries, driver, and each card."""
-    versions = {name: _version(name) for name in NEEDED}
+    versions = {name: installed_version(name) for name in NEEDED}
     absent = [name for name, found in versions.items() if found is None]
     found = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     if absent:
@@ -67,13 +67,6 @@ def torch_cuda() -> tuple[int, int] | None:
     text = read_text(Path(spec.origin).parent / "version.py") if spec and spec.origin else None
     match = re.search(r"^cuda\b.*=\s*'(\d+)\.(\d+)", text or "", re.MULTILINE)
     return (int(match.group(1)), int(match.group(2))) if match else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _driver(card: Card, built: tuple[int, int] | None, listed: int) -> Finding:

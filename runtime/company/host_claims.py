@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from penstock.planner.common.outside.installed import installed_version
 
 _PACKAGES = ("penstock", "torch", "transformers")
 
 
 def installed(package: str) -> str:
     """Which version of ``package`` is installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none, or its source tree"
+    return installed_version(package) or "none, or its source tree"
 
 
 def versions() -> dict[str, str]:

@@ -325,8 +325,8 @@ class Engine:
 
     @property
     def reads_ssd(self) -> bool:
-        """Whether every pass reads the SSD."""
-        return bool(self._placement.ssd_layers)
+        """Whether passes read the SSD: layers, or experts that no tier has."""
+        return bool(self._placement.ssd_layers) or (self.host.experts is not None and self.host.experts.room.reads)
 
     def stage_totals(self) -> dict[str, tuple[int, float]]:
         """Stage -> (bytes, busy seconds) since the engine was made."""

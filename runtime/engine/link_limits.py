@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import median
 
 from penstock.planner.common.measures import GB
@@ -31,7 +32,7 @@ def measure_limits(engine: Engine) -> dict[str, float]:
 
     Overwrites the DRAM cache's slots and one slot of VRAM: before loading or after the end.
     """
-    limits = {"ssd_gbps": _ssd_gbps(engine, _lasting(SECONDS))} if engine.dram.layers else {}
+    limits = {"ssd_gbps": _ssd_gbps(engine, _lasting(SECONDS))} if engine.dram.layers or engine.reads_ssd else {}
     if engine.link_target is not None:
         limits["h2d_gbps"] = _h2d_gbps(engine, _lasting(SECONDS))
         if engine.reads_ssd:
@@ -65,12 +66,13 @@ def _both(engine: Engine) -> dict[str, float]:
 
 
 def _ssd_gbps(engine: Engine, over: Until) -> float:
-    """The reader pool kept full with the plan's own layers, blocks and depth, O_DIRECT, into the arena."""
-    slots = deque(range(engine.dram.slots))
+    """The reader pool kept full with the plan's own layers, else experts, its blocks and its depth, O_DIRECT, into the arena."""
+    reads, count = _reads(engine)
+    slots = deque(range(count))
     waiting: deque[tuple[Arrival, int]] = deque()
     meter = engine.pool.meter
     begun, first = time.perf_counter(), meter.bytes
-    for layer in itertools.cycle(engine.dram.layers):
+    for read in itertools.cycle(reads):
         if not slots:
             arrival, slot = waiting.popleft()
             arrival.wait()
@@ -79,10 +81,18 @@ def _ssd_gbps(engine: Engine, over: Until) -> float:
                 break
         arrival = Arrival()
         waiting.append((arrival, slots.popleft()))
-        engine.dram.read_into(layer, waiting[-1][1], arrival)
+        read(waiting[-1][1], arrival)
     for arrival, _ in waiting:
         arrival.wait()
     return (meter.bytes - first) / (time.perf_counter() - begun) / GB
+
+
+def _reads(engine: Engine) -> tuple[Sequence[Callable[[int, Arrival], None]], int]:
+    """What starts a read into a slot, of each layer or expert, and how many slots there are."""
+    experts = engine.host.experts
+    if engine.dram.layers or experts is None:
+        return [partial(engine.dram.read_into, layer) for layer in engine.dram.layers], engine.dram.slots
+    return [partial(experts.dram.read_into, key) for key in experts.dram.keys], max(1, experts.room.dram_slots)
 
 
 def _h2d_gbps(engine: Engine, over: Until) -> float:

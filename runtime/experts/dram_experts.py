@@ -71,6 +71,15 @@ class DramExperts:
                 source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
         return under_way
 
+    @property
+    def keys(self) -> Sequence[Key]:
+        """All experts there are."""
+        return tuple(self._layouts)
+
+    def read_into(self, key: Key, slot: int, done: Callable[[BaseException | None], None]) -> None:
+        """Start reading an expert into ``slot``, whatever lies there and is known of it: before anything is loaded, or after the end."""
+        self._pool.read(self._layouts[key].extents, self._view(slot), done, "expert {}.{}".format(*key))
+
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
         """Begin a visit: ``layer`` computes with ``routing``'s experts, ``wanted`` of them from this tier. Returns those that are here, to
         be used in this order, and those in transit. Misses are read as far as there are slots. Call :meth:`judge` next."""

@@ -19,7 +19,7 @@ from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.memory.arena import Arena
-from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
+from penstock.runtime.moving.device_layout import DeviceLayout, alike
 from penstock.runtime.reading.reader import UrgentReads
 from penstock.runtime.store.base import Store, UnitLayout
 from penstock.runtime.store.expert_modules import layers_with_experts
@@ -83,12 +83,17 @@ class ExpertRoom:
     @cached_property
     def on_card(self) -> dict[Key, DeviceLayout]:
         """How each expert lies in a slot of VRAM."""
-        return {key: device_layout(layout) for key, layout in self.layouts.items()}
+        return dict(zip(self.layouts, alike(self.layouts.values()), strict=True))
 
     @property
     def vram_share(self) -> tuple[int, int]:
         """Slots of VRAM, and the bytes of one."""
         return self.vram_slots, max((layout.nbytes for layout in self.on_card.values()), default=0)
+
+    @property
+    def reads(self) -> bool:
+        """Whether a pass may miss an expert in both tiers, which the SSD gives then."""
+        return max(self.dram_slots, self.vram_slots) < len(self.layouts)
 
     def caches(self) -> tuple[ExpertCache | None, ExpertCache]:
         """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import align_up
@@ -48,3 +49,28 @@ def device_layout(layout: UnitLayout) -> DeviceLayout:
         tensors.append(replace(t, offset=dst))
     end = segments[-1].dst + segments[-1].nbytes
     return DeviceLayout(align_up(end, TENSOR_ALIGN), tuple(tensors), tuple(segments))
+
+
+def alike(layouts: Iterable[UnitLayout]) -> Iterator[DeviceLayout]:
+    """Each of ``layouts`` re-placed for VRAM, so that all with the same tensors lie alike: kernels that take several at once need it, and
+    what is made of a slot's tensors holds for whatever comes there next.
+
+    A tensor is a copy of its own unless it follows the one before it as in VRAM, which a packed store sees to.
+    """
+    orders: dict[frozenset[tuple[str, int]], list[str]] = {}
+    for layout in layouts:
+        named = {t.name: t for t in layout.tensors}
+        these = frozenset((name, t.nbytes) for name, t in named.items())
+        order = orders.setdefault(these, sorted(named, key=lambda name: named[name].offset))
+        tensors: list[TensorLayout] = []
+        segments: list[Segment] = []
+        end = 0
+        for t in map(named.__getitem__, order):
+            dst, last = align_up(end, TENSOR_ALIGN), segments[-1] if segments else None
+            if last is not None and t.offset - last.src == dst - last.dst:
+                segments[-1] = replace(last, nbytes=dst + t.nbytes - last.dst)
+            else:
+                segments.append(Segment(t.offset, dst, t.nbytes))
+            tensors.append(replace(t, offset=dst))
+            end = dst + t.nbytes
+        yield DeviceLayout(align_up(end, TENSOR_ALIGN), tuple(tensors), tuple(segments))

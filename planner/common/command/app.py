@@ -28,6 +28,7 @@ from penstock.planner.common.command.verb import grammar_of, own_profiles, spell
 from penstock.planner.common.command.wsm import Environment, read_environment
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
+from penstock.planner.common.outside.installed import installed_version
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.outside.streams import shortened, tell
 from penstock.planner.common.user_folder import profile_dir
@@ -76,9 +77,7 @@ class Program:
             self._list_verbs()
             return 0
         if argv[0] == "--version":
-            from importlib.metadata import version
-
-            print(f"{self.name} {version('penstock')}")
+            print(f"{self.name} {installed_version('penstock') or 'of a source tree that is not installed'}")
             return 0
         for flag in ("-sc", "--shell-completion"):
             if flag in argv:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.outside.installed import installed_version
 
 TABLES = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
 """Of ``transformers.models.auto.modeling_auto``: what `runtime run` builds a model by."""
@@ -25,9 +26,10 @@ def refuse_unknown_type(config: Mapping[str, Any], where: str) -> None:
     kind, known = str(config.get("model_type", "")), known_types()
     if not kind or not known or kind in known:
         return
+    here = installed_version("transformers") or ""
     code = "; code beside a checkpoint is never run" if config.get("auto_map") else ""
     raise UserError(
-        f"{where}: transformers {_version()} has no text model of model_type {kind[:40]!r}{code}; update transformers, or use another model"
+        f"{where}: transformers {here} has no text model of model_type {kind[:40]!r}{code}; update transformers, or use another model"
     )
 
 
@@ -80,12 +82,3 @@ def known_types() -> frozenset[str]:
     if None in tables:
         return frozenset()
     return frozenset(key for table in tables if table for key in re.findall(r'\(\s*"([^"]+)",', table[1]))
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # with the mail parser behind it, for an error's sake
-
-    try:
-        return version("transformers")
-    except PackageNotFoundError:
-        return ""

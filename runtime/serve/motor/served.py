@@ -6,13 +6,13 @@ import sys
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import transformers
 
+from penstock.planner.common.outside.installed import installed_version
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.pass_prices import PassPrices
@@ -144,7 +144,7 @@ class Served:
             asdict(self._limits),
             predicted,
             self._longest_pass_s,
-            version("penstock"),
+            installed_version("penstock") or "source tree",
         )
 
     @property
