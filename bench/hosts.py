@@ -64,6 +64,7 @@ class Played:
             "reads": f"a token bucket of {self.held:.3f} GB/s a group, {SHARE} of the drive",
             "sends": f"{SEND_GBPS} GB/s and {SEND_S * 1e6:.0f} us each, in the wrapper",
             "hop_s": self.hop_s,
+            "load_average": os.getloadavg()[0],
         }
 
     def checkpoint(self) -> Path:
@@ -142,7 +143,7 @@ def main() -> None:
     os.sched_setaffinity(0, every)
     played = Played(bench, profile, given)
     cases = {f"{hosts} hosts": partial(played.rows, hosts) for hosts in (1, 2)}
-    where = machine(profile) | {"cores": len(every), "keys": dict(given)} | played.facts()
+    where = machine(profile) | {"cores": len(every), "keys": {k: v for k, v in given.items() if k not in ("work", "out")}} | played.facts()
     run_cases(cases, where, Path(given["out"]) if "out" in given else None)
 
 

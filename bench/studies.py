@@ -269,6 +269,11 @@ STUDIES: Mapping[str, Study] = {
         "Beside other systems",
         "The same work under the same VRAM budget, each system in a process of its own. Where tokens differ, `docs/log.md` says why.",
         peers_table, no_target, "peers/run.py"),
+    "hosts": Study(
+        "Two hosts",
+        "Two groups of processes on one machine play hosts. Each group's reads are held to 0.4 of the drive by a token bucket, its sends "
+        "to 10 Gbit/s and 50 us. The limit is what the held drives give together.",
+        rows_table, rows_checks, "hosts.py"),
     "pairs": Study(
         "The code before and after its rebuilding",
         "The code before its rebuilding and after, in alternated pairs: the limit is the median of the old code. Rows whose plans differ "

@@ -52,6 +52,7 @@ class Heart:
     def end(self, status: int, line: str) -> None:
         """All ranks of this host end, this one by itself, as if the watchdog had said ``line``."""
         self._say("kill")
+        self._say("bye")  # the watchdog has no line of its own for what follows
         self._end(f"end {status} {' '.join(line.split())}")
 
     def kill_others(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
             f"LOCAL_WORLD_SIZE={seat.on_host}: the plan is for {hosts} host{'s' * (hosts > 1)} of {each} ranks each, and these are"
             f" {seat.hosts}; start torchrun with --nnodes={hosts} --nproc-per-node={each}, or solve again with hardware.hosts={seat.hosts}"
         )
+    if seat.rank:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's: this rank has nothing to tell, and may be waiting for others
     identity = xxhash.xxh3_128_hexdigest(plan_text(plan).encode())
 
     def claims() -> HostClaims:
