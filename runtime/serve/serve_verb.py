@@ -16,7 +16,6 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit
 from penstock.runtime.asked.run_schema import RunConfig
@@ -98,7 +97,6 @@ def _planned(cfg: ServeConfig) -> Iterator[tuple[Path, Plan]]:
     if cfg.plan is not None:
         path = Path(cfg.plan).expanduser()
         plan = read_plan(path)
-        check_alone(plan.ranks, cfg.plan, "`runtime serve`")
         yield path.absolute(), plan
         return
     assert cfg.hardware is not None and cfg.model is not None

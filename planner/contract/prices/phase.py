@@ -149,10 +149,12 @@ def prefill_phase(
 def mixed_phase(
     hardware: HardwareProfile, model: ModelSpec, mixed: MixedPass, pool_tokens: int, head_blocks: int, forms: ResidentForms = STORED
 ) -> Phase:
-    """One pass over rows that decode and over parts of prompts. The KV of all has room for ``pool_tokens``."""
+    """One pass over rows that decode and over parts of prompts. The KV of all has room for ``pool_tokens``. Several ranks compute it one
+    after the other, as a whole."""
     computed_by, many = model.decoded(forms.decoded), mixed.all_tokens
     earlier = mixed.rows * mixed.context
-    compute_s = mixed_compute_s(hardware, computed_by, mixed)
+    head_s = (mixed.rows + 1) * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
+    compute_s = chained_s(hardware, model, Passed(many, head_s=head_s), lambda machine: mixed_compute_s(machine, computed_by, mixed))
     rest = _rest(hardware, model, head_blocks, 1, compute_s, model.multiplied_bytes(many) + earlier * model.kv_bytes_per_token)
     rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(mixed))))
     lookups, coded = _lookups(hardware, model, many, 1), _coded(hardware, model, forms, 1, many)

@@ -20,10 +20,11 @@ NEARLY = 1.05
 
 
 class PassPrices:
-    """Of ``plan``, whatever workload it was made for. Prices are kept once they were asked for."""
+    """Of ``plan``, whatever workload it was made for. Prices are kept once they were asked for. Those of several ranks are the first one's,
+    which wait for the others."""
 
     def __init__(self, plan: Plan):
-        self.plan = plan
+        self.plan = plan.of_rank(0)
         self._decoding = lru_cache(MOST_PRICED)(self._decoding_at)
         self._mixed = lru_cache(MOST_PRICED)(self._mixed_at)
 

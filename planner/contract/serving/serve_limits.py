@@ -35,6 +35,7 @@ class ServeLimits:
         """Of a server's plan as decided. Another plan's batch is its rows. A pass then carries as many prompt tokens as take no longer to
         compute than its weights to come, or as are worth a pass, within those that the plan has memory for."""
         made, kv, work = plan.decisions, plan.decisions.kv, plan.workload
+        layers = plan.of_rank(0).model.layers
         rows = made.batch
         if work.is_served:
             prompt_tokens = made.prefill_chunk_tokens
@@ -42,7 +43,7 @@ class ServeLimits:
             room = rows * min(made.prefill_chunk_tokens, work.prompt_tokens) - rows
             balanced = PassPrices(plan).balanced_tokens(rows, room)
             prompt_tokens = min(room, max(balanced, LIMITS.chunk_min_tokens))
-        return cls(rows, rows + max(0, prompt_tokens), kv.page_tokens, kv.pages // plan.model.layers, work.queue)
+        return cls(rows, rows + max(0, prompt_tokens), kv.page_tokens, kv.pages // layers, work.queue)
 
     @property
     def capacity_tokens(self) -> int:

@@ -134,7 +134,7 @@ class Served:
             "tokens_per_s": made.decode_tokens_per_s,
             "ttft_s": made.ttft_s,
             "binds": str(made.bottleneck_decode),
-            "tiers": tiers(plan),
+            "tiers": tiers(self.session.own),
         }
         return EngineInfo(
             plan.model.name,

@@ -72,7 +72,7 @@ class Vitals:
 
     def __init__(self, session: Session, limits: ServeLimits, predicted_s: Callable[[MixedPass], float]):
         self._session, self._limits, self._predicted_s = session, limits, predicted_s
-        self._tiers = tiers(session.plan)
+        self._tiers = tiers(session.own)
         self.totals = Totals()
         self._last: tuple[MixedPass, int, float] | None = None
         self._since = _Since(busy=self._busy())

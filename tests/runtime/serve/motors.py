@@ -16,6 +16,7 @@ import torch
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.page_room import fitted
 from penstock.runtime.asked.run_schema import ReuseConfig, RunConfig
+from penstock.runtime.company.company import Company
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CopyDevice
@@ -144,6 +145,7 @@ def motor(
     copier: CopyDevice | None = None,
     kv: ReuseConfig | None = None,
     device: torch.device = CPU,
+    company: Company | None = None,
     around: Callable[[Steps], Steps] = lambda step: step,
     **keys: Any,
 ) -> Iterator[Motor]:
@@ -151,7 +153,7 @@ def motor(
     ours, theirs = socket.socketpair()
     cfg = RunConfig(plan="", kv=fitted(kv or ReuseConfig(), plan))
     ended: list[Any] = []
-    with ours, theirs, Served(cfg, plan, checkpoint, OpenCard(copier, device), Open("", **keys)) as served:
+    with ours, theirs, Served(cfg, plan, checkpoint, OpenCard(copier, device, company), Open("", **keys)) as served:
         frames = Frames(theirs)
         inbox = Inbox(frames, end=lambda: None)
         served.session.step = around(served.session.step)  # type: ignore[method-assign]
