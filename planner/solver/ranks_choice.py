@@ -36,6 +36,8 @@ def ranks_of(cfg: SolveConfig, question: Question) -> tuple[int, tuple[str, ...]
         return 1, (f"one of {count} GPUs is used: {why}",)
     if cfg.ranks is not None or count == 1 or hosts > 1:
         return count, ()
+    if question.workload.is_served:
+        return 1, (f"one of {count} GPUs is used: a server takes more where they are asked for (ranks={count})",)
     one, all_of_them = optimum(question), optimum(replace(question, ranks=count))
     if one is None or all_of_them is None or all_of_them.total_s < one.total_s:
         return count, ()

@@ -25,11 +25,14 @@ from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.sizes import activation_bytes
+from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_chain import Passed, chained_s, hops_of
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.contract.serving.pass_prices import PassPrices
+from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.explain.purchases import offers, purchases
 from penstock.planner.render.plan_text import print_plan
 from penstock.planner.render.summary import summary
@@ -190,6 +193,17 @@ def test_a_pass_in_parts_has_activations_of_one_of_them():
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3] > 8192 * dealt.hidden * 2 * 4
 
 
+def test_a_servers_passes_over_ranks_wait_for_all_of_them():
+    question = Question(host(vram=40 * GB, layer_launch_s=1e-9), model(), work(clients=6, requests=40, batch=4))
+    one, two = (answer_dealt(replace(question, ranks=count)) for count in (1, 2))
+    assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in two.each_rank)
+    for mixed in (MixedPass(4, 100.0, 0, 0.0), MixedPass(3, 100.0, 64, 32.0)):
+        alone_s, dealt_s = (PassPrices(plan).seconds(mixed) for plan in (one, two))
+        assert alone_s < dealt_s < alone_s + 12 * TOGETHER.hop_of(mixed.all_tokens * model().hidden * 2)
+    limits = [ServeLimits.of(plan) for plan in (one, two)]
+    assert limits[0].rows == limits[1].rows and limits[0].pages == limits[1].pages
+
+
 def test_a_rank_has_its_card_and_its_share_of_the_rest():
     whole = host()
     share = share_of_rank(whole, 4, 3)
@@ -251,8 +265,7 @@ def test_too_many_ranks_are_refused_in_one_line(count, change, says):
 @pytest.mark.parametrize(
     ("of", "asked", "says"),
     [
-        (model(), {"clients": 3}, r"workload\.clients=3 works on one rank alone yet; set ranks=1, or leave workload\.clients out"),
-        (model(), {"kv_spill": True}, r"workload\.kv_spill=true works on one rank alone yet"),
+        (model(), {"kv_spill": True}, r"workload\.kv_spill=true works on one rank alone yet; set ranks=1, or leave workload\.kv_spill out"),
         (replace(model(), state_bytes=5), {}, "small runs on one rank, since some layers keep a state that cannot"),
     ],
 )
@@ -320,13 +333,13 @@ def test_all_cards_are_used_where_that_is_faster_unless_one_is_named(tmp_path: P
     resident = asked(tmp_path)
     assert resident.ranks.count == 1 and any(note.startswith("one of 2 GPUs is used: layers") for note in resident.notes)
     served = asked(tmp_path, "workload=serve")
-    assert served.ranks.count == 1 and "one of 2 GPUs is used: workload.clients=32 works on one rank alone yet" in served.notes
+    assert served.ranks.count == 1 and "one of 2 GPUs is used: a server takes more where they are asked for (ranks=2)" in served.notes
     refused = refusal("planner", "solve", "hardware=h100x2", "model=llama8b", "ranks=3", "out=other.yaml", cwd=tmp_path)
     assert "ranks=3: h100x2 has 2 GPUs for plans; set ranks=2 or fewer and solve again" in refused
 
 
 def test_verbs_of_one_rank_refuse_a_plan_of_several(tmp_path: Path):
     write_plan(answer_dealt(Question(host(), model(), work(), ranks=2)), tmp_path / "two.yaml")
-    for program, *words in (("planner", "export", "to=accelerate"), ("runtime", "serve")):
+    for program, *words in (("planner", "export", "to=accelerate"),):
         said = refusal(program, *words, "plan=two.yaml", cwd=tmp_path)
         assert f"is for 2 ranks, and `{program} {words[0]}` works on one alone yet; solve again with ranks=1" in said

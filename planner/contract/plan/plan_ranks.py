@@ -52,10 +52,10 @@ def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload,
         raise UserError(f"{asked}: {model.name} has {model.layers} layers, and each rank needs one; set ranks={model.layers} or fewer")
     if why := never_dealt(model):
         raise UserError(f"{asked}: {model.name} runs on one rank, since {why}; set ranks=1")
-    for key, value in (("clients", workload.clients), ("kv_spill", workload.kv_spill)):
-        if value:
-            given = str(value).lower()
-            raise UserError(f"{asked}: workload.{key}={given} works on one rank alone yet; set ranks=1, or leave workload.{key} out")
+    if workload.is_served and hardware.hosts > 1:
+        raise UserError(f"hardware.hosts={hardware.hosts}: a server runs on one host alone yet; set hardware.hosts=1")
+    if workload.kv_spill:
+        raise UserError(f"{asked}: workload.kv_spill=true works on one rank alone yet; set ranks=1, or leave workload.kv_spill out")
 
 
 def _check_hosts(hardware: HardwareProfile, count: int) -> None:

@@ -189,9 +189,8 @@ def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     found = []
     for tokens, pages in product(sizes, prefixes):
         phase_of = partial(prefill_phase, hardware, model, workload, batch, blocks, tokens, pages * kept.page_tokens, problem.forms)
-        seconds = {
-            size: phase_of(part_tokens=size).rest.of(computing_of(hardware)) for size in part_sizes(model, batch * min(tokens, prompt))
-        }
+        in_parts = [] if workload.is_served else part_sizes(model, batch * min(tokens, prompt))
+        seconds = {size: phase_of(part_tokens=size).rest.of(computing_of(hardware)) for size in in_parts}
         for part in part_menu(force, seconds):
             nbytes = activations(model, workload, batch, tokens, part)
             found.append(PassChoice(tokens, part, nbytes, phase_of(part_tokens=part), kept.needed(pages)))
