@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from transformers import PreTrainedModel
 
-from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import ALONE, OWN
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.beside.host_pool import HostPool, pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.host_side import HostSide
@@ -32,13 +29,6 @@ from penstock.runtime.recorded.scheduled_steps import ScheduledSteps
 from penstock.runtime.recorded.shaped_steps import ShapedSteps
 from penstock.runtime.recorded.slot_turns import SlotTurns
 from penstock.runtime.store.decoder import decoder_layers, unit_modules
-
-
-def launched_singly(plan: Plan) -> Plan:
-    """``plan``, predicted anew for steps that are launched kernel by kernel."""
-    gpu, weights = plan.hardware.gpu, replace(plan.decisions.weights, host=HostUnits())
-    hardware, decisions = replace(plan.hardware, gpu=gpu and replace(gpu, layer_kernels_s=0.0)), replace(plan.decisions, weights=weights)
-    return replace(plan, hardware=hardware, decisions=decisions, prediction=predict(hardware, plan.model, plan.workload, decisions))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.plan.schedules import schedules_of
+from penstock.planner.contract.plan.schedules import launched_singly, schedules_of
 from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.memory_law import recorded_shapes
 from penstock.planner.contract.prices.stages import ssd_gbps
@@ -26,7 +26,6 @@ from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
 from penstock.runtime.engine.host_side import EngineOptions, HostSide
-from penstock.runtime.engine.recorded_side import launched_singly
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.experts.expert_room import CpuShare, ExpertRoom
 from penstock.runtime.kv.attention.paged_kernel import open_kernel

@@ -19,6 +19,13 @@ def alone(plan: Plan) -> Plan:
     return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 
+def launched_singly(plan: Plan) -> Plan:
+    """``plan``, predicted anew for steps that are launched kernel by kernel."""
+    gpu, weights = plan.hardware.gpu, replace(plan.decisions.weights, host=HostUnits())
+    hardware, decisions = replace(plan.hardware, gpu=gpu and replace(gpu, layer_kernels_s=0.0)), replace(plan.decisions, weights=weights)
+    return replace(plan, hardware=hardware, decisions=decisions, prediction=predict(hardware, plan.model, plan.workload, decisions))
+
+
 def schedules_of(plan: Plan) -> tuple[Schedule, ...]:
     """The plan's own first; streaming alone where the CPU computes units, or attends to layers."""
     own = Schedule(OWN, plan.prediction.decode_s_per_token)

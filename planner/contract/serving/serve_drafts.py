@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.schedules import launched_singly
+from penstock.planner.contract.prices.memory_law import shapes_wanted
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serve_limits import ServeLimits
@@ -19,6 +21,8 @@ class PlannedDrafts:
     def __init__(self, plan: Plan, limits: ServeLimits, prices: PassPrices):
         self._plan, self._limits, self._prices = plan, limits, prices
         self._drafter = None if plan.drafter is None else PassPrices(plan.drafter)
+        self._shapes = shapes_wanted(plan.hardware, plan.model, plan.decisions)
+        self._singly = PassPrices(launched_singly(plan))
         self._lengths: dict[int, int] = {}
 
     def most(self, rows: int) -> int:
@@ -34,8 +38,10 @@ class PlannedDrafts:
     def seconds(self, mixed: MixedPass) -> float:
         """Of any pass, and of drafting for it: a model that drafts takes a step for each place in the chains, which are taken as equal."""
         places = -(-mixed.drafted // max(1, mixed.rows))
+        recorded = not places or mixed.tokens or any(shape.rows >= mixed.rows and shape.tokens > places for shape in self._shapes)
+        prices = self._prices if recorded else self._singly
         alone_s = self._drafter.decode_s(mixed.rows, mixed.context) if self._drafter is not None and places else 0.0
-        return self._prices.seconds(mixed) + places * alone_s
+        return prices.seconds(mixed) + places * alone_s
 
     def reading_s(self, tokens: int) -> float:
         """In which the drafter reads a prompt of so many ``tokens``, before the first drafts behind it."""
