@@ -77,6 +77,9 @@ class Experts:
             return None
         try:
             units = {layer: ExpertUnits(module) for layer, module in layers_with_experts(layers)}
+            key, layout = next(iter(room.layouts.items()))
+            anywhere = torch.empty(layout.nbytes, dtype=torch.uint8)
+            units[key[0]].of(key[1], SlotViews({key: layout.tensors}).of(key, 0, anywhere))
             pool = pool_here(share.threads, share.tell)
         except UserError as error:
             share.tell(f"all missed experts are copied, and steps take longer than planned: {error}")

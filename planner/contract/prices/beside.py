@@ -169,7 +169,9 @@ def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
     unit = model.of_kind(UnitKind.expert)[0]
     if model.model_type == CLAMPED and not unit.is_coded:
         return "its experts lie transposed"
-    return "" if hardware.host.most_rows(unit.format) else f"the CPU has no product with {unit.format.name}"
+    return (
+        "" if hardware.host.most_rows(unit.format) else f"no rate of the CPU with {unit.format.name} is known (`planner probe` measures it)"
+    )
 
 
 def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots | None, batch: int) -> HostSplit | None:

@@ -23,6 +23,7 @@ from penstock.planner.simulate.act import Options, Simulation
 from penstock.planner.simulate.routers import RecordedRouters
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.experts import beside_card
 from penstock.runtime.experts.dram_experts import DramExperts
 from tests.conftest import SHARED
 from tests.runtime.sessions import opened
@@ -101,6 +102,16 @@ def test_a_slow_cpu_and_a_plan_without_it_compute_none(random_mixtral: Path, gbp
     batch = Batch(prompts=[[5, 9, 200]], max_new_tokens=4, chunk_tokens=1 << 20)
     _, facts = run(plan_of(random_mixtral, 1, gbps, missed), random_mixtral, batch)
     assert not facts["computed_on_cpu"] and facts["vram"]["misses"]
+
+
+def test_a_run_whose_cpu_has_no_product_copies_all_and_says_so(random_mixtral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_card, "host_matrix_of", lambda *asked: None)
+    batch, told = Batch(prompts=[[5, 9, 200]], max_new_tokens=4, chunk_tokens=1 << 20), list[str]()
+    with opened(plan_of(random_mixtral, 1), random_mixtral, HostCopier(), tell=told.append) as session:
+        session.load(batch)
+        session.generate(batch, Sampler(Sampling(), CPU))
+        assert session.engine.facts()["experts"]["computed_on_cpu"] is None
+    assert [line for line in told if "all missed experts are copied" in line]
 
 
 def behind_reads(method: Callable[..., Any]) -> Callable[..., Any]:
