@@ -22,7 +22,7 @@ from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serving_forecast import simulate_serving
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
-from tests.support import save_tiny
+from tests.support import add_further_head, save_tiny
 
 SMALL = {"workload.prompt_tokens": 64, "workload.new_tokens": 64}
 
@@ -100,6 +100,18 @@ def test_a_server_pays_for_each_step_of_its_drafter_and_for_what_it_reads(tmp_pa
     auto = penstock.solve(speculate="auto", draft=str(small), **keys)
     if auto.drafter is not None:
         assert auto.prediction.decode_tokens_per_s > penstock.solve(**keys).prediction.decode_tokens_per_s
+
+
+def test_auto_drafts_by_the_models_own_head_where_that_gives_most(tmp_path: Path) -> None:
+    routed = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
+    checkpoint = save_tiny(tmp_path / "glm", "glm4_moe", layers=14, first_k_dense_replace=13, **routed)  # type: ignore[arg-type]
+    add_further_head(checkpoint)
+    keys = {"hardware": "cpu", "model.checkpoint": str(checkpoint), **SMALL}
+    plans = {who: penstock.solve(speculate=who, **keys) for who in ("lookup", "auto")}
+    assert plans["auto"].decisions.speculation.drafter is Drafter.mtp
+    assert plans["auto"].prediction.decode_tokens_per_s > plans["lookup"].prediction.decode_tokens_per_s
+    assert not any("left out" in note for note in plans["auto"].notes)
+    assert any("left out" in note for note in plans["lookup"].notes)
 
 
 @pytest.mark.parametrize(
